@@ -1,0 +1,118 @@
+"""What comes back for a picture: boxes, points and texts, in pixels and normalised. Knows nothing of models or frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import supervision
+
+
+@dataclass(slots=True, frozen=True)
+class Box:
+    """One object.
+
+    Attributes:
+        label: the name asked for, in the model's own spelling.
+        score: p(coord) / (p(coord) + p(eos)) at the step that began the object; 0 to 1.
+        x1, y1, x2, y2: corners as fractions of the picture's width and height, clipped to 0..1.
+    """
+
+    label: str
+    score: float
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+    def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Corners (x1, y1, x2, y2) in pixels of a `width` × `height` picture."""
+        return self.x1 * width, self.y1 * height, self.x2 * width, self.y2 * height
+
+
+@dataclass(slots=True, frozen=True)
+class Spot:
+    """One point on an object; `x` and `y` are fractions of the picture's width and height. Score as in `Box`."""
+
+    label: str
+    score: float
+    x: float
+    y: float
+
+    def pixels(self, width: int, height: int) -> tuple[float, float]:
+        """The point (x, y) in pixels of a `width` × `height` picture."""
+        return self.x * width, self.y * height
+
+
+@dataclass(slots=True, frozen=True)
+class Detections:
+    """Boxes found by one or more `Detect` tasks on a picture of `width` × `height` pixels."""
+
+    boxes: tuple[Box, ...]
+    width: int
+    height: int
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def to_supervision(self) -> supervision.Detections:
+        """The boxes as `supervision.Detections`: xyxy in pixels, `confidence`, `class_id` and `data["class_name"]`.
+
+        `class_id` numbers the labels of these detections in alphabetical order. The boxes of one prompt never lose
+        their order.
+
+        Raises:
+            ImportError: if supervision is not installed (`pip install saccade[supervision]`).
+        """
+        import supervision
+
+        names = sorted({box.label for box in self.boxes})
+        xyxy = np.array([box.pixels(self.width, self.height) for box in self.boxes], dtype=np.float32).reshape(-1, 4)
+        return supervision.Detections(
+            xyxy=xyxy,
+            confidence=np.array([box.score for box in self.boxes], dtype=np.float32),
+            class_id=np.array([names.index(box.label) for box in self.boxes], dtype=int),
+            data={"class_name": np.array([box.label for box in self.boxes], dtype=str)},
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Points:
+    """Points found by one or more `Point` tasks on a picture of `width` × `height` pixels."""
+
+    points: tuple[Spot, ...]
+    width: int
+    height: int
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+@dataclass(slots=True, frozen=True)
+class Text:
+    """The answer to a `Query` or `Caption`: what was asked and the text."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Timings:
+    """Where the engine spent a picture's time, in milliseconds: waiting, image and prompts, answer tokens."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Result:
+    """Everything found on one picture, over all its tasks, in the order of the tasks."""
+
+    detections: Detections
+    points: Points
+    texts: tuple[Text, ...] = ()
+    timings: Timings = field(default_factory=Timings)
