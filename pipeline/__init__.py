@@ -1,0 +1,1 @@
+"""Joins sources, engine and sinks: configuration, the run loop and the command line."""
