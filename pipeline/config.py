@@ -1,0 +1,185 @@
+"""What a run is told to do: one validated object made of a YAML file and of the command line, which wins.
+
+Every key is also a flag of `saccade run`, under the same name. Knows nothing of models, sources or sinks beyond names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from pipeline.queue import QueuePolicy
+
+MAX_DEPTH = 8
+
+KeyPath = tuple[int | str, ...]
+Where = tuple[int, int]
+"""Line and column in a YAML file, both from 1."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; `str()` of it is one line that says where and what."""
+
+
+def _seconds(value: object) -> object:
+    """Read `90`, `1:30` or `0:01:30` as seconds; leave anything else to the validator."""
+    if isinstance(value, str) and re.fullmatch(r"(\d+:){1,2}\d+(\.\d+)?", value.strip()):
+        total = 0.0
+        for part in value.strip().split(":"):
+            total = total * 60 + float(part)
+        return total
+    return value
+
+
+def _names(value: object) -> object:
+    """Read one name, or several with commas between them, as a list."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list | tuple):
+        return [item.strip() if isinstance(item, str) else item for item in value]
+    return value
+
+
+def _questions(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Names = Annotated[list[Text], BeforeValidator(_names)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
+
+
+class RunConfig(BaseModel):
+    """Everything `saccade run` can be told. Paths are relative to the directory the command is run in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: Text = Field(description="What to watch: a video file, a picture, or a folder of pictures.")
+    model: Text = Field("nano", description="Embedded model, checkpoint folder, or hub id; see `saccade models`.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs; auto: the GPU if any.")
+    detect: Names = Field([], description="Names to find as boxes.")
+    point: Names = Field([], description="Names to find as points.")
+    query: Annotated[list[Text], BeforeValidator(_questions)] = Field([], description="Questions to answer in text.")
+    conf: float = Field(0.5, ge=0, le=1, description="Least score of a box or point, from 0 to 1.")
+    max_objects: int = Field(50, ge=1, le=1000, description="Most boxes or points for one name on one picture.")
+    vid_stride: int = Field(1, ge=1, description="Look at every Nth picture of the source.")
+    start: Seconds | None = Field(None, description="Where in the source to begin: seconds, or 1:30.")
+    end: Seconds | None = Field(None, description="Where in the source to stop: seconds, or 1:30.")
+    queue: str = Field(
+        "wait",
+        description="Pictures waiting for the model: 'wait' holds the source back and loses none, 'newest' keeps only "
+        "the newest, 'keep N' keeps the newest N.",
+    )
+    in_flight: int = Field(2, ge=1, le=64, description="Pictures given to the model at a time.")
+    out: Text | None = Field(None, description="Annotated video to write, an .mp4 file.")
+    jsonl: Text | None = Field(None, description="Results to write, one JSON record a picture and line.")
+    display: bool = Field(False, description="Show the annotated pictures in a window; needs a screen.")
+
+    @field_validator("queue")
+    @classmethod
+    def _queue_policy(cls, value: str) -> str:
+        QueuePolicy.parse(value)
+        return value
+
+    @field_validator("end")
+    @classmethod
+    def _after_start(cls, value: float | None, info: Any) -> float | None:
+        start = info.data.get("start")
+        if value is not None and start is not None and value <= start:
+            raise ValueError(f"should be later than start, {start:g} s")
+        return value
+
+
+def load(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
+    """Read `path`, if given, and put `overrides` (the command line's values, by key) over it.
+
+    Raises:
+        ConfigError: if the file cannot be read, is not YAML, or a value anywhere is not what it should be.
+    """
+    values, places = _read_yaml(path) if path is not None else ({}, {})
+    try:
+        return RunConfig.model_validate({**values, **overrides})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = first["loc"]
+        if path is None or key[0] in overrides:
+            flag = "SOURCE" if key[0] == "source" else f"--{str(key[0]).replace('_', '-')}"
+            raise ConfigError(_explain(first, flag if key[0] in overrides else None)) from None
+        nearest = next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
+        raise ConfigError(f"{_at(path, nearest)}: {_explain(first)}") from None
+
+
+def _explain(error: ErrorDetails, flag: str | None = None) -> str:
+    """Turn pydantic's error into half a line: which key, and what is wrong with it."""
+    name, *inside = error["loc"]
+    if error["type"] == "missing":
+        return f"{name} is missing: {RunConfig.model_fields[str(name)].description}"
+    if error["type"] == "extra_forbidden":
+        known = list(RunConfig.model_fields)
+        near = difflib.get_close_matches(str(name).replace("-", "_"), known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+        return f"unknown key '{name}'; {hint}"
+    where = (flag or str(name)) + "".join(f"[{step}]" for step in inside if isinstance(step, int))
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{where}: {reason}, got {error['input']!r}"
+
+
+def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:
+    """The file's mapping, and the place of every key and list item in it by its path."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        places: dict[KeyPath, Where] = {(): (1, 1)}
+        if root is not None:
+            _note_places(path, root, (), places)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{path}{place}: broken YAML: {problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}:1:1: should be a mapping of keys to values, not a {type(values).__name__}")
+    return values, places
+
+
+def _note_places(path: Path, node: yaml.Node, at: KeyPath, places: dict[KeyPath, Where]) -> None:
+    """Write down where everything stands; refuse a key given twice, of which YAML would quietly keep the last."""
+    if len(at) > MAX_DEPTH:  # also ends a document whose aliases lead back into itself
+        raise ConfigError(f"{path}: nested more than {MAX_DEPTH} levels deep")
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*at, str(key.value))
+            where = _where(key)
+            if inner in places:
+                raise ConfigError(f"{_at(path, where)}: '{key.value}' is given twice, first in line {places[inner][0]}")
+            places[inner] = where
+            _note_places(path, value, inner, places)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            places[(*at, number)] = _where(item)
+            _note_places(path, item, (*at, number), places)
+
+
+def _where(node: yaml.Node) -> Where:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _at(path: Path, where: Where) -> str:
+    return f"{path}:{where[0]}:{where[1]}"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import ConfigError, RunConfig, load
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+def test_a_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("source: door.mp4\ndetect: [person, car]\nconf: 0.3\nstart: 0:01:30\nqueue: keep 8\n")
+    config = load(path, {"conf": 0.7, "point": "cat, dog"})
+    assert config == RunConfig(
+        source="door.mp4", detect=["person", "car"], point=["cat", "dog"], conf=0.7, start=90, queue="keep 8"
+    )
+
+
+def test_the_command_line_alone_is_enough() -> None:
+    assert load(None, {"source": "a.mp4", "end": "1:30"}).end == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("source: [\n", ":2:1: broken YAML: while parsing a flow node, expected the node content"),
+        ("source: a\n  b: c: d\n", ":2:4: broken YAML: mapping values are not allowed here"),
+        ("source: a\n\tmodel: b\n", ":2:1: broken YAML"),
+        ("source: a\x07\n", ": broken YAML: unacceptable character"),
+        ("- a\n", ":1:1: should be a mapping of keys to values, not a list"),
+        ("source: a\n\n  \ndetct: [person]\n", ":4:1: unknown key 'detct'; did you mean 'detect'?"),
+        ("source: a\nvid-stride: 2\n", ":2:1: unknown key 'vid-stride'; did you mean 'vid_stride'?"),
+        ("source: a\nxyzzy: 2\n", ":2:1: unknown key 'xyzzy'; known keys: source, model, "),
+        ("source: a\nconf: 1.5\n", ":2:1: conf: should be less than or equal to 1, got 1.5"),
+        ("source: a\nconf: high\n", ":2:1: conf: should be a valid number"),
+        ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
+        ("source: a\ndevice: gpu\n", ":2:1: device: should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is no queue policy"),
+        ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than start, 9 s"),
+        ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
+        ("source: a\nsource: b\n", ":2:1: 'source' is given twice, first in line 1"),
+        ("model: nano\n", ":1:1: source is missing: What to watch"),
+        ("", ":1:1: source is missing"),
+        ("source: &a [*a]\n", ": nested more than 8 levels deep"),
+        ("1: a\n", ":1:1: "),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    assert str(error.value).startswith(f"{path}{line}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"source": "a", "conf": 2.0}, "--conf: should be less than or equal to 1, got 2.0"),
+        ({"source": "a", "vid_stride": 0}, "--vid-stride: should be greater than or equal to 1, got 0"),
+        ({"source": "a", "start": "soon"}, "--start: should be a valid number"),
+        ({"source": ""}, "SOURCE: String should have at least 1 character"),
+        ({}, "source is missing"),
+    ],
+)
+def test_a_wrong_flag_is_called_by_its_name(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, overrides)
+    assert str(error.value).startswith(message)
+
+
+def test_a_flag_over_a_wrong_value_in_the_file_mends_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("source: a\nconf: 7\n")
+    assert load(path, {"conf": 0.4}).conf == 0.4
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "."])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"No such file|Is a directory"):
+        load(tmp_path / name, {})
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00source")
+    with pytest.raises(ConfigError, match="not a text file"):
+        load(path, {})
+
+
+def test_every_field_is_described() -> None:
+    assert all(field.description for field in RunConfig.model_fields.values())
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_configs_that_ship_are_valid_and_name_every_key(path: Path) -> None:
+    load(path, {})
+    text = path.read_text()
+    assert [key for key in RunConfig.model_fields if f"{key}:" not in text] == []
