@@ -1,0 +1,1 @@
+"""Moondream's architecture at any size, driven by its config file."""

@@ -1,0 +1,198 @@
+"""The shape of one model of the Moondream family, read from its config.json. Knows no torch.
+
+Field names are those of the public configuration files, so a published config is read as it is. What only our own
+models have (`vision.stem`, `vision.stem_*`, `classes`) has defaults that mean "as published".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class ConfigError(ValueError):
+    """A config.json that does not describe a model of this family."""
+
+
+@dataclass(slots=True, frozen=True)
+class TextConfig:
+    """The text decoder. `prefix_attn` is the number of first positions (bos + image) that see each other both ways."""
+
+    dim: int = 2048
+    ff_dim: int = 8192
+    n_layers: int = 24
+    vocab_size: int = 51200
+    max_context: int = 2048
+    n_heads: int = 32
+    n_kv_heads: int = 32
+    prefix_attn: int = 730
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.n_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Leading dimensions of each head that are rotated by position: half of them (32 of 64 as published)."""
+        return self.head_dim // 2
+
+
+@dataclass(slots=True, frozen=True)
+class VisionConfig:
+    """The vision tower.
+
+    `stem` is "patch" (one linear layer on flattened patches, as published) or "lite0" (the convolutions of
+    EfficientNet-Lite0, engine/models/moondream/stem.py).
+    """
+
+    enc_dim: int = 1152
+    enc_patch_size: int = 14
+    enc_n_layers: int = 27
+    enc_ff_dim: int = 4304
+    enc_n_heads: int = 16
+    proj_out_dim: int = 2048
+    crop_size: int = 378
+    in_channels: int = 3
+    max_crops: int = 12
+    overlap_margin: int = 4
+    proj_inner_dim: int = 8192
+    stem: str = "patch"
+
+    @property
+    def grid(self) -> int:
+        """Image tokens along one side of a crop; the tower yields `grid`² tokens."""
+        return self.crop_size // self.enc_patch_size
+
+    @property
+    def n_tokens(self) -> int:
+        """Image tokens of one picture, however many crops it was cut into."""
+        return self.grid * self.grid
+
+
+@dataclass(slots=True, frozen=True)
+class RegionConfig:
+    """Coordinate and size heads. `inner_dim` is the hidden width of the two decoders; 0 makes each one linear layer."""
+
+    dim: int = 2048
+    coord_feat_dim: int = 256
+    coord_out_dim: int = 1024
+    size_feat_dim: int = 512
+    size_out_dim: int = 2048
+    inner_dim: int = 8192
+
+
+@dataclass(slots=True, frozen=True)
+class TokenizerConfig:
+    """Ids of the special tokens and the token ids around each prompt (`templates`)."""
+
+    bos_id: int = 0
+    eos_id: int = 0
+    answer_id: int = 3
+    thinking_id: int = 4
+    coord_id: int = 5
+    size_id: int = 6
+    start_ground_points_id: int = 7
+    end_ground_id: int = 9
+    templates: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "caption": {
+                "short": [1, 32708, 2, 12492, 3],
+                "normal": [1, 32708, 2, 6382, 3],
+                "long": [1, 32708, 2, 4059, 3],
+            },
+            "query": {"prefix": [1, 15381, 2], "suffix": [3]},
+            "detect": {"prefix": [1, 7235, 476, 2], "suffix": [3]},
+            "point": {"prefix": [1, 2581, 2], "suffix": [3]},
+        }
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class MoondreamConfig:
+    """A whole model. `classes` is None for an open vocabulary, else the only names that may be asked for."""
+
+    text: TextConfig = field(default_factory=TextConfig)
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    region: RegionConfig = field(default_factory=RegionConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MoondreamConfig:
+        """Build from the parsed config.json.
+
+        Raises:
+            ConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
+        """
+        unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes"}
+        if unknown:
+            raise ConfigError(f"unknown section '{min(unknown)}'")
+        classes = values.get("classes")
+        config = cls(
+            text=_section(TextConfig, "text", values),
+            vision=_section(VisionConfig, "vision", values),
+            region=_section(RegionConfig, "region", values),
+            tokenizer=_section(TokenizerConfig, "tokenizer", values),
+            classes=None if classes is None else tuple(classes),
+        )
+        config._check()
+        return config
+
+    @classmethod
+    def from_file(cls, path: Path) -> MoondreamConfig:
+        """Read a config.json.
+
+        Raises:
+            ConfigError: as `from_dict`, or when the file cannot be read as JSON; the message names the file.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ConfigError("not a JSON object")
+            return cls.from_dict(values)
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, ConfigError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def _check(self) -> None:
+        text, vision, region = self.text, self.vision, self.region
+        for claim, holds in (
+            ("text.dim must be a multiple of text.n_heads", text.dim % text.n_heads == 0),
+            ("text.n_heads must be a multiple of text.n_kv_heads", text.n_heads % text.n_kv_heads == 0),
+            ("text.dim / text.n_heads must be a multiple of 4", text.head_dim % 4 == 0),
+            ("vision.enc_dim must be a multiple of vision.enc_n_heads", vision.enc_dim % vision.enc_n_heads == 0),
+            (
+                "vision.crop_size must be a multiple of vision.enc_patch_size",
+                vision.crop_size % vision.enc_patch_size == 0,
+            ),
+            ("vision.overlap_margin leaves nothing of a crop", 2 * vision.overlap_margin < vision.grid),
+            ("vision.proj_out_dim must equal text.dim", vision.proj_out_dim == text.dim),
+            ("region.dim must equal text.dim", region.dim == text.dim),
+            ("region.size_out_dim must be even", region.size_out_dim % 2 == 0),
+            ("text.prefix_attn must be 1 + image tokens", text.prefix_attn == 1 + vision.n_tokens),
+            ("vision.stem must be 'patch' or 'lite0'", vision.stem in ("patch", "lite0")),
+        ):
+            if not holds:
+                raise ConfigError(claim)
+
+
+def _section(kind: type[_T], name: str, values: Mapping[str, Any]) -> _T:
+    section = values.get(name, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"section '{name}' is not an object")
+    defaults = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key, value in section.items():
+        if key not in defaults:
+            raise ConfigError(f"unknown field '{name}.{key}'")
+        expected = {"int": int, "str": str}.get(str(defaults[key].type), Mapping)
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise ConfigError(f"field '{name}.{key}' is {value!r}, not {expected.__name__}")
+        if expected is int and value < 0:
+            raise ConfigError(f"field '{name}.{key}' is negative")
+    return kind(**section)

@@ -1,0 +1,80 @@
+"""A whole model of the family: vision tower, text decoder and region heads under their published names, and its files.
+
+Knows nothing of prompts, sampling or scheduling.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from .config import MoondreamConfig
+from .region import RegionHeads
+from .text import TextDecoder
+from .vision import VisionTower
+
+_PREFIX = "model."
+
+
+class CheckpointError(ValueError):
+    """A weights file that cannot be read or does not fit its config."""
+
+
+class Moondream(nn.Module):
+    """Vision tower, text decoder and region heads; parameter names are the published ones less `model.`."""
+
+    def __init__(self, config: MoondreamConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vision = VisionTower(config.vision)
+        self.text = TextDecoder(config.text)
+        self.region = RegionHeads(config.region)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.text.wte.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the weights."""
+        return self.text.wte.dtype
+
+
+def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
+    """Load config.json and model.safetensors from a folder.
+
+    Raises:
+        ConfigError: if config.json does not describe a model of this family.
+        CheckpointError: naming the first tensor, in the model's order, that is missing, superfluous or of another shape.
+    """
+    config = MoondreamConfig.from_file(folder / "config.json")
+    path = folder / "model.safetensors"
+    with torch.device("meta"):
+        model = Moondream(config)
+    wanted = model.state_dict()
+    try:
+        with safe_open(path, framework="pt") as file:
+            held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _compare({_PREFIX + name: tuple(tensor.shape) for name, tensor in wanted.items()}, held, path)
+            state = {name: file.get_tensor(_PREFIX + name).to(device, dtype) for name in wanted}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    model.load_state_dict(state, assign=True)
+    fresh = TextDecoder(config.text)  # the rotary table is computed, not stored
+    model.text.cosine, model.text.sine = fresh.cosine.to(device), fresh.sine.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _compare(wanted: dict[str, tuple[int, ...]], held: dict[str, tuple[int, ...]], path: Path) -> None:
+    for name, shape in wanted.items():
+        if name not in held:
+            raise CheckpointError(f"{path}: tensor '{name}' {list(shape)} is missing")
+        if held[name] != shape:
+            raise CheckpointError(f"{path}: tensor '{name}' is {list(held[name])}, the config says {list(shape)}")
+    for name in held:
+        if name not in wanted:
+            raise CheckpointError(f"{path}: tensor '{name}' {list(held[name])} has no place in the config's model")

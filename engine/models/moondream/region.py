@@ -1,0 +1,68 @@
+"""Coordinates and sizes, to and from the text decoder's width. Knows nothing of pictures or prompts.
+
+Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from .config import RegionConfig
+from .layers import Mlp
+
+
+def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """Cosines and sines of 2π x·frequencies (Tancik et al. 2020, arXiv:2006.10739): (..., n) and (n, f) to (..., 2f).
+
+    Always in float32: a bin is 1/1024 wide, and bfloat16 holds 8 bits.
+    """
+    angles = 2 * math.pi * (x.float().unsqueeze(-1) * frequencies.float()).sum(-2)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
+    """Side as a fraction of the picture from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
+    return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0)
+
+
+def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:
+    """The inverse of `size_value`, rounded; sizes under 2^-10 fall into bin 0."""
+    scaled = (size.clamp(min=2.0**-10).log2() + 10.0) / 10.0 * (n_bins - 1)
+    return scaled.round().long().clamp(0, n_bins - 1)
+
+
+class RegionHeads(nn.Module):
+    """Encoders of coordinates and sizes into embeddings, decoders from hidden states (before the last norm) to bins."""
+
+    def __init__(self, config: RegionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.coord_features = nn.Parameter(torch.empty(1, config.coord_feat_dim // 2))
+        self.coord_encoder = nn.Linear(config.coord_feat_dim, config.dim)
+        self.coord_decoder = _decoder(config, config.coord_out_dim)
+        self.size_features = nn.Parameter(torch.empty(2, config.size_feat_dim // 2))
+        self.size_encoder = nn.Linear(config.size_feat_dim, config.dim)
+        self.size_decoder = _decoder(config, config.size_out_dim)
+
+    def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
+        """Embeddings (..., dim) of coordinates (..., 1) in 0..1."""
+        return self.coord_encoder(fourier_features(value, self.coord_features).to(self.coord_encoder.weight.dtype))  # type: ignore[no-any-return]
+
+    def encode_size(self, value: torch.Tensor) -> torch.Tensor:
+        """Embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
+        return self.size_encoder(fourier_features(value, self.size_features).to(self.size_encoder.weight.dtype))  # type: ignore[no-any-return]
+
+    def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores (..., coord_out_dim) of the bins of one coordinate."""
+        return self.coord_decoder(hidden)  # type: ignore[no-any-return]
+
+    def decode_size(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores (..., 2, size_out_dim / 2) of the bins of width and height."""
+        return self.size_decoder(hidden).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
+
+
+def _decoder(config: RegionConfig, out: int) -> nn.Module:
+    return Mlp(config.dim, config.inner_dim, out) if config.inner_dim else nn.Linear(config.dim, out)

@@ -1,0 +1,102 @@
+"""The vision tower: crops in, image tokens out. Knows nothing of text.
+
+Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .config import VisionConfig
+from .image import stitch
+from .layers import Mlp
+from .stem import Lite0Stem
+
+
+class Attention(nn.Module):
+    """Self-attention in which every token of a crop sees every other."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.n_heads = config.enc_n_heads
+        self.qkv = nn.Linear(config.enc_dim, 3 * config.enc_dim)
+        self.proj = nn.Linear(config.enc_dim, config.enc_dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (crops, tokens, dim) to the same shape."""
+        crops, tokens, dim = x.shape
+        q, k, v = self.qkv(x).view(crops, tokens, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.transpose(1, 2).reshape(crops, tokens, dim))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.ln1 = nn.LayerNorm(config.enc_dim)
+        self.attn = Attention(config)
+        self.ln2 = nn.LayerNorm(config.enc_dim)
+        self.mlp = Mlp(config.enc_dim, config.enc_ff_dim, config.enc_dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (crops, tokens, dim) to the same shape."""
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(self.ln2(x))  # type: ignore[no-any-return]
+
+
+class VisionTower(nn.Module):
+    """Stem, transformer blocks, and the projection of global and local features to the text decoder's width."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.stem == "patch":
+            self.patch_emb = nn.Linear(config.enc_patch_size**2 * config.in_channels, config.enc_dim)
+        else:
+            self.stem = Lite0Stem(config.enc_dim)
+        self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, config.enc_dim))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.enc_n_layers))
+        self.post_ln = nn.LayerNorm(config.enc_dim)
+        self.proj_mlp = Mlp(2 * config.enc_dim, config.proj_inner_dim, config.proj_out_dim)
+
+    def features(self, crops: torch.Tensor) -> torch.Tensor:
+        """Features (crops, grid², enc_dim) of normalised crops (crops, 3, crop_size, crop_size)."""
+        x = self._patches(crops) if self.config.stem == "patch" else self.stem(crops)
+        x = x + self.pos_emb
+        for block in self.blocks:
+            x = block(x)
+        return self.post_ln(x)  # type: ignore[no-any-return]
+
+    def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+        """Image tokens (..., grid², proj_out_dim) from global and local features, each (..., grid², enc_dim)."""
+        return self.proj_mlp(torch.cat([whole, tiles], dim=-1))  # type: ignore[no-any-return]
+
+    def forward(self, crops: torch.Tensor, tiling: tuple[int, int]) -> torch.Tensor:
+        """Image tokens (grid², proj_out_dim) of one picture.
+
+        Args:
+            crops: (1 + rows · columns, 3, crop_size, crop_size), the global crop first.
+            tiling: (rows, columns).
+
+        With a 1×1 tiling the local crop equals the global one, so the tower runs once.
+        """
+        if tiling == (1, 1):
+            whole = self.features(crops[:1])[0]
+            return self.project(whole, whole)
+        features = self.features(crops)
+        grid = self.config.grid
+        tiles = features[1:].view(-1, grid, grid, features.shape[-1])
+        stitched = stitch(tiles, tiling, self.config.overlap_margin).permute(2, 0, 1)
+        pooled = F.adaptive_avg_pool2d(stitched, (grid, grid)).permute(1, 2, 0).reshape(grid * grid, -1)
+        return self.project(features[0], pooled)
+
+    def _patches(self, crops: torch.Tensor) -> torch.Tensor:
+        """Embed each patch, its values in the order (channel, row, column)."""
+        n, channels, _, _ = crops.shape
+        grid, patch = self.config.grid, self.config.enc_patch_size
+        x = crops.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
+        return self.patch_emb(x.reshape(n, grid * grid, -1))  # type: ignore[no-any-return]

@@ -1,0 +1,171 @@
+"""Random views of pictures and their boxes, made on the GPU for a whole batch at once.
+
+Knows nothing of prompts or losses. Every function is plain tensor work without a loop over pictures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from .data import Split
+
+_MIN_SIDE = 0.012  # a box narrower than 3 of 256 pixels is an ignore region
+_MIN_SEEN = 0.3  # so is one of which less than this part is left in the view; under a third of that it is gone
+_MOSAIC_CELLS = 4
+
+
+@dataclass(slots=True)
+class Batch:
+    """B views.
+
+    Attributes:
+        images: (B, 3, size, size) in -1..1.
+        boxes: (B, M, 4) float32 cx cy w h as fractions of the view.
+        labels: (B, M) int64 class ids, -1 where there is no box.
+        sure: (B, M) bool, False for ignore regions.
+        unknown: (B, classes) bool, True where nothing may be learned about the class.
+    """
+
+    images: torch.Tensor
+    boxes: torch.Tensor
+    labels: torch.Tensor
+    sure: torch.Tensor
+    unknown: torch.Tensor
+
+
+def make_batch(split: Split, index: torch.Tensor, size: int, mosaic: float, keep: int = 48) -> Batch:
+    """Make a batch of random views.
+
+    Args:
+        split: pictures on the GPU.
+        index: (B,) int64 pictures to view.
+        size: side of a view in pixels, even.
+        mosaic: part of the batch, 0 to 1, that shows four pictures in a 2×2 grid; the other three are drawn at random.
+        keep: boxes kept of one view, the largest ones.
+    """
+    n_mosaic = int(len(index) * mosaic)
+    single = _view(split, index[n_mosaic:], size, zoom=(0.45, 1.3), identity=0.25)
+    parts = [single]
+    if n_mosaic:
+        others = torch.randint(len(split.images), (n_mosaic, _MOSAIC_CELLS), device=index.device)
+        others[:, 0] = index[:n_mosaic]
+        parts.insert(0, _join(_view(split, others.flatten(), size // 2, zoom=(0.6, 1.2), identity=0.0), n_mosaic))
+    images = _recolour(torch.cat([part.images for part in parts]))
+    slots = max(part.labels.shape[1] for part in parts)
+    boxes = torch.cat([F.pad(part.boxes, (0, 0, 0, slots - part.boxes.shape[1])) for part in parts])
+    labels = torch.cat([F.pad(part.labels, (0, slots - part.labels.shape[1]), value=-1) for part in parts])
+    sure = torch.cat([F.pad(part.sure, (0, slots - part.sure.shape[1])) for part in parts])
+    area = torch.where(labels >= 0, boxes[..., 2] * boxes[..., 3], -1.0)
+    order = area.topk(min(keep, slots), dim=1).indices
+    return Batch(
+        images,
+        boxes.gather(1, order.unsqueeze(-1).expand(-1, -1, 4)),
+        labels.gather(1, order),
+        sure.gather(1, order),
+        torch.cat([part.unknown for part in parts]),
+    )
+
+
+def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return torch.empty_like(like).uniform_(low, high)
+
+
+def _view(split: Split, index: torch.Tensor, size: int, zoom: tuple[float, float], identity: float) -> Batch:
+    """A random window of each picture, mirrored half of the time; a part `identity` is shown whole, as at run time."""
+    device = index.device
+    one = torch.ones(len(index), device=device)
+    scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
+    stretch = torch.exp(_uniform(one, -0.25, 0.25))
+    whole = torch.rand_like(one) < identity
+    window = torch.stack([scale * stretch, scale / stretch], dim=1)
+    window = torch.where(whole.unsqueeze(1), 1.0, window)
+    # A window smaller than the picture lies inside it, a larger one holds it.
+    corner = torch.rand_like(window) * (1.0 - window)
+    mirror = torch.rand_like(one) < 0.5
+    images = _sample(split, index, size, corner, window, mirror)
+
+    boxes = split.boxes[index]
+    low, high = boxes[..., :2], boxes[..., 2:]
+    low = (low - corner.unsqueeze(1)) / window.unsqueeze(1)
+    high = (high - corner.unsqueeze(1)) / window.unsqueeze(1)
+    flipped_low = torch.stack([1 - high[..., 0], low[..., 1]], dim=-1)
+    flipped_high = torch.stack([1 - low[..., 0], high[..., 1]], dim=-1)
+    low = torch.where(mirror.view(-1, 1, 1), flipped_low, low)
+    high = torch.where(mirror.view(-1, 1, 1), flipped_high, high)
+    full = (high - low).prod(-1).clamp(min=1e-9)
+    low, high = low.clamp(0, 1), high.clamp(0, 1)
+    sides = high - low
+    seen = sides.prod(-1) / full
+    labels = torch.where(seen >= _MIN_SEEN / 3, split.labels[index], -1)
+    sure = split.sure[index] & (seen >= _MIN_SEEN) & (sides.amin(-1) >= _MIN_SIDE)
+    return Batch(images, torch.cat([(low + high) / 2, sides], dim=-1), labels, sure, split.unknown[index])
+
+
+def _sample(
+    split: Split, index: torch.Tensor, size: int, corner: torch.Tensor, window: torch.Tensor, mirror: torch.Tensor
+) -> torch.Tensor:
+    """Read the windows at twice the size and average 2×2: close to the area filter that the run-time resize has."""
+    fine = 2 * size
+    ticks = (torch.arange(fine, device=index.device) + 0.5) / fine
+    x = torch.where(mirror.unsqueeze(1), 1 - ticks, ticks)
+    x = (corner[:, :1] + x * window[:, :1]) * split.sizes[index, :1]
+    y = (corner[:, 1:] + ticks * window[:, 1:]) * split.sizes[index, 1:]
+    grid = torch.stack(torch.broadcast_tensors(x.unsqueeze(1), y.unsqueeze(2)), dim=-1) * 2 - 1
+    pictures = split.images[index].float().div_(127.5).sub_(1.0)
+    return F.avg_pool2d(F.grid_sample(pictures, grid, align_corners=False), 2)
+
+
+def _join(cells: Batch, n: int) -> Batch:
+    """Put every four views into one, 2×2. A class doubtful in one cell is doubtful in the whole."""
+    half = cells.images.shape[-1]
+    grid = cells.images.view(n, 2, 2, 3, half, half).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * half, 2 * half)
+    corner = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.5, 0.5]], device=grid.device)
+    boxes = cells.boxes.view(n, _MOSAIC_CELLS, -1, 4) / 2
+    boxes[..., :2] += corner.view(1, _MOSAIC_CELLS, 1, 2)
+    labels = cells.labels.view(n, -1)
+    boxes = boxes.flatten(1, 2)
+    sure = cells.sure.view(n, -1) & (boxes[..., 2:].amin(-1) >= _MIN_SIDE)
+    return Batch(grid, boxes, labels, sure, cells.unknown.view(n, _MOSAIC_CELLS, -1).any(1))
+
+
+def _recolour(images: torch.Tensor) -> torch.Tensor:
+    """Brightness, contrast, saturation, white balance, blur, grey and noise, each in a part of the pictures."""
+    n = len(images)
+
+    def chance(p: float) -> torch.Tensor:
+        return torch.rand(n, 1, 1, 1, device=images.device) < p
+
+    def gain(spread: float, channels: int = 1) -> torch.Tensor:
+        return 1 + (torch.rand(n, channels, 1, 1, device=images.device) * 2 - 1) * spread
+
+    x = images.float()
+    x = (x + 1) * gain(0.35) * torch.where(chance(0.3), gain(0.15, 3), 1.0) - 1
+    mean = x.mean((1, 2, 3), keepdim=True)
+    x = (x - mean) * gain(0.35) + mean
+    grey = x.mean(1, keepdim=True)
+    x = grey + (x - grey) * torch.where(chance(0.06), 0.0, gain(0.4))
+    x = torch.where(chance(0.12), F.avg_pool2d(x, 3, 1, 1), x)
+    small = F.interpolate(F.avg_pool2d(x, 2), scale_factor=2.0, mode="bilinear", align_corners=False)
+    x = torch.where(chance(0.08), small, x)
+    x = x + torch.randn_like(x) * torch.where(chance(0.25), torch.rand(n, 1, 1, 1, device=x.device) * 0.12, 0.0)
+    return x.clamp(-1, 1)
+
+
+def plain_batch(split: Split, index: torch.Tensor, size: int) -> Batch:
+    """The pictures as at run time, whole and unchanged, for measuring a loss on them."""
+    one = torch.ones(len(index), device=index.device)
+    corner, window = torch.zeros(len(index), 2, device=index.device), torch.ones(len(index), 2, device=index.device)
+    boxes = split.boxes[index]
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return Batch(
+        _sample(split, index, size, corner, window, one < 0).float(),
+        torch.cat([(low + high) / 2, high - low], dim=-1),
+        split.labels[index],
+        split.sure[index],
+        split.unknown[index],
+    )
+
+

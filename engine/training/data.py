@@ -1,0 +1,151 @@
+"""The detection data pack as tensors: every picture and label of a split in one place, ready for a GPU.
+
+A pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`. Knows nothing of models or losses.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+SIDE = 416  # longest side of a picture in the pack, pixels
+SLOTS = 48  # most boxes kept of one picture; the largest win (99.7 % of the pictures have fewer)
+
+
+class PackError(ValueError):
+    """A folder that is not a data pack."""
+
+
+@dataclass(slots=True)
+class Split:
+    """One split of a pack, N pictures.
+
+    Attributes:
+        classes: class names; a class id is an index into it.
+        images: (N, 3, SIDE, SIDE) uint8, each picture in the upper left corner, the rest grey.
+        sizes: (N, 2) float32, width and height of the picture within SIDE × SIDE, as fractions of SIDE.
+        boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the picture; zeros where there is none.
+        labels: (N, SLOTS) int64 class ids, -1 where there is no box.
+        sure: (N, SLOTS) bool, False for doubtful boxes (ignore regions).
+        unknown: (N, classes) bool, True where nothing may be learned about the class.
+    """
+
+    classes: tuple[str, ...]
+    images: torch.Tensor
+    sizes: torch.Tensor
+    boxes: torch.Tensor
+    labels: torch.Tensor
+    sure: torch.Tensor
+    unknown: torch.Tensor
+
+    def to(self, device: torch.device) -> Split:
+        """The same split on `device`."""
+        tensors = (self.images, self.sizes, self.boxes, self.labels, self.sure, self.unknown)
+        return Split(self.classes, *(tensor.to(device) for tensor in tensors))
+
+
+def read_classes(folder: Path) -> tuple[str, ...]:
+    """Class names of a pack.
+
+    Raises:
+        PackError: if the folder is not a pack.
+    """
+    path = folder / "classes.txt"
+    if not path.is_file():
+        raise PackError(f"{folder} is not a data pack: it has no classes.txt")
+    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
+    """The label records of one split, as stored.
+
+    Raises:
+        PackError: if the folder is not a pack, or has no such split.
+    """
+    path = folder / "labels.jsonl.gz"
+    if not path.is_file():
+        raise PackError(f"{folder} is not a data pack: it has no labels.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    chosen = [record for record in records if record["split"] == split]
+    if not chosen:
+        splits = ", ".join(sorted({record["split"] for record in records}))
+        raise PackError(f"{folder} has no split '{split}'; it has {splits}")
+    return chosen
+
+
+def read_pictures(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]:
+    """The encoded pictures of the given records by their id.
+
+    Raises:
+        PackError: if a tar or a picture is missing.
+    """
+    wanted: dict[str, set[str]] = {}
+    for record in records:
+        wanted.setdefault(_tar_name(record["tar"]), set()).add(str(record["id"]))
+    found: dict[str, bytes] = {}
+    for tar_name, ids in wanted.items():
+        path = folder / tar_name
+        if not path.is_file():
+            raise PackError(f"{folder} lacks {tar_name}")
+        with tarfile.open(path) as tar:
+            for member in tar:
+                stem = Path(member.name).stem
+                if stem in ids and (file := tar.extractfile(member)) is not None:
+                    found[stem] = file.read()
+    if missing := [str(record["id"]) for record in records if str(record["id"]) not in found]:
+        raise PackError(f"{folder} lacks {len(missing)} pictures, the first of id {missing[0]}")
+    return found
+
+
+def load_split(folder: Path, split: str, workers: int) -> Split:
+    """Read and decode one split with `workers` threads.
+
+    Raises:
+        PackError: if the folder is not a complete pack.
+    """
+    classes = read_classes(folder)
+    records = read_labels(folder, split)
+    pictures = read_pictures(folder, records)
+    n = len(records)
+    images = torch.full((n, 3, SIDE, SIDE), 114, dtype=torch.uint8)
+    sizes = torch.zeros(n, 2)
+    boxes = torch.zeros(n, SLOTS, 4)
+    labels = torch.full((n, SLOTS), -1, dtype=torch.int64)
+    sure = torch.zeros(n, SLOTS, dtype=torch.bool)
+    unknown = torch.zeros(n, len(classes), dtype=torch.bool)
+    ids = {name: i for i, name in enumerate(classes)}
+
+    def decode(i: int) -> None:
+        picture = Image.open(io.BytesIO(pictures[str(records[i]["id"])])).convert("RGB")
+        picture.thumbnail((SIDE, SIDE))
+        images[i, :, : picture.height, : picture.width] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        sizes[i] = torch.tensor([picture.width / SIDE, picture.height / SIDE])
+
+    for i, record in enumerate(records):
+        rows = [(*box[:4], ids[name], True) for name, group in record["boxes"].items() for box in group]
+        rows += [(*box[:4], ids[name], False) for name, group in record["maybe"].items() for box in group]
+        rows.sort(key=lambda row: (row[2] - row[0]) * (row[3] - row[1]), reverse=True)
+        for slot, row in enumerate(rows[:SLOTS]):
+            boxes[i, slot] = torch.tensor(row[:4])
+            labels[i, slot], sure[i, slot] = row[4], row[5]
+        for name in record["unknown"]:
+            unknown[i, ids[name]] = True
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(decode, range(n)))
+    return Split(classes, images, sizes, boxes, labels, sure, unknown)
+
+
+def _tar_name(value: Any) -> str:
+    name = str(value)
+    return name if name.endswith(".tar") else f"images-{int(name):02d}.tar"

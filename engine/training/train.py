@@ -1,0 +1,284 @@
+"""Train nano on a data pack: `python -m engine.training.train --help`. One GPU, or several under torchrun.
+
+The schedule is in seconds, not steps: what is rented is time. A run that ends early leaves a checkpoint, and the next
+one goes on from it. Results and what was tried: engine/training/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import nn
+
+from ..models.moondream.config import MoondreamConfig
+from ..models.moondream.model import Moondream
+from .augment import Batch, make_batch, plain_batch
+from .data import Split, load_split
+from .stem import add_norms, fold_norms, load_imagenet
+from .targets import Answerer, answer_losses, choose_prompts, dense_losses, read_back, similar_classes
+
+N_PRESENT, N_ABSENT, N_OBJECTS = 2, 2, 16
+WEIGHTS = {"start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5, "heat": 1.0, "box": 1.0}
+SHARD = 15 << 20  # bytes of one checkpoint file
+
+
+def build(config: MoondreamConfig) -> Answerer:
+    """A fresh model with its training heads and norms."""
+    model = Moondream(config)
+    for parameter in (model.text.wte, model.vision.pos_emb):
+        nn.init.normal_(parameter, std=0.02)
+    nn.init.normal_(model.region.coord_features, std=6.0)
+    nn.init.normal_(model.region.size_features, std=4.0)
+    add_norms(model.vision.stem)
+    assert config.classes is not None
+    return Answerer(model, len(config.classes), N_PRESENT + N_ABSENT, N_OBJECTS)
+
+
+def groups(answerer: Answerer, rate: float, decay: float) -> list[dict[str, Any]]:
+    """Optimiser groups: the stem learns at half the rate; norms, biases and embeddings do not decay."""
+    found: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in answerer.named_parameters():
+        stem = ".stem." in name and not any(part in name for part in (".fine.", ".middle.", ".coarse."))
+        bare = parameter.ndim < 2 or any(part in name for part in ("wte", "pos_emb", "_features"))
+        found.setdefault((stem, bare), []).append(parameter)
+    return [
+        {"params": params, "peak": rate * (0.5 if stem else 1.0), "weight_decay": 0.0 if bare else decay}
+        for (stem, bare), params in found.items()
+    ]
+
+
+def rate_at(progress: float) -> float:
+    """Part of the peak learning rate at a part of the schedule: 2 % of warm-up, then half a cosine."""
+    return progress / 0.02 if progress < 0.02 else 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98))
+
+
+class Trainer:
+    """Everything one process needs: data on its GPU, model, optimiser, average of the weights."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(self.device)
+        if self.world > 1:
+            dist.init_process_group("nccl")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        torch.manual_seed(0)
+        self.config = MoondreamConfig.from_file(args.config)
+        workers = max(1, (os.cpu_count() or 2) // self.world)
+        self.train = load_split(args.data, "train", workers).to(self.device)
+        self.val = load_split(args.data, "val", workers).to(self.device)
+        assert self.train.classes == self.config.classes
+        tokenizer = Tokenizer.from_file(str(args.config.with_name("tokenizer.json")))
+        ids = [tokenizer.encode(f" {name}").ids[0] for name in self.train.classes]
+        self.words = torch.tensor(ids, device=self.device)
+        answerer = build(self.config)
+        load_imagenet(answerer.model.vision.stem, load_file(args.stem))
+        self.answerer = answerer.to(self.device)
+        self.answerer.model.vision.stem.to(memory_format=torch.channels_last)
+        self.average = copy.deepcopy(self.answerer).eval().requires_grad_(False)
+        self.optimiser = torch.optim.AdamW(groups(self.answerer, args.rate, args.decay), betas=(0.9, 0.98), fused=True)
+        self.forward = torch.compile(self.answerer) if args.compile else self.answerer
+        self.similar = similar_classes(self.train.classes, self.device)
+        self.picture_weights, self.class_weights = balance(self.train)
+        self.seconds = 0.0
+        self.step = 0
+        if args.resume:
+            self.restore(args.resume)
+        torch.manual_seed(1000 * self.step + self.rank)
+
+    def loss(self, batch: Batch, forward: nn.Module, noise: float) -> dict[str, torch.Tensor]:
+        """All losses of one batch by name."""
+        prompts = choose_prompts(batch, self.class_weights, self.similar, N_PRESENT, N_ABSENT, N_OBJECTS)
+        n_classes = len(self.train.classes)
+        with torch.autocast("cuda", torch.bfloat16):
+            images = batch.images.contiguous(memory_format=torch.channels_last)
+            words = self.words[prompts.classes]
+            hidden, dense = forward(images, words, prompts.points, read_back(prompts.boxes, noise))
+            losses = answer_losses(self.answerer, hidden, prompts, room=len(images) * 12)
+        return losses | dense_losses(dense, batch, n_classes)
+
+    def train_step(self) -> dict[str, torch.Tensor]:
+        """One optimiser step on a random batch."""
+        index = torch.multinomial(self.picture_weights, self.args.batch, replacement=True)
+        progress = min(1.0, self.seconds / self.args.budget)
+        mosaic = self.args.mosaic if progress < 0.9 else 0.0  # the last tenth sees pictures as they come
+        batch = make_batch(self.train, index, self.config.vision.crop_size, mosaic)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["peak"] * rate_at(progress)
+        losses = self.loss(batch, self.forward, noise=0.04)
+        total = torch.stack([WEIGHTS[name] * value for name, value in losses.items()]).sum()
+        self.optimiser.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        parameters = [p for p in self.answerer.parameters() if p.grad is not None]
+        if self.world > 1:
+            share_gradients(parameters, self.world)
+        nn.utils.clip_grad_norm_(parameters, 2.0)
+        self.optimiser.step()
+        self.step += 1
+        keep = min(self.args.average, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            ours, theirs = floats(self.average), floats(self.answerer)
+            torch._foreach_lerp_(ours, theirs, 1 - keep)
+        return losses
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Losses of the averaged weights on the val split, with the true answers given."""
+        sums: dict[str, float] = {}
+        chunks = torch.arange(len(self.val.images), device=self.device).split(454)
+        held = self.answerer
+        self.answerer = self.average
+        torch.manual_seed(7)
+        for index in chunks:
+            batch = plain_batch(self.val, index, self.config.vision.crop_size)
+            for name, value in self.loss(batch, self.average, noise=0.0).items():
+                sums[name] = sums.get(name, 0.0) + value.item() / len(chunks)
+        self.answerer = held
+        torch.manual_seed(1000 * self.step + self.rank)
+        return sums
+
+    def run(self) -> None:
+        """Train until this run's or the whole schedule's time is over, then leave a checkpoint and the weights."""
+        args, began, offset = self.args, time.monotonic(), self.seconds
+        sums: dict[str, torch.Tensor] = {}
+        last_step, last_time, due = self.step, began, began + args.report
+        while True:
+            losses = self.train_step()
+            for name, value in losses.items():
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach()
+            if self.step % 10 == 0:
+                torch.cuda.synchronize()
+                self.seconds = offset + time.monotonic() - began
+                if self.world > 1:  # all ranks must take the same decision
+                    clock = torch.tensor([self.seconds], device=self.device)
+                    dist.broadcast(clock, 0)
+                    self.seconds = clock.item()
+                now = began + self.seconds - offset
+                over = self.seconds - offset >= args.run or self.seconds >= args.budget
+                if now >= due or over:
+                    steps = self.step - last_step
+                    if self.rank == 0:
+                        pace = steps * args.batch * self.world / (now - last_time)
+                        line = {name: round(value.item() / steps, 3) for name, value in sums.items()}
+                        val = {name: round(value, 3) for name, value in self.validate().items()}
+                        print(json.dumps({"s": round(self.seconds), "step": self.step, "pace": round(pace)}), flush=True)
+                        print("   train", json.dumps(line), flush=True)
+                        print("   val  ", json.dumps(val), flush=True)
+                    sums, last_step, last_time, due = {}, self.step, time.monotonic(), now + args.report
+                if over:
+                    break
+        if self.rank == 0:
+            self.save(args.out)
+        if self.world > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+
+    def save(self, folder: Path) -> None:
+        """Leave `model.safetensors` (averaged weights, norms folded, float16) and the shards of a checkpoint."""
+        folder.mkdir(parents=True, exist_ok=True)
+        export(self.average.model, folder / "model.safetensors")
+        optimiser = self.optimiser.state_dict()
+        for state in optimiser["state"].values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = state[key].bfloat16()
+        buffer = io.BytesIO()
+        torch.save(
+            {
+                "answerer": self.answerer.state_dict(),
+                "average": self.average.state_dict(),
+                "optimiser": optimiser,
+                "seconds": self.seconds,
+                "step": self.step,
+            },
+            buffer,
+        )
+        data = buffer.getvalue()
+        for i in range(0, len(data), SHARD):
+            (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
+
+    def restore(self, folder: Path) -> None:
+        """Go on from a checkpoint that `save` left."""
+        data = b"".join(path.read_bytes() for path in sorted(folder.glob("checkpoint.*")))
+        state = torch.load(io.BytesIO(data), map_location=self.device, weights_only=True)
+        self.answerer.load_state_dict(state["answerer"])
+        self.average.load_state_dict(state["average"])
+        for entry in state["optimiser"]["state"].values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                entry[key] = entry[key].float()
+        peaks = [group["peak"] for group in self.optimiser.param_groups]
+        self.optimiser.load_state_dict(state["optimiser"])
+        for group, peak in zip(self.optimiser.param_groups, peaks, strict=True):
+            group["peak"] = peak
+        self.seconds, self.step = state["seconds"], state["step"]
+
+
+def floats(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and running statistics, without the integer counters."""
+    return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+
+
+def share_gradients(parameters: list[nn.Parameter], world: int) -> None:
+    """Average the gradients over all processes, as one message."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(flat)
+    flat.div_(world)
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def balance(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """How often to draw each picture (N,), and the log weight of asking for each class (classes,): rare ones more."""
+    n_classes = len(split.classes)
+    present = torch.zeros(len(split.images), n_classes, device=split.images.device)
+    present.scatter_reduce_(1, split.labels.clamp(min=0), split.sure.float(), "amax")
+    share = present.mean(0).clamp(min=1e-4)
+    repeat = (0.06 / share).sqrt().clamp(1.0, 4.0)
+    pictures = (present * repeat).amax(1).clamp(min=0.7)
+    return pictures, -0.3 * share.log()
+
+
+def export(model: Moondream, path: Path) -> None:
+    """Write the weights that run: norms folded, float16, published names."""
+    plain = copy.deepcopy(model)
+    plain.vision.stem = fold_norms(plain.vision.stem)
+    save_file({f"model.{name}": t.half().contiguous().cpu() for name, t in plain.state_dict().items()}, path)
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    here = Path(__file__).resolve().parents[1] / "models" / "nano"
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data pack")
+    parser.add_argument("--config", type=Path, default=here / "config.json")
+    parser.add_argument("--stem", type=Path, required=True, help="EfficientNet-Lite0 weights as safetensors")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
+    parser.add_argument("--resume", type=Path, help="folder with a checkpoint to go on from")
+    parser.add_argument("--budget", type=float, default=1200, help="seconds of the whole schedule")
+    parser.add_argument("--run", type=float, default=1e9, help="seconds of this run")
+    parser.add_argument("--report", type=float, default=30, help="seconds between two reports")
+    parser.add_argument("--batch", type=int, default=512, help="pictures a step and GPU")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
+    parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--average", type=float, default=0.9995, help="decay of the weights' moving average")
+    parser.add_argument("--mosaic", type=float, default=0.3, help="part of the pictures shown four at a time")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    Trainer(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()
