@@ -9,10 +9,10 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from pipeline.queue import QueuePolicy
@@ -82,6 +82,12 @@ class RunConfig(BaseModel):
     jsonl: Text | None = Field(None, description="Results to write, one JSON record a picture and line.")
     display: bool = Field(False, description="Show the annotated pictures in a window; needs a screen.")
 
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if not (self.detect or self.point or self.query):
+            raise ValueError("nothing to look for: give detect, point or query, such as detect: person")
+        return self
+
     @field_validator("queue")
     @classmethod
     def _queue_policy(cls, value: str) -> str:
@@ -109,15 +115,17 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         key = first["loc"]
-        if path is None or key[0] in overrides:
-            flag = "SOURCE" if key[0] == "source" else f"--{str(key[0]).replace('_', '-')}"
-            raise ConfigError(_explain(first, flag if key[0] in overrides else None)) from None
+        if path is None or (key[:1] and key[0] in overrides):
+            raise ConfigError(_explain(first, from_file=False)) from None
         nearest = next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
         raise ConfigError(f"{_at(path, nearest)}: {_explain(first)}") from None
 
 
-def _explain(error: ErrorDetails, flag: str | None = None) -> str:
-    """Turn pydantic's error into half a line: which key, and what is wrong with it."""
+def _explain(error: ErrorDetails, *, from_file: bool = True) -> str:
+    """Turn pydantic's error into half a line: which key or flag, and what is wrong with it."""
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not error["loc"]:
+        return reason
     name, *inside = error["loc"]
     if error["type"] == "missing":
         return f"{name} is missing: {RunConfig.model_fields[str(name)].description}"
@@ -126,9 +134,9 @@ def _explain(error: ErrorDetails, flag: str | None = None) -> str:
         near = difflib.get_close_matches(str(name).replace("-", "_"), known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
         return f"unknown key '{name}'; {hint}"
-    where = (flag or str(name)) + "".join(f"[{step}]" for step in inside if isinstance(step, int))
-    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{where}: {reason}, got {error['input']!r}"
+    called = str(name) if from_file else "SOURCE" if name == "source" else f"--{str(name).replace('_', '-')}"
+    called += "".join(f"[{step}]" for step in inside if isinstance(step, int))
+    return f"{called}: {reason}, got {error['input']!r}"
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:

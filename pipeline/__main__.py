@@ -1,0 +1,5 @@
+"""Lets `python -m pipeline` be `saccade`."""
+
+from pipeline.cli import main
+
+main()

@@ -1,0 +1,116 @@
+"""`saccade bench frame`: how long the loaded model takes from one picture to its boxes, measured from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from engine import Engine
+from pipeline.config import ConfigError, RunConfig
+from pipeline.setup import tasks_for
+from sources import RgbImage, open_source
+
+DEMO_CLIP = Path(__file__).parent / "assets" / "demo.mp4"
+
+WARM_UP = 5
+PICTURES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
+STRIDE = 10  # the demo clip has 200
+
+
+@dataclass(slots=True, frozen=True)
+class FrameBench:
+    """Times of one picture at a time, in milliseconds.
+
+    Attributes:
+        model, device: what ran, and where.
+        width, height: size of the pictures in pixels.
+        frames: how many were timed.
+        median_ms, p99_ms: from handing the picture over to having its boxes.
+        prefill_ms, decode_ms: medians of the engine's own split.
+        boxes: mean number on a picture.
+    """
+
+    model: str
+    device: str
+    width: int
+    height: int
+    frames: int
+    median_ms: float
+    p99_ms: float
+    prefill_ms: float
+    decode_ms: float
+    boxes: float
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """Two lines for people."""
+        return (
+            f"{self.model} on {self.device}, {self.width}x{self.height}, {self.frames} pictures, "
+            f"{self.boxes:.1f} boxes each\n"
+            f"median {self.median_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; "
+            f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}"
+        )
+
+
+def time_frames(config: RunConfig, width: int, height: int, frames: int) -> FrameBench:
+    """Time `frames` pictures of the configuration's source, scaled to `width` × `height`, one after another.
+
+    Raises:
+        SourceError, EngineError: if source or model cannot be used.
+    """
+    pictures = _pictures(config.source, width, height)
+    with Engine.load(config.model, device=config.device) as engine:
+        tasks = tasks_for(engine, config)
+        for picture in pictures[:WARM_UP]:
+            engine.submit(picture, tasks).result()
+        total, prefill, decode, boxes = [], [], [], 0
+        for picture in islice(cycle(pictures), frames):
+            begun = time.perf_counter()
+            result = engine.submit(picture, tasks).result()
+            total.append(1000 * (time.perf_counter() - begun))
+            prefill.append(result.timings.prefill_ms)
+            decode.append(result.timings.decode_ms)
+            boxes += len(result.detections)
+        return FrameBench(
+            model=engine.model.name,
+            device=str(engine.model.device),
+            width=width,
+            height=height,
+            frames=frames,
+            median_ms=statistics.median(total),
+            p99_ms=float(np.percentile(total, 99)),
+            prefill_ms=statistics.median(prefill),
+            decode_ms=statistics.median(decode),
+            boxes=boxes / frames,
+        )
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Read `640x360` as width and height.
+
+    Raises:
+        ConfigError: if it is anything else.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,4})[x×]([1-9]\d{0,4})", text.strip().lower())
+    if not match:
+        raise ConfigError(f"--size: should be width x height in pixels, such as 640x360, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _pictures(source: str, width: int, height: int) -> list[RgbImage]:
+    with open_source(source, vid_stride=STRIDE) as frames:
+        return [
+            np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
+            for frame in islice(frames, PICTURES)
+        ]

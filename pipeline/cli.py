@@ -1,0 +1,204 @@
+"""The command line. Imports what is slow to import only inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.errors import FAILED, INTERRUPTED, RunFailed, guarded
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+app = typer.Typer(
+    help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
+    add_completion=False,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measure how fast this machine is.")
+app.add_typer(bench, name="bench")
+
+Detect = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Name to find as boxes; again or with commas for more.")
+]
+Classes = Annotated[str | None, typer.Option(metavar="NAMES", help="The same as --detect, with commas.")]
+Point = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Name to find as points; again or with commas for more.")
+]
+Query = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Question to answer in text; again for more.")]
+Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoint folder or hub id (default nano).")]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu or cuda (default auto).")]
+Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
+MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name on one picture (default 50).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed midway, 2 wrong input, 130 interrupted."""
+    sys.exit(guarded(lambda: app(standalone_mode=False) or 0))
+
+
+@app.callback()
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Print the version or, without any command, the help."""
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"saccade {version_of('saccade')}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    source: Annotated[str | None, typer.Argument(help="A video file, a picture or a folder of pictures.")] = None,
+    detect: Detect = None,
+    classes: Classes = None,
+    point: Point = None,
+    query: Query = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated video to write, an .mp4 file.")] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON lines to write, one a picture; - prints them.")
+    ] = None,
+    display: Annotated[bool | None, typer.Option(help="Show the annotated pictures in a window.")] = None,
+    model: Model = None,
+    device: Device = None,
+    conf: Conf = None,
+    max_objects: MaxObjects = None,
+    vid_stride: Annotated[int | None, typer.Option(help="Look at every Nth picture (default 1).")] = None,
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="Where to begin: seconds, or 1:30.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Where to stop: seconds, or 1:30.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="POLICY", help="wait, newest or keep N (default wait).")] = None,
+    in_flight: Annotated[int | None, typer.Option(help="Pictures given to the model at a time (default 2).")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+) -> int:
+    """Find things on every picture of a video, and write what was found.
+
+    saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
+    """
+    settings = _settings(context, config)
+    from pipeline.setup import opened_run
+    from pipeline.terminal import follow, summary
+
+    with opened_run(settings) as job:
+        interrupted = follow(job, quiet=quiet)
+    if job.error:
+        raise RunFailed from job.error
+    if not quiet:
+        # Where the records are printed, nothing else may be.
+        stream = sys.stderr if settings.jsonl == "-" else sys.stdout
+        written = [path for path in (settings.out, settings.jsonl) if path and path != "-"]
+        print(summary(job.report(), written), file=stream)
+    return INTERRUPTED if interrupted else 0
+
+
+@app.command()
+def image(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="PHOTO", help="A picture.")],
+    detect: Detect = None,
+    classes: Classes = None,
+    point: Point = None,
+    query: Query = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated picture to write: found.png.")] = None,
+    as_json: Json = False,
+    model: Model = None,
+    device: Device = None,
+    conf: Conf = None,
+    max_objects: MaxObjects = None,
+) -> None:
+    """Find things on one picture, and print or draw what was found.
+
+    saccade image street.jpg --detect person --out found.png
+    """
+    settings = _settings(context)
+    from pipeline.still import look
+
+    seen = look(settings)
+    if settings.out:
+        seen.save(settings.out)
+    print(seen.as_json() if as_json else seen.as_text())
+
+
+@app.command()
+def models() -> None:
+    """List the models that can be loaded by name."""
+    from engine import models as available
+
+    for model in available():
+        print(model)
+
+
+@app.command()
+def doctor() -> int:
+    """Say what is installed, which device and codecs there are, and whether anything needed is missing."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from pipeline.doctor import examine
+
+    console = Console(soft_wrap=True, highlight=False)
+    broken = []
+    for finding in examine():
+        mark = "[green]ok     [/]" if finding.ok else "[red]BROKEN [/]" if finding.needed else "[yellow]missing[/]"
+        console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
+        if finding.needed and not finding.ok:
+            broken.append(finding.what)
+    console.print(f"[red]needed, but broken: {', '.join(broken)}[/]" if broken else "everything needed is here")
+    return FAILED if broken else 0
+
+
+@bench.callback()
+def bench_root() -> None:
+    """Keep `frame` a command of its own while it is the only one."""
+
+
+@bench.command("frame")
+def bench_frame(
+    context: typer.Context,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    frames: Annotated[int, typer.Option(min=1, help="How many pictures to time.")] = 200,
+    detect: Detect = None,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Time one picture to its boxes, one after another: median and 99th percentile.
+
+    The pictures are those of the demo clip, scaled.
+    """
+    from pipeline.bench import DEMO_CLIP, parse_size, time_frames
+    from pipeline.config import load
+
+    width, height = parse_size(size)
+    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **_given(context)})
+    result = time_frames(settings, width, height, frames)
+    print(result.as_json() if as_json else result.as_text())
+
+
+def _settings(context: typer.Context, config: Path | None = None) -> RunConfig:
+    from pipeline.config import load
+
+    return load(config, _given(context))
+
+
+def _given(context: typer.Context) -> dict[str, object]:
+    """The flags of this command that are configuration keys and were given; `--classes` goes into `detect`."""
+    from pipeline.config import RunConfig
+
+    values = dict(context.params)
+    names = [*(values.get("detect") or []), *filter(None, [values.get("classes")])]
+    values["detect"] = ",".join(names) if names else None
+    values["point"] = ",".join(values.get("point") or []) or None
+    return {key: values[key] for key in RunConfig.model_fields if values.get(key) not in (None, [], ())}

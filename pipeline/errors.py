@@ -1,0 +1,85 @@
+"""How anything that goes wrong is told: one line on standard error and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+
+from typer import TyperException
+
+from pipeline.config import ConfigError
+
+BAD_INPUT = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+class RunFailed(Exception):  # noqa: N818 - says how far it got, not what kind of error it was
+    """A run that had begun could not go on; the error it is raised from says why."""
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is logged from warnings on, each wording once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record's line."""
+        self.lines[one_line(record.getMessage())] = None
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Call `command` and return its exit code, or say in one line why it failed and return the code for that.
+
+    Warnings logged on the way are shown at the end of a command that went well, where no progress bar overwrites them;
+    beside an error they would only bury it. With SACCADE_DEBUG=1 the traceback is shown as well.
+    """
+    warnings = _Warnings()
+    logging.getLogger().addHandler(warnings)
+    try:
+        code = command()
+        for line in warnings.lines:
+            print(f"saccade: {line}", file=sys.stderr)
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`saccade models | head`). What Python would flush at exit has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get("SACCADE_DEBUG") == "1":
+            traceback.print_exc()
+        message, code = _explain(error)
+        print(f"saccade: {one_line(message)}", file=sys.stderr)
+        return code
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    if isinstance(error, RunFailed):
+        return _explain(error.__cause__)[0] if isinstance(error.__cause__, Exception) else str(error), FAILED
+    if isinstance(error, TyperException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, ConfigError):
+        return str(error), BAD_INPUT
+    if isinstance(error, ImportError):
+        return f"{error}; `saccade doctor` shows what is missing", FAILED
+    # Only now, because these bring torch and FFmpeg with them.
+    from engine import EngineError
+    from sinks import SinkError
+    from sources import SourceError
+
+    if isinstance(error, EngineError | SinkError | SourceError):
+        return str(error), BAD_INPUT
+    return f"internal error: {type(error).__name__}: {error}; SACCADE_DEBUG=1 shows where", FAILED
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks and without the user name and password of any address in it."""
+    return re.sub(r"(?<=://)[^/\s@]+@", "", " ".join(text.split()))
