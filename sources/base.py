@@ -1,0 +1,87 @@
+"""What every source has in common: its face, what it says about itself, and its one error.
+
+Knows nothing of models, results or sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from types import TracebackType
+from typing import Protocol, Self
+
+from sources.frame import Frame
+
+
+class SourceError(Exception):
+    """A source cannot be used. The message is one line for the user: what is wrong and what to do about it."""
+
+
+@dataclass(slots=True, frozen=True)
+class SourceInfo:
+    """What is known of a source before its first frame.
+
+    Attributes:
+        codec: name of the codec, such as "h264"; for pictures the file format, such as "jpeg".
+        width, height: size in pixels of the upright picture, after rotation. Later pictures may differ.
+        average_rate: frames per second of the whole stream, before `vid_stride`; None when unknown.
+        frames: how many frames an iteration will hand on, after `vid_stride`, `start` and `end`; an estimate, None when
+            unknown.
+        time_base: seconds of one pts unit.
+        duration_s: length of the whole stream in seconds; None when unknown or endless.
+        live: True when frames arrive by themselves and late ones are worth dropping.
+        audio: True when the source carries sound as well.
+        url: path or address, free of credentials.
+    """
+
+    codec: str
+    width: int
+    height: int
+    average_rate: Fraction | None
+    frames: int | None
+    time_base: Fraction
+    duration_s: float | None
+    live: bool
+    audio: bool
+    url: str
+
+
+class Source(Protocol):
+    """Where frames come from: iterate it once, in one thread; close it from any thread.
+
+    Iteration raises `SourceError` when the source fails for good, and simply ends when it is over or closed.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the stream, as in `Frame.stream`."""
+        ...
+
+    @property
+    def info(self) -> SourceInfo:
+        """What is known of the source, from construction on."""
+        ...
+
+    @property
+    def corrupt_packets(self) -> int:
+        """Packets or pictures of the current iteration that were damaged, hence skipped."""
+        ...
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield the frames in presentation order."""
+        ...
+
+    def close(self) -> None:
+        """End the iteration at its next packet, and every later one at once. Callable from any thread, repeatedly."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Return the source itself."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the source."""
+        ...

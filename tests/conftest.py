@@ -1,0 +1,102 @@
+"""Real clips for the tests, encoded on the spot, and the shared demo clips where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+REPO = Path(__file__).resolve().parent.parent
+
+MakeClip = Callable[..., Path]
+
+
+def numbered_picture(number: int, width: int, height: int) -> NDArray[np.uint8]:
+    """A picture that says which way is up, by a red corner top left, and its number, in eight binary stripes below."""
+    picture = np.full((height, width, 3), 120, np.uint8)
+    picture[: height // 4, : width // 4] = (220, 30, 30)
+    for bit in range(8):
+        picture[height // 2 :, bit * width // 8 : (bit + 1) * width // 8] = 235 if number >> bit & 1 else 20
+    return picture
+
+
+def number_of(image: NDArray[np.uint8]) -> int:
+    """Read the number of a `numbered_picture` back after any amount of coding."""
+    height, width = image.shape[:2]
+    row = image[height * 3 // 4, [(2 * bit + 1) * width // 16 for bit in range(8)]].mean(axis=1)
+    return sum(1 << bit for bit in range(8) if row[bit] > 128)
+
+
+@pytest.fixture(scope="session")
+def shared_clips() -> Path:
+    """The folder of demo clips beside the checkout."""
+    folder = REPO.parent / "shared" / "clips"
+    if not folder.is_dir():
+        pytest.skip("the demo clips (../shared/clips) are not on this machine")
+    return folder
+
+
+@pytest.fixture
+def make_clip(tmp_path: Path) -> MakeClip:
+    """Encode a small clip whose pictures are `numbered_picture(0)`, `numbered_picture(1)`, …"""
+
+    def make(
+        name: str = "clip.mp4",
+        *,
+        frames: int = 30,
+        size: tuple[int, int] = (160, 120),
+        codec: str = "libx264",
+        rate: int = 25,
+        time_base: Fraction | None = None,
+        pts: Sequence[int] | None = None,
+        gop: int = 10,
+        rotation: int | None = None,
+        noise: bool = False,
+        audio: str | None = None,
+        video: bool = True,
+    ) -> Path:
+        path = tmp_path / name
+        base = time_base or Fraction(1, rate)
+        stamps = list(range(frames)) if pts is None else list(pts)
+        # Units of at least the given fineness, so that MP4 keeps the integers of the caller.
+        options = {"video_track_timescale": str(base.denominator)} if name.endswith(".mp4") else {}
+        with av.open(str(path), "w", options=options) as container:
+            picture_stream = None
+            if video:
+                picture_stream = container.add_stream(codec, rate=rate)
+                picture_stream.width, picture_stream.height = size
+                picture_stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+                picture_stream.time_base = picture_stream.codec_context.time_base = base
+                picture_stream.codec_context.gop_size = gop
+                if rotation is not None:
+                    picture_stream.set_display_rotation(rotation)
+            sound_stream = container.add_stream(audio, rate=48000) if audio else None
+            if picture_stream is not None:
+                for number, stamp in enumerate(stamps):
+                    picture = numbered_picture(number, *size)
+                    if noise:
+                        grain = np.random.default_rng(number).integers(0, 60, picture.shape, dtype=np.uint8)
+                        picture = np.clip(picture, 0, 190) + grain
+                    frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                    frame.pts, frame.time_base = stamp, base
+                    container.mux(picture_stream.encode(frame))
+                container.mux(picture_stream.encode(None))
+            if sound_stream is not None:
+                seconds = float((stamps[-1] + 1) * base)
+                block = 1024
+                for begin in range(0, int(48000 * seconds), block):
+                    wave = np.sin(np.arange(begin, begin + block) * 0.06).astype(np.float32) * 0.3
+                    layout = sound_stream.codec_context.layout.name
+                    planes = sound_stream.codec_context.layout.nb_channels
+                    tone = av.AudioFrame.from_ndarray(np.tile(wave, (planes, 1)), format="fltp", layout=layout)
+                    tone.sample_rate, tone.pts, tone.time_base = 48000, begin, Fraction(1, 48000)
+                    container.mux(sound_stream.encode(tone))
+                container.mux(sound_stream.encode(None))
+        return path
+
+    return make
