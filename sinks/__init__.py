@@ -1,0 +1,23 @@
+"""Where results go. Knows frames and results, but no source, model or pipeline."""
+
+from sinks.base import Sink, SinkClosedError, SinkError
+from sinks.choose import open_sink
+from sinks.display import DisplaySink
+from sinks.jsonl import JsonlSink
+from sinks.mp4 import Mp4Sink
+from sinks.overlay import color_of, draw
+from sinks.record import Latency, make_record
+
+__all__ = [
+    "DisplaySink",
+    "JsonlSink",
+    "Latency",
+    "Mp4Sink",
+    "Sink",
+    "SinkClosedError",
+    "SinkError",
+    "color_of",
+    "draw",
+    "make_record",
+    "open_sink",
+]

@@ -1,0 +1,71 @@
+"""A window on this machine's screen that shows every frame with its overlay.
+
+Knows frames and results, but no source, model or pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import cv2
+
+from engine.results import Result
+from sinks.base import SinkClosedError, SinkError
+from sinks.overlay import draw
+from sinks.record import Latency
+from sources.frame import Frame
+
+_PROBE = "import cv2; cv2.namedWindow('saccade'); cv2.waitKey(1)"
+_PROBE_TIMEOUT_S = 20
+_QUIT_KEYS = (ord("q"), 27)  # 27 is Esc
+
+
+class DisplaySink:
+    """Shows frames in a window; q, Esc or closing the window ends the run.
+
+    Args:
+        title: of the window.
+
+    Raises:
+        SinkError: if no window can be opened here.
+    """
+
+    def __init__(self, title: str = "saccade") -> None:
+        self._title = title
+        self._shown = False
+        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise SinkError("no screen here (neither DISPLAY nor WAYLAND_DISPLAY is set); write to a file instead")
+        # The window toolkit ends the whole process when the screen refuses it, so a child tries first.
+        try:
+            tried = subprocess.run(
+                [sys.executable, "-c", _PROBE], capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise SinkError("the screen does not answer; write to a file instead") from None
+        if tried.returncode != 0:
+            raise SinkError("no window can be opened on this screen; write to a file instead")
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """Show one frame.
+
+        Raises:
+            SinkClosedError: if the user closed the window or pressed q or Esc.
+        """
+        picture = draw(frame.image, result, latency.total)
+        if not self._shown:
+            cv2.namedWindow(self._title, cv2.WINDOW_NORMAL)
+            cv2.resizeWindow(self._title, frame.width, frame.height)
+        cv2.imshow(self._title, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+        key = cv2.waitKey(1)
+        self._shown = True
+        if key & 0xFF in _QUIT_KEYS or cv2.getWindowProperty(self._title, cv2.WND_PROP_VISIBLE) < 1:
+            raise SinkClosedError("the window was closed")
+
+    def close(self) -> None:
+        """Close the window. A second call does nothing."""
+        if self._shown:
+            self._shown = False
+            cv2.destroyAllWindows()
+            cv2.waitKey(1)

@@ -1,0 +1,84 @@
+"""The record that goes over every wire, one a frame: JSON lines today, other transports the same.
+
+Knows frames and results, but no source, model or pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.results import Result
+from sources.frame import Frame
+
+SCHEMA = "saccade/1"
+
+# Coordinates are bins of 1/1024: five decimals keep them apart, and are 0.04 pixels of a 3840 pixel picture.
+_NORM_DIGITS = 5
+_PIXEL_DIGITS = 1
+_SCORE_DIGITS = 3
+_MS_DIGITS = 2
+
+
+@dataclass(slots=True, frozen=True)
+class Latency:
+    """Where the time of one frame went, in milliseconds.
+
+    Attributes:
+        decode: demuxing, decoding and converting the picture.
+        queue: waiting between the stages.
+        prefill: the engine's work on the image and the prompts.
+        decode_tokens: the engine's work on the answers.
+        track: tracking and zones.
+        total: from the first byte decoded to the result, waiting included.
+    """
+
+    decode: float = 0.0
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode_tokens: float = 0.0
+    track: float = 0.0
+    total: float = 0.0
+
+
+def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any]:
+    """Build the record of one frame, ready for `json.dumps`.
+
+    Boxes are `[x1, y1, x2, y2]`, in pixels with one decimal (`box`) and as fractions of width and height with five
+    (`box_norm`). Whatever is not known, such as track numbers and zones, is left out.
+    """
+    width, height = frame.width, frame.height
+    return {
+        "schema": SCHEMA,
+        "stream": frame.stream,
+        "frame": frame.index,
+        "pts": frame.pts,
+        "time_base": f"{frame.time_base.numerator}/{frame.time_base.denominator}",
+        "captured_at": round(frame.captured_at, 3),
+        "capture_clock": frame.capture_clock,
+        "width": width,
+        "height": height,
+        "latency_ms": {name: round(ms, _MS_DIGITS) for name, ms in asdict(latency).items()},
+        "dropped_since_last": frame.dropped_before,
+        "objects": [
+            {
+                "label": box.label,
+                "score": round(box.score, _SCORE_DIGITS),
+                "box": [round(v, _PIXEL_DIGITS) for v in box.pixels(width, height)],
+                "box_norm": [round(v, _NORM_DIGITS) for v in (box.x1, box.y1, box.x2, box.y2)],
+            }
+            for box in result.detections.boxes
+        ],
+        "points": [
+            {
+                "label": spot.label,
+                "score": round(spot.score, _SCORE_DIGITS),
+                "x": round(spot.x * width, _PIXEL_DIGITS),
+                "y": round(spot.y * height, _PIXEL_DIGITS),
+                "x_norm": round(spot.x, _NORM_DIGITS),
+                "y_norm": round(spot.y, _NORM_DIGITS),
+            }
+            for spot in result.points.points
+        ],
+        "answers": [{"prompt": text.prompt, "text": text.text} for text in result.texts],
+    }

@@ -1,0 +1,93 @@
+"""Copies the sound of a file into an MP4 beside its video, packet by packet, without encoding it again.
+
+Knows nothing of frames, results or models.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Self
+
+import av
+import av.error
+from av.container import InputContainer, OutputContainer
+
+log = logging.getLogger(__name__)
+
+# What both MP4 and browsers take. Other sound would make a file that some players refuse as a whole.
+_COPYABLE = frozenset({"aac", "mp3", "opus", "flac", "alac", "ac3", "eac3"})
+
+
+class SoundCopy:
+    """The first sound stream of a file on its way into an MP4; made by `open`."""
+
+    def __init__(self, source: InputContainer, target: OutputContainer, start_s: Fraction, shift_s: Fraction) -> None:
+        self._source = source
+        self._target = target
+        self._input = source.streams.audio[0]
+        self._output = target.add_stream_from_template(self._input)
+        self._start_s = start_s
+        self._shift_s = shift_s
+        self._packets = self._read()
+        self._next = next(self._packets, None)
+
+    @classmethod
+    def open(cls, path: Path | None, target: OutputContainer, *, start_s: Fraction, shift_s: Fraction) -> Self | None:
+        """Add the sound of `path` to `target` before anything is written there.
+
+        Args:
+            path: file with the sound.
+            target: MP4 that has its video stream already.
+            start_s: sound before this time in seconds is left out.
+            shift_s: seconds to take off every timestamp, as was done with the video's.
+
+        Returns:
+            The copy to be driven by `copy_until`; None where there is no sound, or, with a warning, none that an MP4
+            can hold.
+        """
+        if path is None:
+            return None
+        try:
+            source = av.open(str(path), metadata_errors="replace")
+        except (av.error.FFmpegError, OSError) as error:
+            log.warning("no sound: %s cannot be read again (%s)", path, error.strerror)
+            return None
+        codec = source.streams.audio[0].codec_context.name if source.streams.audio else None
+        if codec in _COPYABLE:
+            return cls(source, target, start_s, shift_s)
+        if codec is not None:
+            log.warning("no sound: %s is %s, which an MP4 for browsers cannot hold", path, codec)
+        source.close()
+        return None
+
+    def copy_until(self, time_s: Fraction) -> None:
+        """Copy all sound that begins before `time_s`, in seconds on the source's clock."""
+        while self._next is not None and self._time_of(self._next) < time_s:
+            packet = self._next
+            shift = round(self._shift_s / packet.time_base)
+            assert packet.pts is not None
+            packet.pts -= shift
+            packet.dts = packet.pts  # sound is never reordered
+            packet.stream = self._output
+            self._target.mux(packet)
+            self._next = next(self._packets, None)
+
+    def close(self) -> None:
+        """Close the file the sound comes from."""
+        self._source.close()
+
+    def _read(self) -> Iterator[av.Packet[av.AudioStream]]:
+        """Yield the packets from `start_s` on; the encoder's priming before it, if any, is left out as well."""
+        try:
+            for packet in self._source.demux(self._input):
+                if packet.pts is not None and packet.size and self._time_of(packet) >= self._start_s:
+                    yield packet
+        except av.error.FFmpegError as error:
+            log.warning("the rest of the sound cannot be read (%s)", error.strerror)
+
+    @staticmethod
+    def _time_of(packet: av.Packet[av.AudioStream]) -> Fraction:
+        return Fraction(packet.pts or 0) * packet.time_base
