@@ -41,7 +41,7 @@ class Report:
         objects: boxes and points found on them.
         elapsed_s: seconds from the first picture put to the engine to the last result.
         latency: mean over the frames, in milliseconds.
-        drops: pictures lost on the way, by cause.
+        drops: pictures lost on the way, by cause: `full` or `closed`, after `sink ` where they had a result already.
         corrupt_packets: pieces of the source that could not be decoded.
     """
 

@@ -14,6 +14,14 @@ from pipeline.run import Report, Run
 
 POLL_S = 0.1
 
+LOST = {
+    "full": "dropped because the model was busy",
+    "closed": "read but not looked at",
+    "sink full": "dropped because a sink was busy",
+    "sink closed": "not taken by a sink",
+}
+"""Cause of a drop as in `Report.drops` → what to tell."""
+
 
 def follow(run: Run, *, quiet: bool) -> bool:
     """Start `run` and show its progress until it ends; Ctrl-C or SIGTERM ends it early, and a second one at once.
@@ -71,7 +79,7 @@ def summary(report: Report, written: Sequence[str]) -> str:
         f"{report.frames} frames in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, {report.model_ms:.1f} ms a frame "
         f"(prefill {latency.prefill:.1f}, decode {latency.decode_tokens:.1f}), {report.objects} objects"
     ]
-    lost = [f"{count} frames dropped ({cause})" for cause, count in report.drops.items()]
+    lost = [f"{count} frames {LOST[cause]}" for cause, count in report.drops.items()]
     if report.corrupt_packets:
         lost.append(f"{report.corrupt_packets} damaged packets skipped")
     if lost:

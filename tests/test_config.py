@@ -20,7 +20,7 @@ def test_a_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
 
 
 def test_the_command_line_alone_is_enough() -> None:
-    assert load(None, {"source": "a.mp4", "end": "1:30"}).end == 90
+    assert load(None, {"source": "a.mp4", "end": "1:30", "query": "why?"}).end == 90
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\nsource: b\n", ":2:1: 'source' is given twice, first in line 1"),
         ("model: nano\n", ":1:1: source is missing: What to watch"),
         ("", ":1:1: source is missing"),
+        ("source: a\n", ":1:1: nothing to look for: give detect, point or query"),
         ("source: &a [*a]\n", ": nested more than 8 levels deep"),
         ("1: a\n", ":1:1: "),
     ],
@@ -65,6 +66,7 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: 
         ({"source": "a", "start": "soon"}, "--start: should be a valid number"),
         ({"source": ""}, "SOURCE: String should have at least 1 character"),
         ({}, "source is missing"),
+        ({"source": "a"}, "nothing to look for"),
     ],
 )
 def test_a_wrong_flag_is_called_by_its_name(overrides: dict[str, Any], message: str) -> None:
@@ -75,7 +77,7 @@ def test_a_wrong_flag_is_called_by_its_name(overrides: dict[str, Any], message: 
 
 def test_a_flag_over_a_wrong_value_in_the_file_mends_it(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("source: a\nconf: 7\n")
+    path.write_text("source: a\nconf: 7\ndetect: cat\n")
     assert load(path, {"conf": 0.4}).conf == 0.4
 
 

@@ -1,0 +1,44 @@
+# Everything a developer types. `make` alone says what there is.
+
+PYTHON ?= python3
+# What pip is told to install for torch; a smaller build for machines without a GPU may be named here with its index:
+# make TORCH='torch==2.13.0 --index-url …'
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEMO := out/demo.mp4
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo 'make demo    find people in the clip that ships with the project → $(DEMO)'
+	@echo 'make test    run the tests'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make clean   remove $(VENV), out/ and caches'
+
+# The stamp makes a second call instant; a changed pyproject.toml makes it stale.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "saccade needs Python 3.11 or later; name one with PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@mkdir -p $(dir $(DEMO))
+	$(BIN)/saccade run pipeline/assets/demo.mp4 --detect person --out $(DEMO)
+	@echo 'The annotated video: $(DEMO)'
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
