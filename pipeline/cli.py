@@ -96,10 +96,10 @@ def run(
     if job.error:
         raise RunFailed from job.error
     if not quiet:
+        targets = [target for target in (settings.out, settings.jsonl) if target]
         # Where the records are printed, nothing else may be.
-        stream = sys.stderr if settings.jsonl == "-" else sys.stdout
-        written = [path for path in (settings.out, settings.jsonl) if path and path != "-"]
-        print(summary(job.report(), written), file=stream)
+        stream = sys.stderr if "-" in targets else sys.stdout
+        print(summary(job.report(), [target for target in targets if target != "-"]), file=stream)
     return INTERRUPTED if interrupted else 0
 
 
