@@ -114,7 +114,7 @@ class FileSource:
             # Where a container has no index (MPEG-TS), seeking may end after the key frame that is needed: then look
             # further back, and at last begin at the beginning.
             backs = (first_pts - round(back / base) for back in _SEEK_BACK_S)
-            seeks = [pts for pts in backs if pts > self._origin] + seeks
+            seeks = [*(pts for pts in backs if pts > self._origin), None]
         for seek in seeks:
             if self._closed.is_set():
                 return
@@ -229,8 +229,9 @@ class FileSource:
 
     def _open(self) -> InputContainer:
         try:
-            # Old cameras write titles in any encoding; that is no reason to refuse the pictures.
-            return av.open(str(self._path), metadata_errors="replace")
+            # "file:", because FFmpeg takes the start of `cam:1.mp4` for a protocol. Old cameras write titles in any
+            # encoding; that is no reason to refuse the pictures.
+            return av.open(f"file:{self._path}", metadata_errors="replace")
         except (av.error.FFmpegError, OSError) as error:
             if isinstance(error, PermissionError | FileNotFoundError):
                 check_readable(self._path)
