@@ -53,11 +53,22 @@ class JsonlSink:
             self._file.write(line.encode("utf-8", "replace") + b"\n")
             self._file.flush()
         except BrokenPipeError:
+            if self._path == "-":
+                # Else the interpreter fails once more at its end, when it flushes what nobody reads.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
             raise SinkClosedError(f"nobody reads {self._path} any more") from None
         except OSError as error:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the file; standard output stays open. A second call does nothing."""
-        if self._path != "-":
+        """Close the file; standard output stays open. A second call does nothing.
+
+        Raises:
+            SinkError: if an earlier line could not be written and still cannot.
+        """
+        if self._path == "-":
+            return
+        try:
             self._file.close()
+        except OSError as error:
+            raise SinkError(f"cannot finish {self._path}: {error.strerror}") from None

@@ -13,6 +13,7 @@ from typing import Self
 
 import av
 import av.error
+from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ class SoundCopy:
         self._target = target
         self._input = source.streams.audio[0]
         self._output = target.add_stream_from_template(self._input)
+        # AAC from MPEG-TS says what it is in every packet; in an MP4 it says so once, in the header.
+        bare = self._input.codec_context.name == "aac" and not self._input.codec_context.extradata
+        self._filter = BitStreamFilterContext("aac_adtstoasc", self._input) if bare else None
         self._start_s = start_s
         self._shift_s = shift_s
         self._packets = self._read()
@@ -51,7 +55,7 @@ class SoundCopy:
         if path is None:
             return None
         try:
-            source = av.open(str(path), metadata_errors="replace")
+            source = av.open(f"file:{path}", metadata_errors="replace")
         except (av.error.FFmpegError, OSError) as error:
             log.warning("no sound: %s cannot be read again (%s)", path, error.strerror)
             return None
@@ -71,8 +75,9 @@ class SoundCopy:
             assert packet.pts is not None
             packet.pts -= shift
             packet.dts = packet.pts  # sound is never reordered
-            packet.stream = self._output
-            self._target.mux(packet)
+            for ready in self._filter.filter(packet) if self._filter is not None else (packet,):
+                ready.stream = self._output
+                self._target.mux(ready)
             self._next = next(self._packets, None)
 
     def close(self) -> None:
