@@ -1,4 +1,4 @@
-"""What an import costs: reading and writing video must not load the engine's machinery. Who may know whom: test_house."""
+"""Reading and writing video must not load the engine's machinery. Who may know whom is held in test_house."""
 
 from __future__ import annotations
 
