@@ -19,20 +19,32 @@ class KVCache:
 
     __slots__ = ("keys", "values")
 
-    def __init__(self, config: TextConfig, rows: int, capacity: int, like: torch.Tensor) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    @classmethod
+    def empty(cls, config: TextConfig, rows: int, capacity: int, like: torch.Tensor) -> KVCache:
+        """A cache of zeros with the dtype and device of `like`."""
         shape = (config.n_layers, rows, config.n_kv_heads, capacity, config.head_dim)
-        self.keys = like.new_zeros(shape)
-        self.values = like.new_zeros(shape)
+        return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     def fork(self, rows: int, capacity: int) -> KVCache:
         """Copy a one-row cache into `rows` rows with room for `capacity` positions."""
-        forked = object.__new__(KVCache)
-        for name in ("keys", "values"):
-            prefix = getattr(self, name)
-            grown = prefix.new_zeros((prefix.shape[0], rows, prefix.shape[2], capacity, prefix.shape[4]))
-            grown[:, :, :, : prefix.shape[3]] = prefix
-            setattr(forked, name, grown)
-        return forked
+
+        def grow(one: torch.Tensor) -> torch.Tensor:
+            grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))
+            grown[:, :, :, : one.shape[3]] = one
+            return grown
+
+        return KVCache(grow(self.keys), grow(self.values))
+
+    def rows(self, index: torch.Tensor) -> KVCache:
+        """Copy of the given rows."""
+        return KVCache(self.keys[:, index], self.values[:, index])
+
+    def upto(self, length: int) -> KVCache:
+        """View of the first `length` positions."""
+        return KVCache(self.keys[:, :, :, :length], self.values[:, :, :, :length])
 
 
 class Attention(nn.Module):

@@ -1,0 +1,71 @@
+"""A vision-language model that finds, points and answers: `from engine import Engine`.
+
+Names are imported when first used, so that results, tasks and errors can be had without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine import Engine, Image, ModelInfo
+    from .errors import (
+        EngineClosedError,
+        EngineError,
+        ModelFilesError,
+        UnknownClassError,
+        UnknownModelError,
+        UnsupportedTaskError,
+    )
+    from .models.registry import EMBEDDED, ModelEntry
+    from .results import Box, Detections, Points, Result, Spot, Text, Timings
+    from .tasks import Caption, Detect, Point, Query, Task
+
+_HOMES = {
+    "engine": ("Engine", "Image", "ModelInfo"),
+    "errors": (
+        "EngineClosedError",
+        "EngineError",
+        "ModelFilesError",
+        "UnknownClassError",
+        "UnknownModelError",
+        "UnsupportedTaskError",
+    ),
+    "models.registry": ("EMBEDDED", "ModelEntry"),
+    "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
+    "tasks": ("Caption", "Detect", "Point", "Query", "Task"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [
+    "EMBEDDED",
+    "Box",
+    "Caption",
+    "Detect",
+    "Detections",
+    "Engine",
+    "EngineClosedError",
+    "EngineError",
+    "Image",
+    "ModelEntry",
+    "ModelFilesError",
+    "ModelInfo",
+    "Point",
+    "Points",
+    "Query",
+    "Result",
+    "Spot",
+    "Task",
+    "Text",
+    "Timings",
+    "UnknownClassError",
+    "UnknownModelError",
+    "UnsupportedTaskError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'engine' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -1,0 +1,38 @@
+"""Everything that can go wrong on the engine's side, each with one line that says what to do. Knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class EngineError(Exception):
+    """Base of the engine's errors; `str(error)` is one line for the user."""
+
+
+class UnknownModelError(EngineError):
+    """A model name, folder or hub id that leads to no model."""
+
+
+class ModelFilesError(EngineError):
+    """A model's files cannot be read or do not fit each other."""
+
+
+class UnknownClassError(EngineError):
+    """A closed-vocabulary model was asked for a name it does not know.
+
+    Attributes:
+        label: the name asked for.
+    """
+
+    def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:
+        self.label = label
+        meant = f"; did you mean '{hint}'?" if hint else ""
+        super().__init__(f"'{label}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
+
+
+class UnsupportedTaskError(EngineError):
+    """The model has no such skill."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed before the task was done."""

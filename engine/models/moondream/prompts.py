@@ -1,0 +1,84 @@
+"""From a task to the token ids a model is asked with, and from answer ids to text. Knows no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from .config import TokenizerConfig
+
+FIRST_CODE_POINT = 100
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+
+
+class FileCodec:
+    """A tokenizer.json file."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(path))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        return str(self._tokenizer.decode(list(ids)))
+
+
+class CodePointCodec:
+    """The codec of reference sets that carry no tokenizer: 100 + code point in, `<id>` out."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return [FIRST_CODE_POINT + ord(character) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        return "".join(f"<{i}>" for i in ids)
+
+
+class Prompts:
+    """Prompts of one model: the config's templates around encoded words."""
+
+    __slots__ = ("_codec", "_templates")
+
+    def __init__(self, config: TokenizerConfig, codec: TextCodec) -> None:
+        self._templates = config.templates
+        self._codec = codec
+
+    def can(self, skill: str) -> bool:
+        """Whether the model has a template for 'detect', 'point', 'query' or 'caption'."""
+        return bool(self._templates.get(skill))
+
+    def objects(self, skill: str, label: str) -> list[int]:
+        """Ids that ask for all objects of a name; `skill` is 'detect' or 'point'."""
+        return self._wrap(skill, f" {label}")
+
+    def query(self, question: str) -> list[int]:
+        """Ids that ask a question."""
+        return self._wrap("query", question)
+
+    def caption(self, length: str) -> list[int]:
+        """Ids that ask for a description of some length."""
+        return list(self._templates["caption"][length])
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of an answer."""
+        return self._codec.decode(ids)
+
+    def _wrap(self, skill: str, words: str) -> list[int]:
+        template = self._templates[skill]
+        return [*template["prefix"], *self._codec.encode(words), *template["suffix"]]
