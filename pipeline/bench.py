@@ -13,9 +13,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from engine import Engine
 from pipeline.config import ConfigError, RunConfig
-from pipeline.setup import tasks_for
+from pipeline.setup import load_engine, tasks_for
 from sources import RgbImage, open_source
 
 DEMO_CLIP = Path(__file__).parent / "assets" / "demo.mp4"
@@ -70,7 +69,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int) -> Fram
         SourceError, EngineError: if source or model cannot be used.
     """
     pictures = _pictures(config.source, width, height)
-    with Engine.load(config.model, device=config.device) as engine:
+    with load_engine(config) as engine:
         tasks = tasks_for(engine, config)
         for picture in pictures[:WARM_UP]:
             engine.submit(picture, tasks).result()

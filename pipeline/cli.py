@@ -32,7 +32,7 @@ Point = Annotated[
 ]
 Query = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Question to answer in text; again for more.")]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoint folder or hub id (default nano).")]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu or cuda (default auto).")]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default auto).")]
 Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
 MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name on one picture (default 50).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -133,11 +133,47 @@ def image(
 
 @app.command()
 def models() -> None:
-    """List the models that can be loaded by name."""
-    from engine import models as available
+    """List the models that ship with the package; a checkpoint folder or a hub id is as good a `--model`."""
+    from engine import EMBEDDED
 
-    for model in available():
-        print(model)
+    for entry in EMBEDDED:
+        print(f"{entry.name:<10} {entry.about}")
+
+
+@app.command("eval")
+def evaluate(
+    data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
+    split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many pictures.")] = None,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Score a model on labelled pictures: AP, precision, recall and empty answers, class by class."""
+    import json
+
+    from engine import Engine
+    from engine.evaluation import evaluate as score
+    from pipeline.terminal import counting, evaluation_table
+
+    with Engine.load(model or "nano", device=device or "auto") as engine, counting() as progress:
+        scores = score(engine, data, split, limit, progress)
+    print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
+
+
+@app.command()
+def golden(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and what it should answer.")],
+    device: Device = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest difference of embeddings and logits.")] = 1e-4,
+) -> int:
+    """Compare the engine with a reference implementation's numbers; the exit code is 1 where they disagree."""
+    from engine.golden import check, require_folder
+    from pipeline.terminal import golden_table
+
+    quantities = check(require_folder(folder), device=device or "cpu", tolerance=tolerance)
+    print(golden_table(quantities))
+    return 0 if quantities and all(quantity.ok for quantity in quantities) else FAILED
 
 
 @app.command()

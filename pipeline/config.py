@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -63,7 +63,7 @@ class RunConfig(BaseModel):
 
     source: Text = Field(description="What to watch: a video file, a picture, or a folder of pictures.")
     model: Text = Field("nano", description="Embedded model, checkpoint folder, or hub id; see `saccade models`.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs; auto: the GPU if any.")
+    device: Text = Field("auto", description="Where the model runs: auto (the GPU if any), cpu, cuda or cuda:N.")
     detect: Names = Field([], description="Names to find as boxes.")
     point: Names = Field([], description="Names to find as points.")
     query: Annotated[list[Text], BeforeValidator(_questions)] = Field([], description="Questions to answer in text.")

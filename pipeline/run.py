@@ -15,13 +15,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
-from engine import Engine
 from engine.results import Result
 from engine.tasks import Task
 from pipeline.queue import WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from sinks import Latency, Sink, SinkClosedError
 from sources import Frame, Source
+
+if TYPE_CHECKING:
+    from engine import Engine
 
 
 @dataclass(slots=True, frozen=True)

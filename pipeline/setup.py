@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine import Engine
 from engine.tasks import Detect, Point, Query, Task
 from pipeline.config import ConfigError, RunConfig
 from pipeline.queue import NEWEST, WAIT, QueuePolicy
 from pipeline.run import Output, Run
 from sinks import DisplaySink, JsonlSink, Sink, open_sink
 from sources import Source, open_source
+
+if TYPE_CHECKING:
+    from engine import Engine
 
 
 @contextmanager
@@ -26,11 +29,22 @@ def opened_run(config: RunConfig) -> Iterator[Run]:
     check_outputs(config)
     with (
         open_source(config.source, vid_stride=config.vid_stride, start=config.start, end=config.end) as source,
-        Engine.load(config.model, device=config.device) as engine,
+        load_engine(config) as engine,
     ):
         tasks = tasks_for(engine, config)
         outputs = _open_sinks(config, source)
         yield Run(source, engine, tasks, outputs, queue=QueuePolicy.parse(config.queue), in_flight=config.in_flight)
+
+
+def load_engine(config: RunConfig) -> Engine:
+    """Load the model that the configuration names, onto the device that it names.
+
+    Raises:
+        EngineError: if there is no such model or device.
+    """
+    from engine import Engine  # brings torch, which takes seconds: whatever is wrong before this is told at once
+
+    return Engine.load(config.model, device=config.device)
 
 
 def tasks_for(engine: Engine, config: RunConfig) -> list[Task]:
@@ -38,7 +52,11 @@ def tasks_for(engine: Engine, config: RunConfig) -> list[Task]:
 
     Raises:
         UnknownClassError: if the model does not know a name.
+        ConfigError: if the model has not learned to do what is asked.
     """
+    for skill in ("detect", "point", "query"):
+        if getattr(config, skill) and skill not in engine.model.skills:
+            raise ConfigError(f"{engine.model.name} can {' and '.join(engine.model.skills)}, not {skill}")
     return [
         *(Detect(label, config.max_objects, config.conf) for label in engine.resolve(config.detect)),
         *(Point(label, config.max_objects, config.conf) for label in engine.resolve(config.point)),

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from engine import Engine
 from engine.results import Result
 from pipeline.config import ConfigError, RunConfig
 from pipeline.run import latency_of
-from pipeline.setup import check_outputs, tasks_for
+from pipeline.setup import check_outputs, load_engine, tasks_for
 from sinks import Latency, SinkError, draw, make_record
 from sources import Frame, SourceError, open_source
 
@@ -71,7 +70,7 @@ def look(config: RunConfig) -> Seen:
         frame = next(iter(source), None)
     if frame is None:
         raise SourceError(f"{config.source}: no picture could be read")
-    with Engine.load(config.model, device=config.device) as engine:
+    with load_engine(config) as engine:
         tasks = tasks_for(engine, config)
         submitted_at = time.monotonic()
         result = engine.submit(frame.image, tasks).result()

@@ -1,16 +1,21 @@
-"""What a person sees while a run goes on and when it is over. Knows reports; nothing of how they come about."""
+"""What a person sees: progress while something goes on, and what came of it. Knows reports, not how they come about."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from pipeline.run import Report, Run
+
+if TYPE_CHECKING:
+    from engine.evaluation import Evaluation
+    from engine.golden import Quantity
 
 POLL_S = 0.1
 
@@ -33,14 +38,8 @@ def follow(run: Run, *, quiet: bool) -> bool:
     Returns:
         True if it was ended early by a signal.
     """
-    console = Console(stderr=True)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[fps]:.1f} fps · {task.fields[ms]:.0f} ms a frame · {task.fields[objects]} objects"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    figures = "{task.fields[fps]:.1f} fps · {task.fields[ms]:.0f} ms a frame · {task.fields[objects]} objects"
+    bar = _bar(TextColumn(figures), quiet=quiet)
     task = bar.add_task("", total=run.expected_frames, fps=0.0, ms=0.0, objects=0)
     with _signals() as caught, bar:
         run.start()
@@ -52,6 +51,22 @@ def follow(run: Run, *, quiet: bool) -> bool:
                 stopping = True
                 run.stop()
         return bool(caught)
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of what calls the function yielded with (done, all)."""
+    bar = _bar()
+    task = bar.add_task("")
+    with bar:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bar(*figures: ProgressColumn, quiet: bool = False) -> Progress:
+    """A progress bar on standard error that leaves nothing behind, and is not there where no terminal is."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 @contextmanager
@@ -86,3 +101,30 @@ def summary(report: Report, written: Sequence[str]) -> str:
         lines.append(", ".join(lost))
     lines += [f"→ {path}" for path in written]
     return "\n".join(lines)
+
+
+def evaluation_table(scores: Evaluation) -> str:
+    """The scores of every class, and the means, in percent."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f}"
+
+    def row(name: str, boxes: object, *rates: object) -> str:
+        return f"{name:<16}{boxes:>8}" + "".join(f"{rate:>11}" for rate in rates)
+
+    lines = [row("class", "boxes", "AP50", "AP50:95", "precision", "recall", "empty")]
+    for one in scores.classes:
+        rates = (one.ap50, one.ap, one.precision, one.recall, one.empty)
+        lines.append(row(one.name, one.boxes, *map(percent, rates)))
+    boxes = sum(one.boxes for one in scores.classes)
+    lines.append(row("all", boxes, percent(scores.ap50), percent(scores.ap), "", "", percent(scores.empty)))
+    return "\n".join([*lines, f"{scores.pictures} pictures; in percent; precision, recall and empty at conf 0.5"])
+
+
+def golden_table(quantities: Sequence[Quantity]) -> str:
+    """The largest disagreement of each quantity."""
+    lines = [f"{'quantity':<20}{'compared':>9}{'largest':>12}{'allowed':>12}"]
+    for one in quantities:
+        verdict = "ok" if one.ok else f"DISAGREES at {one.where}"
+        lines.append(f"{one.name:<20}{one.compared:>9}{one.worst:>12.3g}{one.tolerance:>12.3g}  {verdict}")
+    return "\n".join(lines) if quantities else "nothing was compared"

@@ -58,6 +58,10 @@ BAD_INPUT = {
     "unknown class": (["run", "clip.mp4", *OUTPUTS, "--detect", "unicorn"], "unicorn"),
     "unknown class in an image": (["image", "photo.png", "--detect", "unicorn", "--out", "found.png"], "unicorn"),
     "unknown model": (["run", "clip.mp4", *OUTPUTS, "--model", "no-such-model"], "no-such-model"),
+    "unknown device": (["run", "clip.mp4", *OUTPUTS, "--device", "toaster"], "toaster"),
+    "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),
+    "no data pack": (["eval", "none"], "none"),
+    "no golden folder": (["golden", "none"], "none"),
     "broken YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: broken YAML"),
     "unknown key": (
         ["run", "--config", "typo.yaml", *OUTPUTS],
@@ -176,6 +180,15 @@ def test_one_frame_is_timed(tmp_path: Path) -> None:
     timed = json.loads(done.stdout)
     assert (timed["width"], timed["height"], timed["frames"]) == (320, 180, 5)
     assert 0 < timed["median_ms"] <= timed["p99_ms"]
+
+
+def test_the_embedded_model_has_a_score(tmp_path: Path) -> None:
+    pack = REPO.parent / "shared" / "data"
+    if not pack.is_dir():
+        pytest.skip("the data pack (../shared/data) is not on this machine")
+    done = saccade("eval", pack, "--limit", "2", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["pictures"] == 2
 
 
 def test_help_needs_nothing_slow(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\nconf: 1.5\n", ":2:1: conf: should be less than or equal to 1, got 1.5"),
         ("source: a\nconf: high\n", ":2:1: conf: should be a valid number"),
         ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
-        ("source: a\ndevice: gpu\n", ":2:1: device: should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
         ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is no queue policy"),
         ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than start, 9 s"),
         ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
