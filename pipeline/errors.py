@@ -59,6 +59,8 @@ def guarded(command: Callable[[], int]) -> int:
         message, code = _explain(error)
         print(f"saccade: {one_line(message)}", file=sys.stderr)
         return code
+    finally:
+        logging.getLogger().removeHandler(warnings)
 
 
 def _explain(error: Exception) -> tuple[str, int]:

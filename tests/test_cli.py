@@ -13,6 +13,7 @@ import av
 import pytest
 from PIL import Image
 
+from pipeline.cli import main
 from pipeline.config import RunConfig
 from pipeline.errors import one_line
 
@@ -50,38 +51,41 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 OUTPUTS = ["--detect", "person", "--out", "out.mp4", "--jsonl", "out.jsonl"]
 
+PERSON = ["--detect", "person"]
+
 BAD_INPUT = {
     "missing file": (["run", "none.mp4", *OUTPUTS], "none.mp4"),
     "text named mp4": (["run", "text.mp4", *OUTPUTS], "text.mp4"),
     "zero bytes": (["run", "empty.mp4", *OUTPUTS], "empty"),
     "no video stream": (["run", "sound.mp4", *OUTPUTS], "no video stream"),
     "unknown class": (["run", "clip.mp4", *OUTPUTS, "--detect", "unicorn"], "unicorn"),
-    "unknown class in an image": (["image", "photo.png", "--detect", "unicorn", "--out", "found.png"], "unicorn"),
     "unknown model": (["run", "clip.mp4", *OUTPUTS, "--model", "no-such-model"], "no-such-model"),
+    "broken YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: broken YAML"),
+    "unwritable video": (["run", "clip.mp4", *PERSON, "--out", "none/out.mp4"], "none/out.mp4"),
+}
+
+MORE_BAD_INPUT = {
+    "unwritable records": (["run", "clip.mp4", *OUTPUTS, "--jsonl", "none/out.jsonl"], "none/out.jsonl"),
+    "unwritable picture": (["image", "photo.png", *PERSON, "--out", "none/found.png"], "none/found.png"),
+    "picture of no format": (["image", "photo.png", *PERSON, "--out", "found.xyz"], "found.xyz"),
+    "video of no format": (["run", "clip.mp4", *PERSON, "--out", "found.xyz"], "found.xyz"),
+    "unknown class in an image": (["image", "photo.png", "--detect", "unicorn", "--out", "found.png"], "unicorn"),
     "unknown device": (["run", "clip.mp4", *OUTPUTS, "--device", "toaster"], "toaster"),
     "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),
-    "no data pack": (["eval", "none"], "none"),
-    "no golden folder": (["golden", "none"], "none"),
-    "broken YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: broken YAML"),
-    "unknown key": (
-        ["run", "--config", "typo.yaml", *OUTPUTS],
-        "typo.yaml:2:1: unknown key 'detct'; did you mean 'detect'?",
-    ),
-    "unwritable video": (["run", "clip.mp4", "--detect", "person", "--out", "none/out.mp4"], "none/out.mp4"),
-    "unwritable records": (["run", "clip.mp4", *OUTPUTS, "--jsonl", "none/out.jsonl"], "none/out.jsonl"),
-    "unwritable picture": (["image", "photo.png", "--detect", "person", "--out", "none/found.png"], "none/found.png"),
-    "picture of no format": (["image", "photo.png", "--detect", "person", "--out", "found.xyz"], "found.xyz"),
-    "source overwritten": (["run", "clip.mp4", "--detect", "person", "--out", "./clip.mp4"], "is the source itself"),
-    "outputs the same": (["run", "clip.mp4", "--detect", "person", "--out", "a.mp4", "--jsonl", "a.mp4"], "same file"),
-    "video as an image": (["image", "clip.mp4", "--detect", "person"], "more than one picture"),
+    "unknown key": (["run", "--config", "typo.yaml", *OUTPUTS], "typo.yaml:2:1: unknown key 'detct'; did you mean"),
+    "unknown flag": (["run", "clip.mp4", "--detct", "person"], "--detct"),
+    "unknown command": (["rnu"], "Did you mean 'run'?"),
+    "source overwritten": (["run", "clip.mp4", *PERSON, "--out", "./clip.mp4"], "is the source itself"),
+    "outputs the same": (["run", "clip.mp4", *PERSON, "--out", "a.mp4", "--jsonl", "a.mp4"], "same file"),
+    "video as an image": (["image", "clip.mp4", *PERSON], "more than one picture"),
     "nothing asked": (["run", "clip.mp4", "--out", "out.mp4"], "nothing to look for"),
     "no source": (["run", *OUTPUTS], "source is missing"),
     "no screen": (["run", "clip.mp4", *OUTPUTS, "--display"], "no screen"),
     "wrong number": (["run", "clip.mp4", *OUTPUTS, "--conf", "7"], "--conf"),
     "no number": (["run", "clip.mp4", *OUTPUTS, "--conf", "high"], "--conf"),
-    "unknown flag": (["run", "clip.mp4", "--detct", "person"], "--detct"),
-    "unknown command": (["rnu"], "Did you mean 'run'?"),
     "wrong size": (["bench", "frame", "--size", "big"], "640x360"),
+    "no data pack": (["eval", "none"], "none"),
+    "no golden folder": (["golden", "none"], "none"),
 }
 
 
@@ -97,17 +101,38 @@ def folder(tmp_path: Path, make_clip: MakeClip) -> Path:
     return tmp_path
 
 
+def assert_told_in_one_line(code: int, stdout: str, stderr: str, message: str) -> None:
+    assert code == 2
+    assert stdout == ""
+    lines = stderr.splitlines()
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("saccade: ")
+    assert message in lines[0]
+
+
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_told_in_one_line_and_leaves_nothing_behind(case: str, folder: Path) -> None:
     arguments, message = BAD_INPUT[case]
     before = files_in(folder)
     done = saccade(*arguments, cwd=folder)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("saccade: ")
-    assert message in lines[0]
+    assert_told_in_one_line(done.returncode, done.stdout, done.stderr, message)
+    assert files_in(folder) == before
+
+
+@pytest.mark.parametrize("case", MORE_BAD_INPUT)
+def test_so_is_other_bad_input(
+    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which spares a start of Python and torch for each."""
+    arguments, message = MORE_BAD_INPUT[case]
+    before = files_in(folder)
+    monkeypatch.chdir(folder)
+    for name in ("SACCADE_DEBUG", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert_told_in_one_line(int(str(ended.value)), *capfd.readouterr(), message)
     assert files_in(folder) == before
 
 
