@@ -14,20 +14,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .errors import EngineClosedError, EngineError, ModelFilesError, UnsupportedTaskError
-from .generate import Found, Generator
+from .found import Found
+from .generate import Generator
 from .models import registry
 from .models.moondream.config import ConfigError
 from .models.moondream.model import CheckpointError, Moondream, load
 from .models.moondream.prompts import CodePointCodec, FileCodec, Prompts
+from .models.moondream.text import KVCache
 from .results import Box, Detections, Points, Result, Spot, Text, Timings
 from .tasks import Caption, CaptionLength, Detect, Point, Query, Task
+from .tiles import Window, merge, place, windows
 from .vocabulary import Vocabulary
 
 Image = NDArray[np.uint8] | torch.Tensor
@@ -54,6 +56,7 @@ class ModelInfo:
 class _Request:
     image: NDArray[np.uint8]
     tasks: tuple[Task, ...]
+    tiles: int
     future: Future[Result]
     submitted: float
 
@@ -124,12 +127,14 @@ class Engine:
             return list(dict.fromkeys(label.strip() for label in labels))
         return self._vocabulary.resolve(labels)
 
-    def submit(self, image: Image, tasks: Sequence[Task]) -> Future[Result]:
+    def submit(self, image: Image, tasks: Sequence[Task], tiles: int = 1) -> Future[Result]:
         """Queue tasks on a picture; all of them share one look at it.
 
         Args:
             image: (height, width, 3) uint8 RGB. It must not change until the future is done.
             tasks: what to ask; labels as `resolve` gives them.
+            tiles: with n > 1, `Detect` tasks look at n × n overlapping windows as well: more small objects, at
+                1 + n² times the work.
 
         Returns:
             A future of the result. Cancelling it before the work starts drops the work.
@@ -137,21 +142,23 @@ class Engine:
         Raises:
             UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
             EngineClosedError: after `close`.
-            ValueError: if the picture is not what it should be.
+            ValueError: if the picture is not what it should be, or `tiles` is not 1 or more.
         """
+        if tiles < 1:
+            raise ValueError(f"tiles is 1 or more; got {tiles}")
         for task in tasks:
             self._check(task)
-        request = _Request(_as_array(image), tuple(tasks), Future(), time.monotonic())
+        request = _Request(_as_array(image), tuple(tasks), tiles, Future(), time.monotonic())
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed")
             self._requests.put(request)
         return request.future
 
-    def detect(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5) -> Detections:
+    def detect(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1) -> Detections:
         """Boxes of everything that `label` means ('person', 'people', 'truck or bus'). Waits for the answer."""
         names = self.resolve([label])
-        return self.submit(image, [Detect(name, max_objects, conf) for name in names]).result().detections
+        return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
 
     def point(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5) -> Points:
         """Centre points of everything that `label` means. Waits for the answer."""
@@ -187,7 +194,9 @@ class Engine:
         skill = _SKILLS[type(task)]
         if skill not in self.model.skills:
             able = " and ".join(self.model.skills)
-            raise UnsupportedTaskError(f"{self.model.name} can {able}, not {skill}; load a Moondream checkpoint for that")
+            raise UnsupportedTaskError(
+                f"{self.model.name} can {able}, not {skill}; load a Moondream checkpoint for that"
+            )
         if isinstance(task, Detect | Point) and self._vocabulary is not None:
             self._vocabulary.resolve([task.label])
 
@@ -208,37 +217,40 @@ class Engine:
 
     def _run(self, request: _Request) -> Result:
         began = time.monotonic()
-        generator, prompts = self._generator, self._prompts
-        prefix = generator.prefix(generator.image_tokens(request.image))
+        height, width = request.image.shape[:2]
+        whole, *closer = windows(width, height, request.tiles)
+        prefix = self._look(request.image, whole)
         self._settle()
         prefilled = time.monotonic()
-        boxes: dict[int, tuple[Box, ...]] = {}
-        points: dict[int, tuple[Spot, ...]] = {}
-        texts: dict[int, Text] = {}
-        for kind, skill in ((Detect, "detect"), (Point, "point")):
-            asked = [(i, task) for i, task in enumerate(request.tasks) if isinstance(task, kind)]
-            if not asked:
-                continue
-            ids = [prompts.objects(skill, task.label) for _, task in asked]
-            limits = [task.max_objects for _, task in asked]
-            sized = kind is Detect
-            state = generator.prefill(prefix, ids, max(limits) * (3 if sized else 2))
-            for (i, task), found in zip(
-                asked, generator.objects(state, sized, limits, [task.conf for _, task in asked]), strict=True
-            ):
-                if sized:
-                    boxes[i] = tuple(_box(task.label, one) for one in found)
-                else:
-                    points[i] = tuple(Spot(task.label, one.score, one.x, one.y) for one in found)
-        for i, task in enumerate(request.tasks):
-            if isinstance(task, Query | Caption):
-                texts[i] = self._answer(task, prefix)
+        detects = [task for task in request.tasks if isinstance(task, Detect)]
+        points = [task for task in request.tasks if isinstance(task, Point)]
+        found = self._objects(prefix, "detect", detects)
+        spots = self._objects(prefix, "point", points)
+        texts = tuple(self._answer(task, prefix) for task in request.tasks if isinstance(task, Query | Caption))
+        if detects:
+            for window in closer:
+                seen = self._objects(self._look(request.image, window), "detect", detects)
+                for mine, more in zip(found, seen, strict=True):
+                    mine += [one for one in (place(one, window, width, height) for one in more) if one is not None]
+        if closer:
+            found = [merge(group)[: task.max_objects] for task, group in zip(detects, found, strict=True)]
         done = time.monotonic()
-        height, width = request.image.shape[:2]
         return Result(
-            detections=Detections(tuple(box for i in sorted(boxes) for box in boxes[i]), width, height),
-            points=Points(tuple(spot for i in sorted(points) for spot in points[i]), width, height),
-            texts=tuple(texts[i] for i in sorted(texts)),
+            detections=Detections(
+                tuple(_box(task.label, one) for task, group in zip(detects, found, strict=True) for one in group),
+                width,
+                height,
+            ),
+            points=Points(
+                tuple(
+                    Spot(task.label, one.score, one.x, one.y)
+                    for task, group in zip(points, spots, strict=True)
+                    for one in group
+                ),
+                width,
+                height,
+            ),
+            texts=texts,
             timings=Timings(
                 queue_ms=(began - request.submitted) * 1e3,
                 prefill_ms=(prefilled - began) * 1e3,
@@ -246,7 +258,21 @@ class Engine:
             ),
         )
 
-    def _answer(self, task: Query | Caption, prefix: Any) -> Text:
+    def _look(self, image: NDArray[np.uint8], window: Window) -> KVCache:
+        """The image prefix of a part of a picture."""
+        part = image[window.y : window.y + window.height, window.x : window.x + window.width]
+        return self._generator.prefix(self._generator.image_tokens(np.ascontiguousarray(part)))
+
+    def _objects(self, prefix: KVCache, skill: str, tasks: Sequence[Detect] | Sequence[Point]) -> list[list[Found]]:
+        if not tasks:
+            return []
+        sized = skill == "detect"
+        ids = [self._prompts.objects(skill, task.label) for task in tasks]
+        limits = [task.max_objects for task in tasks]
+        state = self._generator.prefill(prefix, ids, max(limits) * (3 if sized else 2))
+        return self._generator.objects(state, sized, limits, [task.conf for task in tasks])
+
+    def _answer(self, task: Query | Caption, prefix: KVCache) -> Text:
         if isinstance(task, Query):
             asked, ids = task.question, self._prompts.query(task.question)
         else:

@@ -78,7 +78,12 @@ class _Sheet:
 
 
 def evaluate(
-    engine: Engine, folder: Path, split: str = "val", limit: int | None = None, progress: Callable[[int, int], None] = print
+    engine: Engine,
+    folder: Path,
+    split: str = "val",
+    limit: int | None = None,
+    progress: Callable[[int, int], None] = print,
+    tiles: int = 1,
 ) -> Evaluation:
     """Run the engine on a split of a data pack and score it.
 
@@ -88,6 +93,7 @@ def evaluate(
         split: 'train', 'val', …
         limit: only the first so many pictures.
         progress: called with (done, all) after each picture.
+        tiles: as for `Engine.submit`.
 
     Raises:
         EngineError: if the folder is not a data pack, or pycocotools is missing.
@@ -107,11 +113,15 @@ def evaluate(
         image = np.asarray(Image.open(io.BytesIO(pictures[str(record["id"])])).convert("RGB"))
         height, width = image.shape[:2]
         asked = [name for name in classes if name not in record["unknown"]]
-        result = engine.submit(image, [Detect(name, MAX_OBJECTS, LOW_CONF) for name in asked]).result()
+        result = engine.submit(image, [Detect(name, MAX_OBJECTS, LOW_CONF) for name in asked], tiles).result()
         scale = np.array([width, height, width, height])
         for name in asked:
-            sure = [list(box[:4] * scale) for box in np.array(record["boxes"].get(name, []), dtype=object).reshape(-1, 6)]
-            maybe = [list(box[:4] * scale) for box in np.array(record["maybe"].get(name, []), dtype=object).reshape(-1, 5)]
+            sure = [
+                list(box[:4] * scale) for box in np.array(record["boxes"].get(name, []), dtype=object).reshape(-1, 6)
+            ]
+            maybe = [
+                list(box[:4] * scale) for box in np.array(record["maybe"].get(name, []), dtype=object).reshape(-1, 5)
+            ]
             found = [box for box in result.detections.boxes if box.label == name]
             sheets[name].append(_Sheet(sure, maybe, found, width, height))
         progress(done, len(records))
@@ -162,7 +172,9 @@ def _match(sheets: Sequence[_Sheet]) -> Any:
                 )
         for found in sheet.found:
             x1, y1, x2, y2 = found.pixels(sheet.width, sheet.height)
-            finds.append({"image_id": image, "category_id": 1, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": found.score})
+            finds.append(
+                {"image_id": image, "category_id": 1, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": found.score}
+            )
     truth = coco_api()
     truth.dataset = {
         "info": {},

@@ -13,21 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .found import Found
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.region import size_value
 from .models.moondream.text import KVCache
-
-
-@dataclass(slots=True, frozen=True)
-class Found:
-    """One object as the model said it: centre and size as fractions of the picture, not clipped; size 0 for points."""
-
-    score: float
-    x: float
-    y: float
-    width: float = 0.0
-    height: float = 0.0
 
 
 @dataclass(slots=True)
@@ -105,9 +95,7 @@ class Generator:
             coord, eos = torch.nn.functional.linear(normed, *self._choice).float().unbind(-1)
             wish = coord - eos
             fits = (positions + per_object <= capacity) & (wish > limits)
-            goes_on = [
-                ok and len(found[row]) < max_objects[row] for row, ok in zip(rows, fits.tolist(), strict=True)
-            ]
+            goes_on = [ok and len(found[row]) < max_objects[row] for row, ok in zip(rows, fits.tolist(), strict=True)]
             if not all(goes_on):
                 keep = torch.tensor([i for i, ok in enumerate(goes_on) if ok], dtype=torch.int64, device=device)
                 rows = [row for row, ok in zip(rows, goes_on, strict=True) if ok]

@@ -2,7 +2,8 @@
 
 A golden folder has config.json, model.safetensors, cases.json, arrays.safetensors and images/. It was written with
 greedy decoding, at most 6 objects, 24 tokens, the question 'how many?', and a bias added to the end token's score; to
-continue while coord > eos + bias is to continue while the score is above sigmoid(bias).
+continue while coord > eos + bias is to continue while the score is above sigmoid(bias). The stored logits are those of
+the question as it is; the stored texts answer it with a space before it, as the reference's own `query` asks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from .errors import EngineError, ModelFilesError
-from .generate import Found, Generator
+from .found import Found
+from .generate import Generator
 from .models.moondream.config import ConfigError
 from .models.moondream.image import make_crops
 from .models.moondream.model import CheckpointError, load
@@ -107,7 +109,7 @@ class _Checker:
         prefix = generator.prefix(tokens)
         hidden = generator.prefill(prefix, [prompts.objects("detect", FIRST_OBJECT)], 0).hidden[0]
         self._close("hidden states", hidden, f"{number}.detect_prefill_hidden", where)
-        hidden = generator.prefill(prefix, [prompts.query(QUESTION)], 0).hidden[0]
+        hidden = generator.prefill(prefix, [prompts.wrap("query", QUESTION)], 0).hidden[0]
         self._close("logits", generator.model.text.logits(hidden), f"{number}.query_prefill_logits", where)
         self._objects("boxes", "detect", case, prefix, _corners)
         self._objects("points", "point", case, prefix, lambda one: {"x": one.x, "y": one.y})

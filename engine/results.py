@@ -1,4 +1,4 @@
-"""What comes back for a picture: boxes, points and texts, in pixels and normalised. Knows nothing of models or frames."""
+"""What comes back for a picture: boxes, points and texts, in pixels and normalised. Knows no models and no frames."""
 
 from __future__ import annotations
 

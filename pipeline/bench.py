@@ -72,11 +72,11 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int) -> Fram
     with load_engine(config) as engine:
         tasks = tasks_for(engine, config)
         for picture in pictures[:WARM_UP]:
-            engine.submit(picture, tasks).result()
+            engine.submit(picture, tasks, config.tiles).result()
         total, prefill, decode, boxes = [], [], [], 0
         for picture in islice(cycle(pictures), frames):
             begun = time.perf_counter()
-            result = engine.submit(picture, tasks).result()
+            result = engine.submit(picture, tasks, config.tiles).result()
             total.append(1000 * (time.perf_counter() - begun))
             prefill.append(result.timings.prefill_ms)
             decode.append(result.timings.decode_ms)

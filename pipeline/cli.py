@@ -34,6 +34,7 @@ Query = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Question 
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoint folder or hub id (default nano).")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default auto).")]
 Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
+Tiles = Annotated[int | None, typer.Option(metavar="N", help="Look at N x N parts as well, for small objects.")]
 MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name on one picture (default 50).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -73,6 +74,7 @@ def run(
     device: Device = None,
     conf: Conf = None,
     max_objects: MaxObjects = None,
+    tiles: Tiles = None,
     vid_stride: Annotated[int | None, typer.Option(help="Look at every Nth picture (default 1).")] = None,
     start: Annotated[str | None, typer.Option(metavar="TIME", help="Where to begin: seconds, or 1:30.")] = None,
     end: Annotated[str | None, typer.Option(metavar="TIME", help="Where to stop: seconds, or 1:30.")] = None,
@@ -117,6 +119,7 @@ def image(
     device: Device = None,
     conf: Conf = None,
     max_objects: MaxObjects = None,
+    tiles: Tiles = None,
 ) -> None:
     """Find things on one picture, and print or draw what was found.
 
@@ -145,6 +148,7 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
     split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many pictures.")] = None,
+    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help="Look at N x N parts as well.")] = 1,
     model: Model = None,
     device: Device = None,
     as_json: Json = False,
@@ -157,7 +161,7 @@ def evaluate(
     from pipeline.terminal import counting, evaluation_table
 
     with Engine.load(model or "nano", device=device or "auto") as engine, counting() as progress:
-        scores = score(engine, data, split, limit, progress)
+        scores = score(engine, data, split, limit, progress, tiles)
     print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
 
 
@@ -206,6 +210,7 @@ def bench_frame(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
     frames: Annotated[int, typer.Option(min=1, help="How many pictures to time.")] = 200,
     detect: Detect = None,
+    tiles: Tiles = None,
     model: Model = None,
     device: Device = None,
     as_json: Json = False,

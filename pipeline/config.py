@@ -69,6 +69,7 @@ class RunConfig(BaseModel):
     query: Annotated[list[Text], BeforeValidator(_questions)] = Field([], description="Questions to answer in text.")
     conf: float = Field(0.5, ge=0, le=1, description="Least score of a box or point, from 0 to 1.")
     max_objects: int = Field(50, ge=1, le=1000, description="Most boxes or points for one name on one picture.")
+    tiles: int = Field(1, ge=1, le=8, description="Look at N x N overlapping parts as well, for small objects; slower.")
     vid_stride: int = Field(1, ge=1, description="Look at every Nth picture of the source.")
     start: Seconds | None = Field(None, description="Where in the source to begin: seconds, or 1:30.")
     end: Seconds | None = Field(None, description="Where in the source to stop: seconds, or 1:30.")

@@ -88,6 +88,7 @@ class Run:
         engine: finds things on them.
         tasks: what to find on each.
         outputs: where each picture goes with its result.
+        tiles: look at this many parts along each side as well (`Engine.submit`).
         queue: what becomes of pictures that come faster than the engine takes them.
         in_flight: how many pictures the engine is given at a time.
     """
@@ -99,12 +100,14 @@ class Run:
         tasks: Sequence[Task],
         outputs: Sequence[Output],
         *,
+        tiles: int = 1,
         queue: QueuePolicy = WAIT,
         in_flight: int = 2,
     ) -> None:
         self._source = source
         self._engine = engine
         self._tasks = tuple(tasks)
+        self._tiles = tiles
         self._frames: BoundedQueue[Frame] = BoundedQueue(queue)
         self._pending: BoundedQueue[_InFlight] = BoundedQueue(QueuePolicy(in_flight, "wait"))
         self._outboxes: list[BoundedQueue[_Delivery]] = [BoundedQueue(output.outbox) for output in outputs]
@@ -191,7 +194,7 @@ class Run:
                 now = time.monotonic()
                 with self._lock:
                     self._first_submit = self._first_submit or now
-                self._pending.put(_InFlight(frame, now, self._engine.submit(frame.image, self._tasks)))
+                self._pending.put(_InFlight(frame, now, self._engine.submit(frame.image, self._tasks, self._tiles)))
         except QueueClosed:
             pass  # the source is through
         except Exception as error:

@@ -33,7 +33,8 @@ def opened_run(config: RunConfig) -> Iterator[Run]:
     ):
         tasks = tasks_for(engine, config)
         outputs = _open_sinks(config, source)
-        yield Run(source, engine, tasks, outputs, queue=QueuePolicy.parse(config.queue), in_flight=config.in_flight)
+        queue = QueuePolicy.parse(config.queue)
+        yield Run(source, engine, tasks, outputs, tiles=config.tiles, queue=queue, in_flight=config.in_flight)
 
 
 def load_engine(config: RunConfig) -> Engine:

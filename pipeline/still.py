@@ -73,5 +73,5 @@ def look(config: RunConfig) -> Seen:
     with load_engine(config) as engine:
         tasks = tasks_for(engine, config)
         submitted_at = time.monotonic()
-        result = engine.submit(frame.image, tasks).result()
+        result = engine.submit(frame.image, tasks, config.tiles).result()
     return Seen(frame, result, latency_of(frame, submitted_at, result))

@@ -22,7 +22,9 @@ class ModelEntry:
 
 
 EMBEDDED = (
-    ModelEntry("nano", _HERE / "nano", "5 M parameters, 31 classes, boxes and points; runs on a CPU, needs no download"),
+    ModelEntry(
+        "nano", _HERE / "nano", "5 M parameters, 31 classes, boxes and points; runs on a CPU, needs no download"
+    ),
 )
 
 

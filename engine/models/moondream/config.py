@@ -193,6 +193,6 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any]) -> _T:
         expected = {"int": int, "str": str}.get(str(defaults[key].type), Mapping)
         if not isinstance(value, expected) or isinstance(value, bool):
             raise ConfigError(f"field '{name}.{key}' is {value!r}, not {expected.__name__}")
-        if expected is int and value < 0:
+        if isinstance(value, int) and value < 0:
             raise ConfigError(f"field '{name}.{key}' is negative")
     return kind(**section)

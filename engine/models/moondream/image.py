@@ -55,7 +55,7 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
     rows, columns = select_tiling(image.shape[0] - 2 * margin, image.shape[1] - 2 * margin, window, config.max_crops)
     picture = Image.fromarray(image)
     crops = np.empty((1 + rows * columns, size, size, 3), dtype=np.uint8)
-    crops[0] = picture.resize((size, size), Image.Resampling.LANCZOS)
+    crops[0] = np.asarray(picture.resize((size, size), Image.Resampling.LANCZOS))
     if (rows, columns) == (1, 1):
         crops[1] = crops[0]
         return crops, (rows, columns)
@@ -93,10 +93,7 @@ def stitch(features: torch.Tensor, tiling: tuple[int, int], margin: int) -> torc
     return torch.cat(
         [
             torch.cat(
-                [
-                    features[row * columns + column, keep(row, rows), keep(column, columns)]
-                    for column in range(columns)
-                ],
+                [features[row * columns + column, keep(row, rows), keep(column, columns)] for column in range(columns)],
                 dim=1,
             )
             for row in range(rows)

@@ -13,7 +13,7 @@ from torch import nn
 
 from .config import MoondreamConfig
 from .region import RegionHeads
-from .text import TextDecoder
+from .text import TextDecoder, rotation_table
 from .vision import VisionTower
 
 _PREFIX = "model."
@@ -49,7 +49,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
 
     Raises:
         ConfigError: if config.json does not describe a model of this family.
-        CheckpointError: naming the first tensor, in the model's order, that is missing, superfluous or of another shape.
+        CheckpointError: naming the first tensor, in the model's order, that is missing, unknown or of another shape.
     """
     config = MoondreamConfig.from_file(folder / "config.json")
     path = folder / "model.safetensors"
@@ -64,8 +64,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     model.load_state_dict(state, assign=True)
-    fresh = TextDecoder(config.text)  # the rotary table is computed, not stored
-    model.text.cosine, model.text.sine = fresh.cosine.to(device), fresh.sine.to(device)
+    model.text.cosine, model.text.sine = (table.to(device) for table in rotation_table(config.text))  # not stored
     return model.eval().requires_grad_(False)
 
 

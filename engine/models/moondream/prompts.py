@@ -65,11 +65,11 @@ class Prompts:
 
     def objects(self, skill: str, label: str) -> list[int]:
         """Ids that ask for all objects of a name; `skill` is 'detect' or 'point'."""
-        return self._wrap(skill, f" {label}")
+        return self.wrap(skill, f" {label}")
 
     def query(self, question: str) -> list[int]:
         """Ids that ask a question."""
-        return self._wrap("query", question)
+        return self.wrap("query", f" {question}")
 
     def caption(self, length: str) -> list[int]:
         """Ids that ask for a description of some length."""
@@ -79,6 +79,7 @@ class Prompts:
         """Text of an answer."""
         return self._codec.decode(ids)
 
-    def _wrap(self, skill: str, words: str) -> list[int]:
+    def wrap(self, skill: str, words: str) -> list[int]:
+        """Ids of a skill's template around words as they are."""
         template = self._templates[skill]
         return [*template["prefix"], *self._codec.encode(words), *template["suffix"]]

@@ -54,7 +54,7 @@ class InvertedResidual(nn.Module):
         """Map (N, inner, H, W) to (N, outer, H / stride, W / stride)."""
         y = self.expand(x) if self.expand is not None else x
         y = self.project(self.depthwise(y))
-        return x + y if self.residual else y
+        return x + y if self.residual else y  # type: ignore[no-any-return]
 
 
 class Lite0Stem(nn.Module):

@@ -6,6 +6,7 @@ Behaviour after the public Apache-2.0 reference implementation of Moondream (git
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -156,9 +157,10 @@ class TextDecoder(nn.Module):
 
 def rotation_table(config: TextConfig, theta: float = 10000.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines (max_context, rotary_dim / 2) of rotary positions (Su et al. 2021, arXiv:2104.09864)."""
-    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
-    angles = torch.arange(config.max_context, dtype=torch.float32).unsqueeze(1) / theta**exponents
-    return angles.cos(), angles.sin()
+    # In numpy: under a meta device, where models are laid out before their weights come, torch.arange costs a second.
+    exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
+    angles = np.arange(config.max_context, dtype=np.float32)[:, None] / np.float32(theta) ** exponents
+    return torch.from_numpy(np.cos(angles)), torch.from_numpy(np.sin(angles))
 
 
 def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
