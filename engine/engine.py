@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .errors import EngineClosedError, EngineError, ModelFilesError, UnsupportedTaskError
 from .found import Found
 from .generate import Generator
+from .host import keep_freed_memory
 from .models import registry
 from .models.moondream.config import ConfigError
 from .models.moondream.model import CheckpointError, Moondream, load
@@ -103,6 +104,8 @@ class Engine:
             raise ModelFilesError(str(error)) from error
         except torch.OutOfMemoryError as error:
             raise EngineError(f"{name} does not fit in the memory of {place}") from error
+        if place.type == "cpu":
+            keep_freed_memory()
         prompts = Prompts(model.config.tokenizer, codec)
         classes = model.config.classes
         info = ModelInfo(

@@ -56,7 +56,7 @@ class Generator:
         bos = text.embed(torch.tensor([[self.config.tokenizer.bos_id]], device=device))
         x = torch.cat([bos, tokens.unsqueeze(0)], dim=1)
         cache = KVCache.empty(self.config.text, 1, x.shape[1], x)
-        text(x, torch.arange(x.shape[1], device=device).unsqueeze(0), cache)
+        text.remember(x, cache)
         return cache
 
     @torch.inference_mode()

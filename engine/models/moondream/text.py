@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from .config import TextConfig
 from .layers import Mlp
 
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, each (rows or nothing, length, 1, rotary_dim / 2)."""
+
 
 class KVCache:
     """Keys and values of `rows` sequences, each (n_layers, rows, n_kv_heads, capacity, head_dim)."""
@@ -48,6 +51,21 @@ class KVCache:
         return KVCache(self.keys[:, :, :, :length], self.values[:, :, :, :length])
 
 
+class Slot:
+    """One layer of a cache, and where its next entries go: (rows, 1) row and (rows, length) position indices."""
+
+    __slots__ = ("at", "keys", "values")
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.keys, self.values, self.at = keys, values, at
+
+    def write(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put in new keys and values (rows, length, heads, head_dim); all of them (rows, heads, capacity, head_dim)."""
+        self.keys.transpose(1, 2)[self.at] = k
+        self.values.transpose(1, 2)[self.at] = v
+        return self.keys, self.values
+
+
 class Attention(nn.Module):
     """Self-attention with rotary positions on the first half of each head, keys and values kept in a cache."""
 
@@ -58,31 +76,25 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        write: tuple[torch.Tensor, torch.Tensor] | None,
-        keys: torch.Tensor | None,
-        values: torch.Tensor | None,
+        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None
     ) -> torch.Tensor:
-        """Attend. `write` = (row, position) indices of x's entries in the layer's `keys` and `values`."""
+        """Attend from x (rows, length, dim) to all that the slot holds, x included; to x alone without a slot."""
         config = self.config
-        rows, length, _ = x.shape
-        heads = self.qkv(x).view(rows, length, -1, config.head_dim)
+        heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
         turned, v = heads.split([config.n_heads + config.n_kv_heads, config.n_kv_heads], dim=2)
-        turned = rotate(turned, rotation)
-        q, k = turned.split([config.n_heads, config.n_kv_heads], dim=2)
-        if keys is not None and values is not None and write is not None:
-            keys.transpose(1, 2)[write] = k
-            values.transpose(1, 2)[write] = v
-            k, v = keys, values
-        else:
-            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        q, k = rotate(turned, rotation).split([config.n_heads, config.n_kv_heads], dim=2)
+        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if slot is None else slot.write(k, v)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=config.n_heads != config.n_kv_heads
         )
-        return self.proj(out.transpose(1, 2).reshape(rows, length, -1))  # type: ignore[no-any-return]
+        return self.proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def remember(self, x: torch.Tensor, rotation: Rotation, slot: Slot) -> None:
+        """Write x's keys and values and go no further: all that the last block owes an image's prefix."""
+        config, start = self.config, self.config.n_heads * self.config.head_dim
+        heads = F.linear(x, self.qkv.weight[start:], self.qkv.bias[start:]).unflatten(-1, (-1, config.head_dim))
+        k, v = heads.chunk(2, dim=2)
+        slot.write(rotate(k, rotation), v)
 
 
 class Block(nn.Module):
@@ -93,6 +105,13 @@ class Block(nn.Module):
         self.ln = nn.LayerNorm(config.dim)
         self.attn = Attention(config)
         self.mlp = Mlp(config.dim, config.ff_dim, config.dim)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None
+    ) -> torch.Tensor:
+        """Map (rows, length, dim) to the same shape."""
+        normed = self.ln(x)
+        return x + self.attn(normed, rotation, mask, slot) + self.mlp(normed)  # type: ignore[no-any-return]
 
 
 class TextDecoder(nn.Module):
@@ -140,22 +159,41 @@ class TextDecoder(nn.Module):
         rotation = (self.cosine[positions].unsqueeze(2), self.sine[positions].unsqueeze(2))
         if mask is None:
             seen = torch.arange(length if cache is None else cache.keys.shape[3], device=x.device)
-            at, prefix = positions.unsqueeze(-1), self.config.prefix_attn
-            mask = ((seen <= at) | ((seen < prefix) & (at < prefix))).unsqueeze(1)
-        write = None if cache is None else (torch.arange(rows, device=x.device).unsqueeze(1), positions)
+            own, prefix = positions.unsqueeze(-1), self.config.prefix_attn
+            mask = ((seen <= own) | ((seen < prefix) & (own < prefix))).unsqueeze(1)
+        at = torch.arange(rows, device=x.device).unsqueeze(1), positions
+        for layer, block in enumerate(self.blocks):
+            slot = None if cache is None else Slot(cache.keys[layer], cache.values[layer], at)
+            x = block(x, rotation, mask, slot)
+        return x
+
+    def remember(self, x: torch.Tensor, cache: KVCache) -> None:
+        """Fill a cache with sequences that begin at position 0 and see themselves both ways: images.
+
+        Nobody reads the hidden states of an image, so the last block stops at its keys and values.
+
+        Args:
+            x: (rows, length, dim) embeddings of the whole prefix.
+            cache: of capacity `length`.
+        """
+        rows, length, _ = x.shape
+        positions = torch.arange(length, device=x.device)
+        rotation = (self.cosine[:length].unsqueeze(1), self.sine[:length].unsqueeze(1))
+        at = torch.arange(rows, device=x.device).unsqueeze(1), positions.expand(rows, -1)
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            keys, values = (None, None) if cache is None else (cache.keys[layer], cache.values[layer])
-            normed = block.ln(x)
-            x = x + block.attn(normed, rotation, mask, write, keys, values) + block.mlp(normed)
-        return x
+            slot = Slot(cache.keys[layer], cache.values[layer], at)
+            if layer == len(self.blocks) - 1:
+                block.attn.remember(block.ln(x), rotation, slot)
+            else:
+                x = block(x, rotation, None, slot)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., vocab_size) of the next token from hidden states (..., dim)."""
         return self.lm_head(self.post_ln(hidden))  # type: ignore[no-any-return]
 
 
-def rotation_table(config: TextConfig, theta: float = 10000.0) -> tuple[torch.Tensor, torch.Tensor]:
+def rotation_table(config: TextConfig, theta: float = 10000.0) -> Rotation:
     """Cosines and sines (max_context, rotary_dim / 2) of rotary positions (Su et al. 2021, arXiv:2104.09864)."""
     # In numpy: under a meta device, where models are laid out before their weights come, torch.arange costs a second.
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
@@ -163,7 +201,7 @@ def rotation_table(config: TextConfig, theta: float = 10000.0) -> tuple[torch.Te
     return torch.from_numpy(np.cos(angles)), torch.from_numpy(np.sin(angles))
 
 
-def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Turn the leading dimensions of x (rows, length, heads, head_dim) by (rows, length, 1, rotary_dim / 2) angles."""
     cosine, sine = rotation
     half = cosine.shape[-1]

@@ -1,0 +1,23 @@
+"""Settings of the process that a model on the CPU runs much better with. Knows no models."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_MIB = 1 << 20
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next picture instead of giving it back to the kernel each time.
+
+    A tower's activations are blocks of some megabytes, taken and freed in the same order on every picture; mapped anew
+    each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Does nothing elsewhere.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the largest that glibc accepts
+        mallopt(_TRIM_THRESHOLD, 256 * _MIB)
