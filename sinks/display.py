@@ -14,7 +14,7 @@ import cv2
 from engine.results import Result
 from sinks.base import SinkClosedError, SinkError
 from sinks.overlay import draw
-from sinks.record import Latency
+from sinks.record import Latency, drawn_latency
 from sources.frame import Frame
 
 _PROBE = "import cv2; cv2.namedWindow('saccade'); cv2.waitKey(1)"
@@ -53,7 +53,7 @@ class DisplaySink:
         Raises:
             SinkClosedError: if the user closed the window or pressed q or Esc.
         """
-        picture = draw(frame.image, result, latency.total)
+        picture = draw(frame.image, result, drawn_latency(frame, latency))
         if not self._shown:
             cv2.namedWindow(self._title, cv2.WINDOW_NORMAL)
             cv2.resizeWindow(self._title, frame.width, frame.height)

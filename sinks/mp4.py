@@ -21,7 +21,7 @@ from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from engine.results import Result
 from sinks.base import SinkError
 from sinks.overlay import draw
-from sinks.record import Latency
+from sinks.record import Latency, drawn_latency
 from sinks.sound import SoundCopy
 from sources.frame import Frame, RgbImage
 
@@ -84,7 +84,7 @@ class Mp4Sink:
         try:
             if self._writer is None:
                 self._writer = _Writer(self._path, frame, self._rate, self._audio_from)
-            self._writer.add(frame, draw(frame.image, result, latency.total))
+            self._writer.add(frame, draw(frame.image, result, drawn_latency(frame, latency)))
         except (av.error.FFmpegError, OSError) as error:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from error
 

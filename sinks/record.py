@@ -41,6 +41,15 @@ class Latency:
     total: float = 0.0
 
 
+def drawn_latency(frame: Frame, latency: Latency) -> float:
+    """What a picture should say of its latency, in milliseconds.
+
+    On a live stream, how old it is. A file is read ahead and held back, so there the wait says nothing about the
+    program: what is left is the time spent on the picture.
+    """
+    return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
+
+
 def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any]:
     """Build the record of one frame, ready for `json.dumps`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from conftest import REPO
 
 from engine.results import Box, Detections, Points, Result, Spot, Text
 from sinks import DisplaySink, JsonlSink, Latency, Mp4Sink, SinkError, make_record, open_sink
+from sinks.record import drawn_latency
 from sources import Frame
 
 FRAME = Frame(
@@ -64,6 +66,11 @@ def test_every_bin_of_a_coordinate_stays_distinct() -> None:
     boxes = tuple(Box("x", 0.5, n / 1024, 0.0, 1.0, 1.0) for n in range(1024))
     record = make_record(FRAME, Result(Detections(boxes, 1, 1), Points((), 1, 1)), LATENCY)
     assert [round(o["box_norm"][0] * 1024) for o in record["objects"]] == list(range(1024))
+
+
+def test_a_picture_tells_its_age_when_live_and_the_work_when_read_from_a_file() -> None:
+    assert drawn_latency(FRAME, LATENCY) == LATENCY.total
+    assert drawn_latency(replace(FRAME, capture_clock="file"), LATENCY) == pytest.approx(24.0)
 
 
 def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
