@@ -26,7 +26,7 @@ from .host import keep_freed_memory
 from .models import registry
 from .models.moondream.config import ConfigError
 from .models.moondream.model import CheckpointError, Moondream, load
-from .models.moondream.prompts import CodePointCodec, FileCodec, Prompts
+from .models.moondream.prompts import CodecError, Prompts, codec_of
 from .models.moondream.text import KVCache
 from .results import Box, Detections, Points, Result, Spot, Text, Timings
 from .tasks import Caption, CaptionLength, Detect, Point, Query, Task
@@ -98,15 +98,13 @@ class Engine:
         kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" or small else torch.bfloat16
         try:
             model = load(folder, place, kind)
-            tokenizer = folder / "tokenizer.json"
-            codec = FileCodec(tokenizer) if tokenizer.is_file() else CodePointCodec()
-        except (ConfigError, CheckpointError) as error:
+            prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
+        except (ConfigError, CheckpointError, CodecError) as error:
             raise ModelFilesError(str(error)) from error
         except torch.OutOfMemoryError as error:
             raise EngineError(f"{name} does not fit in the memory of {place}") from error
         if place.type == "cpu":
             keep_freed_memory()
-        prompts = Prompts(model.config.tokenizer, codec)
         classes = model.config.classes
         info = ModelInfo(
             name=name,

@@ -27,7 +27,7 @@ from .generate import Generator
 from .models.moondream.config import ConfigError
 from .models.moondream.image import make_crops
 from .models.moondream.model import CheckpointError, load
-from .models.moondream.prompts import CodePointCodec, FileCodec, Prompts
+from .models.moondream.prompts import CodecError, Prompts, codec_of
 from .models.moondream.text import KVCache
 
 MAX_OBJECTS, MAX_TOKENS, QUESTION, FIRST_OBJECT = 6, 24, "how many?", "person"
@@ -71,10 +71,9 @@ def check(
         model = load(folder, torch.device(device), dtype)
         arrays = load_file(folder / "arrays.safetensors")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
-        tokenizer = folder / "tokenizer.json"
-        codec = FileCodec(tokenizer) if tokenizer.is_file() else CodePointCodec()
-        return _Checker(Generator(model), Prompts(model.config.tokenizer, codec), folder, arrays, tolerance).run(cases)
-    except (ConfigError, CheckpointError) as error:
+        prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
+        return _Checker(Generator(model), prompts, folder, arrays, tolerance).run(cases)
+    except (ConfigError, CheckpointError, CodecError) as error:
         raise ModelFilesError(str(error)) from error
     except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error

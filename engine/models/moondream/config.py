@@ -156,7 +156,8 @@ class MoondreamConfig:
             values = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
                 raise ConfigError("not a JSON object")
-            return cls.from_dict(values)
+            # On the hub, the model's own configuration sits inside that of the loading library; {} means as published.
+            return cls.from_dict(values["config"] if "architectures" in values and "config" in values else values)
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, ConfigError) as error:
             raise ConfigError(f"{path}: {error}") from error
 

@@ -11,6 +11,11 @@ from tokenizers import Tokenizer
 from .config import TokenizerConfig
 
 FIRST_CODE_POINT = 100
+_SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
+
+
+class CodecError(ValueError):
+    """A model whose tokenizer is missing or broken."""
 
 
 class TextCodec(Protocol):
@@ -36,6 +41,23 @@ class FileCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids."""
         return str(self._tokenizer.decode(list(ids)))
+
+
+def codec_of(folder: Path, vocab_size: int) -> TextCodec:
+    """The codec of a model folder: its tokenizer.json, or code points for a model too small to have words.
+
+    Raises:
+        CodecError: if a model with words has no tokenizer.json, or it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return FileCodec(path)
+        except Exception as error:  # the library raises plain Exception
+            raise CodecError(f"{path}: {error}") from error
+    if vocab_size > _SMALL:
+        raise CodecError(f"{folder} has no tokenizer.json")
+    return CodePointCodec()
 
 
 class CodePointCodec:
