@@ -1,0 +1,258 @@
+"""Signalling for WebRTC in: WHIP (RFC 9725) and a plain JSON offer/answer, as routes for any aiohttp application.
+
+    server = WebRtcServer(on_source=start_a_run, token="…")
+    application.add_routes(server.routes())
+
+Each accepted peer becomes a `WebRtcSource`. All of it runs on the application's event loop; a token, a password
+or an SDP is never logged. Knows nothing of who reads the sources, nor of models, results or sinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiortc import RTCIceServer
+
+from sources.webrtc import WebRtcSource
+from sources.webrtc_peer import OfferError, Peer
+
+log = logging.getLogger(__name__)
+
+MAX_OFFER_BYTES = 64 * 1024  # a browser's with three tracks has 10 kB
+MAX_PEERS = 8
+SILENCE_S = 15.0  # browsers send a report every second; half of the 30 s after which a vanished peer must be gone
+_BODY_S = 5.0  # for a client to send its offer in
+
+
+class WebRtcServer:
+    """The endpoint. `close` ends every peer; so does the end of the application that has its `routes`.
+
+    Args:
+        on_source: called on the event loop with the source of each accepted peer; must return at once.
+        token: what `Authorization: Bearer` must bear; None lets everybody in.
+        origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
+        ice_servers: STUN and TURN servers, for the server's own use and as `Link` headers for the clients. None by
+            default: on one network nobody needs one, and a public one would learn who connects.
+        media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
+        max_peers: how many may be connected at a time.
+        replace: when there are as many, let the oldest go instead of refusing the newcomer.
+        silence_s: a peer of whom nothing is heard for so long is gone.
+        vid_stride: hand on every `vid_stride`-th picture at most.
+    """
+
+    def __init__(
+        self,
+        on_source: Callable[[WebRtcSource], None],
+        *,
+        token: str | None = None,
+        origins: Sequence[str] = (),
+        ice_servers: Sequence[RTCIceServer] = (),
+        media_hosts: Sequence[str] | None = None,
+        max_peers: int = MAX_PEERS,
+        replace: bool = False,
+        silence_s: float = SILENCE_S,
+        vid_stride: int = 1,
+    ) -> None:
+        self._on_source = on_source
+        self._token = token
+        self._origins = frozenset(origin.rstrip("/") for origin in origins)
+        self._ice_servers = list(ice_servers)
+        self._media_hosts = media_hosts
+        self._max_peers = max_peers
+        self._replace = replace
+        self._silence_s = silence_s
+        self._vid_stride = vid_stride
+        self._peers: dict[str, Peer | None] = {}  # by the secret in the session's URL, oldest first; None: being made
+        self._closed = False
+
+    @property
+    def peers(self) -> int:
+        """How many peers there are, those still connecting among them."""
+        return len(self._peers)
+
+    def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[web.AbstractRouteDef]:
+        """The routes: WHIP at `path`, its sessions below it, and the JSON offer at `offer_path`.
+
+        `?stream=door` in the address names the stream. Every other method, PATCH among them, gets aiohttp's 405, as
+        RFC 9725 asks of a server without trickle ICE.
+        """
+        return [
+            web.post(path, self._whip),
+            web.post(offer_path, self._offer),
+            web.delete(f"{path}/{{session}}", self._end),
+            *(web.options(p, self._preflight) for p in (path, offer_path, f"{path}/{{session}}")),
+        ]
+
+    async def close(self) -> None:
+        """End every peer and let nobody in any more."""
+        self._closed = True
+        await asyncio.gather(*(peer.close() for peer in list(self._peers.values()) if peer))
+
+    # ---- the requests
+
+    async def _whip(self, request: web.Request) -> web.Response:
+        cors = self._admit(request)
+        if request.content_type != "application/sdp":
+            raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/sdp", cors)
+        session, answer = await self._accept(request, (await self._body(request, cors)), cors)
+        response = web.Response(status=201, text=answer, content_type="application/sdp", headers=cors)
+        response.headers["Location"] = f"{request.path}/{session}"
+        for link in map(_link, self._ice_servers):
+            response.headers.add("Link", link)
+        return response
+
+    async def _offer(self, request: web.Request) -> web.Response:
+        cors = self._admit(request)
+        if request.content_type != "application/json":
+            raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/json", cors)
+        import json
+
+        try:
+            offer = json.loads(await self._body(request, cors))
+        except ValueError:
+            raise refusal(web.HTTPBadRequest, "the body is not JSON", cors) from None
+        if not isinstance(offer, dict) or offer.get("type") != "offer" or not isinstance(offer.get("sdp"), str):
+            raise refusal(web.HTTPBadRequest, 'the body must be {"type": "offer", "sdp": "…"}', cors)
+        session, answer = await self._accept(request, offer["sdp"], cors)
+        return web.json_response({"type": "answer", "sdp": answer, "session": session}, headers=cors)
+
+    async def _end(self, request: web.Request) -> web.Response:
+        cors = self._admit(request)
+        peer = self._peers.get(request.match_info["session"])
+        if peer is None:
+            raise refusal(web.HTTPNotFound, "no such session; it may have ended already", cors)
+        await peer.close()
+        return web.Response(status=200, headers=cors)
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        cors = self._check_origin(request)
+        allowed = {
+            "Access-Control-Allow-Methods": "POST, DELETE, OPTIONS",
+            "Access-Control-Allow-Headers": "Authorization, Content-Type",
+            "Access-Control-Max-Age": "600",
+            "Accept-Post": "application/sdp",
+        }
+        return web.Response(status=204, headers={**cors, **allowed})
+
+    # ---- what they have in common
+
+    def _admit(self, request: web.Request) -> dict[str, str]:
+        """Check origin and token; return the headers that let the page read the answer."""
+        cors = self._check_origin(request)
+        if self._token is not None:
+            kind, _, given = request.headers.get("Authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+                challenge = {**cors, "WWW-Authenticate": "Bearer"}
+                raise refusal(web.HTTPUnauthorized, "a bearer token is needed, and this is not it", challenge)
+        return cors
+
+    def _check_origin(self, request: web.Request) -> dict[str, str]:
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return {}  # no page of a browser
+        if not ({origin, "*"} & self._origins or self._is_own_page(origin, request.host)):
+            raise refusal(web.HTTPForbidden, "pages of this origin may not connect; list it in `origins`")
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "Location, Link",
+            "Vary": "Origin",
+        }
+
+    def _is_own_page(self, origin: str, host: str) -> bool:
+        """Whether a page comes from this very server.
+
+        A name proves nothing: any page can have its own name resolve to this machine (DNS rebinding) and then is of the
+        same origin. Addresses and `localhost` cannot be had that way, and whoever has the token needs no proof.
+        """
+        page = urlsplit(origin)
+        if page.netloc.lower() != host.lower():
+            return False
+        return self._token is not None or page.hostname == "localhost" or _is_address(page.hostname or "")
+
+    async def _body(self, request: web.Request, cors: dict[str, str]) -> str:
+        too_much = refusal(web.HTTPRequestEntityTooLarge, f"an offer has at most {MAX_OFFER_BYTES} bytes", cors)
+        if (request.content_length or 0) > MAX_OFFER_BYTES:
+            raise too_much
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                while part := await request.content.readany():
+                    body += part
+                    if len(body) > MAX_OFFER_BYTES:
+                        raise too_much
+            return body.decode()
+        except TimeoutError:
+            raise refusal(web.HTTPRequestTimeout, f"the offer did not come within {_BODY_S:g} s", cors) from None
+        except UnicodeDecodeError:
+            raise refusal(web.HTTPBadRequest, "the offer is not text in UTF-8", cors) from None
+
+    async def _accept(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, str]:
+        """Make a peer of an offer; return its session's secret and the answer."""
+        if self._replace and len(self._peers) >= self._max_peers:
+            oldest = next(iter(self._peers.values()))
+            if oldest is not None:
+                await oldest.close()
+        if self._closed or len(self._peers) >= self._max_peers:
+            raise refusal(web.HTTPServiceUnavailable, f"{len(self._peers)} peers are connected, no more may", cors)
+        session = secrets.token_urlsafe(16)
+        self._peers[session] = None  # a place is taken from here on, whatever else is waited for
+        peer: Peer | None = None
+        try:
+            peer = await Peer.accept(
+                offer,
+                self._stream_name(request.query.get("stream", "webrtc")),
+                ice_servers=self._ice_servers,
+                media_hosts=self._media_hosts,
+                silence_s=self._silence_s,
+                vid_stride=self._vid_stride,
+                on_closed=lambda: self._peers.pop(session, None),
+            )
+        except OfferError as error:
+            kind = web.HTTPUnprocessableEntity if error.understood else web.HTTPBadRequest
+            raise refusal(kind, str(error), cors) from None
+        finally:
+            if peer is None:
+                self._peers.pop(session, None)
+        self._peers[session] = peer
+        if self._closed:  # meanwhile
+            await peer.close()
+            raise refusal(web.HTTPServiceUnavailable, "the server is shutting down", cors)
+        log.info("%s: a peer connects", peer.source.name)
+        self._on_source(peer.source)
+        return session, peer.answer
+
+    def _stream_name(self, asked: str) -> str:
+        name = re.sub(r"[^\w.-]", "", asked)[:32] or "webrtc"
+        taken = {peer.source.name for peer in self._peers.values() if peer}
+        return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 2 + len(taken)))) if n not in taken)
+
+
+def refusal(kind: type[web.HTTPException], reason: str, headers: dict[str, str] | None = None) -> web.HTTPException:
+    """A response of the kind, with one line of text that says why."""
+    if kind is web.HTTPRequestEntityTooLarge:
+        return web.HTTPRequestEntityTooLarge(MAX_OFFER_BYTES, MAX_OFFER_BYTES, text=f"{reason}\n", headers=headers)
+    return kind(text=f"{reason}\n", headers=headers)
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def _link(server: RTCIceServer) -> str:
+    """An ICE server as RFC 9725 tells it to clients."""
+    url = server.urls if isinstance(server.urls, str) else server.urls[0]
+    link = f'<{url}>; rel="ice-server"'
+    if server.username:
+        link += f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
+    return link
