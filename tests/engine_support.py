@@ -1,4 +1,4 @@
-"""What the tests of the engine share: tiny random models, synthetic pictures, and data packs made of them. No av here."""
+"""What the tests of the engine share: tiny random models, synthetic pictures, data packs made of them. Needs no av."""
 
 from __future__ import annotations
 
