@@ -1,0 +1,263 @@
+"""Scheduler, slots, pages and skills against random workloads, with no model behind them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.pages import PagePool
+from engine.scheduler import Answer, Look, NeverFitsError, Scheduler, Step, StepKind
+from engine.skills import FindObjects, Phase, WriteText
+from engine.slots import SlotState, StepSlots
+
+EOS = 0
+PAGE, PREFIX = 4, 10
+
+
+class Cancelled(Exception):
+    pass
+
+
+@given(st.lists(st.sampled_from(["take", "share", "give"]), max_size=60), st.integers(1, 12), st.randoms())
+def test_pages_are_free_exactly_when_nobody_holds_them(acts: list[str], size: int, random: random.Random) -> None:
+    pool, held = PagePool(size), list[tuple[int, ...]]()
+    for act in acts:
+        if act == "take":
+            count = random.randint(0, size)
+            if count > pool.n_free:
+                with pytest.raises(ValueError, match="free"):
+                    pool.take(count)
+            else:
+                held.append(pool.take(count))
+        elif held:
+            pages = random.choice(held)
+            if act == "share":
+                pool.share(pages)
+                held.append(pages)
+            else:
+                held.remove(pages)
+                pool.give_back(pages)
+        assert pool.n_free == size - len({page for pages in held for page in pages})
+    for pages in held:
+        pool.give_back(pages)
+    assert pool.n_free == size
+
+
+def test_giving_back_what_nobody_holds_is_refused() -> None:
+    pool = PagePool(2)
+    pages = pool.take(1)
+    pool.give_back(pages)
+    with pytest.raises(ValueError, match="does not hold"):
+        pool.give_back(pages)
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.share(pages)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@given(acts=st.lists(st.tuples(st.sampled_from(["launch", "finalize", "commit"]), st.integers(0, 1)), max_size=40))
+def test_slots_refuse_whatever_is_out_of_turn(depth: int, acts: list[tuple[str, int]]) -> None:
+    slots, launched, finalized, turn = StepSlots(depth), deque[int](), deque[int](), 0
+    for act, slot in acts:
+        slot %= depth
+        if act == "launch":
+            allowed = len(launched) + len(finalized) < depth
+            assert slots.can_launch == allowed
+            if allowed:
+                assert slots.launch() == turn
+                launched.append(turn)
+                turn = (turn + 1) % depth
+            else:
+                with pytest.raises(RuntimeError):
+                    slots.launch()
+        else:
+            queue = launched if act == "finalize" else finalized
+            if queue and queue[0] == slot:
+                getattr(slots, act)(slot)
+                queue.popleft()
+                if act == "finalize":
+                    finalized.append(slot)
+            else:
+                with pytest.raises(RuntimeError):
+                    getattr(slots, act)(slot)
+        assert slots.in_flight == len(launched) + len(finalized)
+        for one in range(depth):
+            wanted = SlotState.LAUNCHED if one in launched else SlotState.FINALIZED if one in finalized else None
+            assert slots.state(one) is (wanted or SlotState.FREE)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_there_are_one_or_two_slots(depth: int) -> None:
+    with pytest.raises(ValueError, match="depth"):
+        StepSlots(depth)
+
+
+def test_objects_are_begun_placed_and_sized_in_turn() -> None:
+    skill = FindObjects(sized=True, max_objects=2, conf=0.5, max_steps=100)
+    assert [skill.next_phase() for _ in range(7)] == [Phase.BEGIN, Phase.Y, Phase.SIZE] * 2 + [None]
+    assert not skill.commit((1.0, 0.25, 0.0))
+    assert not skill.commit((0.5, 0.0, 0.0))
+    assert not skill.commit((0.1, 0.2, 0.0))
+    assert skill.commit((-0.1, 0.9, 0.0))
+    assert [(one.x, one.y, one.width, one.height) for one in skill.found] == [(0.25, 0.5, 0.1, 0.2)]
+    assert skill.found[0].score == pytest.approx(0.7311, abs=1e-4)
+
+
+def test_an_answer_ends_where_the_context_does() -> None:
+    assert FindObjects(True, 50, 0.5, max_steps=8).steps == 6
+    assert FindObjects(False, 50, 0.5, max_steps=8).steps == 8
+    assert WriteText(EOS, 50, max_steps=8).steps == 8
+
+
+def test_text_ends_at_the_end_token_or_the_last_one() -> None:
+    skill = WriteText(EOS, 3, 100)
+    assert [skill.next_phase() for _ in range(4)] == [Phase.TOKEN] * 3 + [None]
+    assert not skill.commit((7, 0, 0))
+    assert skill.commit((EOS, 0, 0))
+    assert skill.tokens == [7]
+
+
+class Device:
+    """Samples by itself, as a model would: what a row gets depends only on its look, its prompt and its step."""
+
+    def __init__(self) -> None:
+        self.steps_of: dict[int, int] = {}
+
+    def run(self, step: Step[int]) -> list[tuple[float, float, float]]:
+        sampled = []
+        for row in step.rows:
+            key = id(row.answer)
+            if step.kind is StepKind.PREFILL:
+                self.steps_of[key] = 0
+            number = self.steps_of[key]
+            self.steps_of[key] = number + 1
+            sampled.append(model(row.answer.look.image, row.answer.prompt, number, row.phase))
+        return sampled
+
+
+def model(image: int, prompt: tuple[int, ...], number: int, phase: Phase) -> tuple[float, float, float]:
+    noise = random.Random(f"{image} {prompt} {number}")
+    if phase is Phase.TOKEN:
+        return float(noise.choice([EOS, 1, 2, 3, 4, 5])), 0.0, 0.0
+    if phase is Phase.BEGIN:
+        return noise.uniform(-1, 2), noise.random(), 0.0
+    return noise.random(), noise.random(), 0.0
+
+
+def alone(image: int, prompt: tuple[int, ...], skill: FindObjects | WriteText) -> object:
+    """The answer of a loop that knows no steps in flight."""
+    number = 0
+    while (phase := skill.next_phase()) is not None:
+        if skill.commit(model(image, prompt, number, phase)):
+            break
+        number += 1
+    return skill.found if isinstance(skill, FindObjects) else skill.tokens
+
+
+def make_skill(noise: random.Random) -> FindObjects | WriteText:
+    if noise.random() < 0.3:
+        return WriteText(EOS, noise.randint(1, 9), 20)
+    return FindObjects(noise.random() < 0.6, noise.randint(1, 4), noise.choice([0.1, 0.5, 0.7]), 20)
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    depth=st.integers(1, 2),
+    pages=st.integers(12, 60),
+    lanes=st.integers(1, 8),
+    together=st.integers(1, 3),
+    n_looks=st.integers(1, 12),
+)
+def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
+    seed: int, depth: int, pages: int, lanes: int, together: int, n_looks: int
+) -> None:
+    noise = random.Random(seed)
+    scheduler: Scheduler[int] = Scheduler(PagePool(pages), PAGE, PREFIX, lanes, together)
+    device, slots = Device(), StepSlots(depth)
+    ended: dict[int, BaseException | None] = {}
+    cancelled: set[int] = set()
+    looks: list[tuple[Look[int], list[object]]] = []
+    launched: deque[tuple[int, Step[int], list[tuple[float, float, float]]]] = deque()
+
+    def arrive() -> None:
+        image = len(looks)
+        asked = [
+            (tuple(noise.choices(range(9), k=noise.randint(1, 5))), noise.randrange(2**32))
+            for _ in range(noise.randint(1, 4))
+        ]
+        answers = [Answer[int](prompt, make_skill(random.Random(s))) for prompt, s in asked]
+        look = Look(image, answers, lambda one, error: ended.__setitem__(one.image, error))
+        wanted = [alone(image, prompt, make_skill(random.Random(s))) for prompt, s in asked]
+        try:
+            scheduler.add(look)
+        except NeverFitsError as error:
+            ended[image] = error
+            cancelled.add(image)
+        looks.append((look, wanted))
+
+    turns = 0
+    while len(looks) < n_looks or launched or not scheduler.at_rest:
+        turns += 1
+        assert turns < 5000, "the scheduler stands still"
+        while len(looks) < n_looks and noise.random() < 0.4:
+            arrive()
+        if looks and noise.random() < 0.05:
+            look = noise.choice(looks)[0]
+            if look.image not in ended:
+                scheduler.cancel(look, Cancelled())
+                cancelled.add(look.image)
+        step = scheduler.next_step() if slots.can_launch else None
+        slot = None
+        if step is not None:
+            rows = [row.answer for row in step.rows]
+            assert len(set(map(id, rows))) == len(rows)
+            assert not any(answer.finalized for answer in rows)
+            slot = slots.launch()
+            launched.append((slot, step, device.run(step)))
+        oldest = launched[0] if launched else None
+        if oldest and slots.state(oldest[0]) is SlotState.FINALIZED and (step is None or not slots.can_launch):
+            launched.popleft()
+            slots.commit(oldest[0])
+            scheduler.commit(oldest[1], oldest[2])
+        if slot is not None:
+            slots.finalize(slot)
+    assert scheduler.at_rest
+    assert set(ended) == set(range(n_looks))
+    for look, wanted in looks:
+        if look.image in cancelled:
+            assert isinstance(ended[look.image], Cancelled | NeverFitsError)
+        else:
+            assert ended[look.image] is None
+            got = [one.skill.found if isinstance(one.skill, FindObjects) else one.skill.tokens for one in look.answers]
+            assert got == wanted
+
+
+def test_prefill_and_decode_take_turns() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 1)
+    for image in range(6):
+        scheduler.add(Look(image, [Answer((1,), WriteText(-1, 20, 20))], lambda look, error: None))
+    kinds = []
+    for _ in range(12):
+        step = scheduler.next_step()
+        assert step is not None
+        kinds.append(step.kind)
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    assert kinds == [StepKind.PREFILL, StepKind.DECODE] * 6
+
+
+def test_a_failed_step_ends_its_looks_and_frees_all() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
+    ended: list[BaseException | None] = []
+    scheduler.add(
+        Look(0, [Answer((1,), WriteText(-1, 5, 20)) for _ in range(3)], lambda look, error: ended.append(error))
+    )
+    step = scheduler.next_step()
+    assert step is not None
+    error = RuntimeError("out of memory")
+    scheduler.fail(step, error)
+    assert ended == [error]
+    assert scheduler.at_rest
