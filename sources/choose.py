@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
+from sources.address import RtspAddress, redact, stream_name
 from sources.base import Source, SourceError
+from sources.decoder import HwAccel
+from sources.feed import Feed
 from sources.file import FileSource
+from sources.live import LiveSource, Opener
 from sources.pictures import PICTURE_SUFFIXES, PictureSource
+from sources.rtsp import OtherCodec, RtspFeed
+from sources.rtsp_client import Transport
+from sources.stream import StreamAddress, StreamFeed
+
+_RTSP = ("rtsp", "rtsps")
+_STREAMS = ("http", "https", "rtmp", "rtmps", "srt", "tcp", "udp")
 
 
 def open_source(
@@ -17,26 +28,61 @@ def open_source(
     vid_stride: int = 1,
     start: float | None = None,
     end: float | None = None,
+    hwaccel: HwAccel = "auto",
+    rtsp_transport: Transport = "tcp",
+    retry: bool = True,
 ) -> Source:
-    """Open a video file, a picture or a folder of pictures.
+    """Open a video file, a picture, a folder of pictures, a live address or a webcam.
+
+    A live source connects when it is iterated, and a camera that cannot be reached is simply not there yet.
 
     Args:
         target: what the user typed.
         stream: name of the stream; made from `target` if None.
         vid_stride: hand on every `vid_stride`-th frame.
-        start: skip frames before this time, in seconds from the beginning.
-        end: stop before this time, in seconds from the beginning.
+        start: skip frames before this time, in seconds from the beginning; not for live sources.
+        end: stop before this time, in seconds from the beginning; not for live sources.
+        hwaccel: decode live sources on the GPU if there is one, insist on it, or leave it alone.
+        rtsp_transport: how RTSP cameras send their pictures.
+        retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
 
     Raises:
         SourceError: if `target` cannot be used, in one line for the user.
     """
     text = os.fspath(target)
-    scheme, separator, _ = text.partition("://")
-    if separator:  # only the scheme is repeated, since the rest may hold a password
-        raise SourceError(f"{scheme}:// sources are not supported yet; give a video file, a picture or a folder")
+    opener = _live_opener(text, hwaccel, rtsp_transport)
+    if opener:
+        if start is not None or end is not None:
+            raise SourceError(f"{redact(text)} is live: start and end are for files")
+        name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
+        return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
-    if text.isdecimal() and not path.exists():
-        raise SourceError(f"camera {text}: cameras are not supported yet; give a video file, a picture or a folder")
     still = path.is_dir() or path.suffix.lower() in PICTURE_SUFFIXES
     kind = PictureSource if still else FileSource
     return kind(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
+
+
+def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | None:
+    """What connects to a live address or webcam; None if `text` is neither."""
+    scheme, separator, _ = text.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        if not text.isdecimal() or Path(text).exists():
+            return None
+        address = StreamAddress.of_camera(int(text))
+    elif scheme in _RTSP:
+        RtspAddress.parse(text)  # to refuse a wrong one now
+        return lambda closed: _open_rtsp(text, closed, hwaccel, transport)
+    elif scheme in _STREAMS:
+        address = StreamAddress.of_url(text)
+    else:  # only the scheme is repeated, since the rest may hold a password
+        known = ", ".join(f"{name}://" for name in (*_RTSP, *_STREAMS))
+        raise SourceError(f"{scheme}:// is no kind of source; use {known}, a file, a folder or a webcam's number")
+    return lambda closed: StreamFeed(address, closed, hwaccel=hwaccel)
+
+
+def _open_rtsp(url: str, closed: threading.Event, hwaccel: HwAccel, transport: Transport) -> Feed:
+    try:
+        return RtspFeed(url, closed, transport=transport, hwaccel=hwaccel)
+    except OtherCodec:
+        return StreamFeed(StreamAddress.of_rtsp(url, transport), closed, hwaccel=hwaccel)

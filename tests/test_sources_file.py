@@ -271,8 +271,14 @@ def test_bad_windows_are_refused(make_clip: MakeClip, options: dict[str, float],
         FileSource(make_clip(frames=3), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("target", ["rtsp://admin:secret@10.0.0.9/stream", "http://x/y.mp4", "0"])
-def test_what_is_not_supported_yet_says_so_and_repeats_no_password(target: str) -> None:
-    with pytest.raises(SourceError, match="not supported yet") as caught:
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("rtsp://admin:secret@10.0.0.9:port/stream", "is no RTSP address"),
+        ("gopher://admin:secret@x/y", "gopher:// is no kind of source"),
+    ],
+)
+def test_what_is_no_source_says_so_and_repeats_no_password(target: str, expected: str) -> None:
+    with pytest.raises(SourceError, match=expected) as caught:
         open_source(target)
     assert "secret" not in str(caught.value)

@@ -1,0 +1,77 @@
+"""What one connection to a live source gives, whatever protocol it speaks.
+
+Knows nothing of states or of coming back: a feed that fails raises, and is done with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from av.video.frame import VideoFrame
+
+
+@dataclass(slots=True, frozen=True)
+class Picture:
+    """A decoded picture of a live source.
+
+    Attributes:
+        decoded: the picture, not yet converted.
+        timestamp: the sender's, in units of 1/90000 s, never wrapped; None when it gives none.
+        arrived_at: `time.monotonic()` when its first byte was here, in seconds.
+        captured_at: Unix time in seconds by the sender's RTCP report; None while that is not known.
+        lost_before: pictures lost between the one before and this one.
+    """
+
+    decoded: VideoFrame
+    timestamp: int | None
+    arrived_at: float
+    captured_at: float | None = None
+    lost_before: int = 0
+
+
+class Feed(Protocol):
+    """One open connection. `read` and `close` are called from one thread."""
+
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name of the codec."""
+        ...
+
+    @property
+    def decoder(self) -> str:
+        """What decodes it, such as "h264 (cuda)"."""
+        ...
+
+    @property
+    def rate(self) -> Fraction | None:
+        """Frames a second, as announced; None when not said."""
+        ...
+
+    @property
+    def heard_at(self) -> float:
+        """`time.monotonic()` when anything last came, in seconds."""
+        ...
+
+    @property
+    def damaged(self) -> int:
+        """Packets that were lost or could not be decoded."""
+        ...
+
+    def read(self, timeout_s: float) -> Picture | None:
+        """The next picture; None if there is none after `timeout_s` seconds, or sooner.
+
+        Raises:
+            LiveError: if the connection is over.
+            StreamEnded: if there is nothing more to come, ever.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        ...
+
+
+class StreamEnded(Exception):  # noqa: N818 - a recording behind an address has an end; that is no error
+    """The feed was of limited length and is over."""

@@ -1,0 +1,74 @@
+"""Answers to an RTSP server's demand for a password: Basic and Digest (RFC 7616, MD5 and SHA-256).
+
+Pure text. Knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+
+_HASHES = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}
+
+
+class Credentials:
+    """A user name and a password, and how the server last asked for them."""
+
+    def __init__(self, user: str, password: str) -> None:
+        self._user = user
+        self._password = password
+        self._scheme = ""
+        self._asked: dict[str, str] = {}
+        self._count = 0
+
+    def asked(self, challenges: Sequence[str]) -> bool:
+        """Take in the server's `WWW-Authenticate` headers; False if none of them can be answered."""
+        best = -1
+        for challenge in challenges:
+            scheme, _, rest = challenge.strip().partition(" ")
+            fields = {
+                key.lower(): quoted or bare
+                for key, quoted, bare in re.findall(r'([\w-]+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))', rest)
+            }
+            algorithm = fields.get("algorithm", "MD5").upper()
+            if scheme.lower() == "basic":
+                rank = 0
+            elif scheme.lower() == "digest" and algorithm in _HASHES and fields.get("nonce"):
+                rank = 1 + (algorithm == "SHA-256")
+            else:
+                continue
+            if rank > best:
+                best, self._scheme, self._asked, self._count = rank, scheme.lower(), fields, 0
+        return best >= 0
+
+    def answer(self, method: str, uri: str) -> str | None:
+        """The `Authorization` header of a request; None while the server has not asked."""
+        if not self._scheme:
+            return None
+        if self._scheme == "basic":
+            return "Basic " + base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
+        asked = self._asked
+        algorithm = asked.get("algorithm", "MD5").upper()
+        realm, nonce = asked.get("realm", ""), asked["nonce"]
+
+        def digest(text: str) -> str:
+            return _HASHES[algorithm](text.encode()).hexdigest()
+
+        secret, request = digest(f"{self._user}:{realm}:{self._password}"), digest(f"{method}:{uri}")
+        fields = {"username": self._user, "realm": realm, "nonce": nonce, "uri": uri}
+        extra = ""
+        if "auth" in re.split(r"[\s,]+", asked.get("qop", "")):
+            self._count += 1
+            count, own = f"{self._count:08x}", secrets.token_hex(8)
+            fields |= {"response": digest(f"{secret}:{nonce}:{count}:{own}:auth:{request}"), "cnonce": own}
+            extra = f", qop=auth, nc={count}"
+        else:
+            fields["response"] = digest(f"{secret}:{nonce}:{request}")
+        if "opaque" in asked:
+            fields["opaque"] = asked["opaque"]
+        if "algorithm" in asked:
+            extra += f", algorithm={asked['algorithm']}"
+        return "Digest " + ", ".join(f'{key}="{value}"' for key, value in fields.items()) + extra
