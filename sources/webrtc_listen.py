@@ -218,10 +218,19 @@ class WebRtcListener:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LOOP_S)
 
     def _end_loop(self) -> None:
-        self._on_loop(self._loop.shutdown_default_executor())
+        self._on_loop(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """End what still runs on this loop: aioice notices only 20 ms later that a connection was closed."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def _shift_after(last: Frame | None, first: Frame) -> tuple[int, int]:

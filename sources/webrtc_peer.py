@@ -141,8 +141,6 @@ class Peer:
 
     def _listen(self, receiver: RTCRtpReceiver) -> None:
         """Lead the receiver's packets and reports to the source."""
-        if not hasattr(receiver, _BUFFER) or not hasattr(receiver, _RTCP):
-            raise SourceError(f"aiortc {version('aiortc')} is not known here; install aiortc 1.16")
         setattr(receiver, _BUFFER, SimpleNamespace(add=self._take))
         handle: Callable[[object], Coroutine[Any, Any, None]] = getattr(receiver, _RTCP)
 
@@ -181,6 +179,8 @@ async def _apply(connection: RTCPeerConnection, offer: str) -> RTCRtpTransceiver
             transceiver.direction = "inactive"  # aiortc would decode it and queue it for ever
     if chosen is None:
         raise OfferError("the offer sends no video", understood=True)
+    if not hasattr(chosen.receiver, _BUFFER) or not hasattr(chosen.receiver, _RTCP):
+        raise SourceError(f"aiortc {version('aiortc')} is not known here; install aiortc 1.16")
     return chosen
 
 

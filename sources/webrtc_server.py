@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiortc import RTCIceServer
+from aiortc.rtcicetransport import parse_stun_turn_uri
 
 from sources.webrtc import WebRtcSource
 from sources.webrtc_peer import OfferError, Peer
@@ -47,6 +48,9 @@ class WebRtcServer:
         replace: when there are as many, let the oldest go instead of refusing the newcomer.
         silence_s: a peer of whom nothing is heard for so long is gone.
         vid_stride: hand on every `vid_stride`-th picture at most.
+
+    Raises:
+        ValueError: if the address of an ICE server is none.
     """
 
     def __init__(
@@ -66,6 +70,10 @@ class WebRtcServer:
         self._token = token
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._ice_servers = list(ice_servers)
+        for url in (
+            url for server in ice_servers for url in ([server.urls] if isinstance(server.urls, str) else server.urls)
+        ):
+            parse_stun_turn_uri(url)  # now, not with the first peer
         self._media_hosts = media_hosts
         self._max_peers = max_peers
         self._replace = replace
@@ -106,7 +114,7 @@ class WebRtcServer:
         session, answer = await self._accept(request, (await self._body(request, cors)), cors)
         response = web.Response(status=201, text=answer, content_type="application/sdp", headers=cors)
         response.headers["Location"] = f"{request.path}/{session}"
-        for link in map(_link, self._ice_servers):
+        for link in map(link_of, self._ice_servers):
             response.headers.add("Link", link)
         return response
 
@@ -173,10 +181,12 @@ class WebRtcServer:
         A name proves nothing: any page can have its own name resolve to this machine (DNS rebinding) and then is of the
         same origin. Addresses and `localhost` cannot be had that way, and whoever has the token needs no proof.
         """
-        page = urlsplit(origin)
-        if page.netloc.lower() != host.lower():
+        if origin.partition("://")[2].lower() != host.lower():
             return False
-        return self._token is not None or page.hostname == "localhost" or _is_address(page.hostname or "")
+        with suppress(ValueError):
+            name = urlsplit(origin).hostname or ""
+            return self._token is not None or name == "localhost" or _is_address(name)
+        return False
 
     async def _body(self, request: web.Request, cors: dict[str, str]) -> str:
         too_much = refusal(web.HTTPRequestEntityTooLarge, f"an offer has at most {MAX_OFFER_BYTES} bytes", cors)
@@ -249,10 +259,11 @@ def _is_address(host: str) -> bool:
     return False
 
 
-def _link(server: RTCIceServer) -> str:
-    """An ICE server as RFC 9725 tells it to clients."""
-    url = server.urls if isinstance(server.urls, str) else server.urls[0]
-    link = f'<{url}>; rel="ice-server"'
-    if server.username:
-        link += f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
-    return link
+def link_of(server: RTCIceServer) -> str:
+    """An ICE server as RFC 9725 tells it to clients: a `Link` header, with all its addresses."""
+    secret = f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
+    return ", ".join(f'<{url}>; rel="ice-server"{secret if server.username else ""}' for url in _urls(server))
+
+
+def _urls(server: RTCIceServer) -> list[str]:
+    return [server.urls] if isinstance(server.urls, str) else server.urls

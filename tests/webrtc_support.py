@@ -1,0 +1,127 @@
+"""An aiortc peer that publishes numbered pictures from a thread of its own, over 127.0.0.1 only."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import aiohttp
+import av
+import numpy as np
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
+from numpy.typing import NDArray
+
+from sources.webrtc_listen import _end_tasks
+from tests.conftest import numbered_picture
+
+Draw = Callable[[int], NDArray[np.uint8]]
+LOOPBACK = ("127.0.0.1",)
+
+
+class Drawn(VideoStreamTrack):
+    """A track whose pictures are drawn on the spot, 30 a second."""
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__()
+        self._draw = draw
+        self._number = 0
+        self._start = time.monotonic()
+
+    async def recv(self) -> av.VideoFrame:
+        await asyncio.sleep(max(0.0, self._start + self._number / 30 - time.monotonic()))
+        frame = av.VideoFrame.from_ndarray(self._draw(self._number), format="rgb24")
+        frame.pts, frame.time_base = self._number * 3000, Fraction(1, 90000)
+        self._number += 1
+        return frame
+
+
+def small(number: int) -> NDArray[np.uint8]:
+    return numbered_picture(number % 256, 320, 240)
+
+
+def only_loopback(connection: RTCPeerConnection) -> None:
+    for transceiver in connection.getTransceivers():
+        gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
+        gather = gathering.get_component_candidates
+
+        async def on_loopback(component: int, addresses: list[str], timeout: int = 5, gather: Any = gather) -> Any:
+            return await gather(component=component, addresses=list(LOOPBACK), timeout=timeout)
+
+        gathering.get_component_candidates = on_loopback
+
+
+async def offer_of(connection: RTCPeerConnection, codec: str, track: VideoStreamTrack) -> str:
+    connection.addTrack(track)
+    wanted = [c for c in RTCRtpSender.getCapabilities("video").codecs if c.mimeType == f"video/{codec}"]
+    connection.getTransceivers()[0].setCodecPreferences(wanted)
+    only_loopback(connection)
+    await connection.setLocalDescription(await connection.createOffer())
+    return connection.localDescription.sdp
+
+
+class Publisher:
+    """What `publishing` yields: a connected peer, and ways to end it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.connection: RTCPeerConnection
+        self.location = ""
+
+    def do(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    def vanish(self) -> None:
+        """Fall silent without a word, as a killed browser does: no socket sends or hears any more."""
+
+        async def cut() -> None:
+            gathering: Any = self.connection.getTransceivers()[0].receiver.transport.transport.iceGatherer._connection
+            for protocol in gathering._protocols:
+                protocol.transport.pause_reading()
+                protocol.transport.sendto = lambda data, address=None: None
+
+        self.do(cut())
+
+
+async def _publish(publisher: Publisher, url: str, codec: str, draw: Draw, headers: dict[str, str]) -> None:
+    publisher.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+    offer = await offer_of(publisher.connection, codec, Drawn(draw))
+    headers = {"Content-Type": "application/sdp", **headers}
+    async with aiohttp.ClientSession() as http, http.post(url, data=offer, headers=headers) as response:
+        answer = await response.text()
+        assert response.status == 201, answer
+        publisher.location = response.headers["Location"]
+    await publisher.connection.setRemoteDescription(RTCSessionDescription(sdp=answer, type="answer"))
+
+
+@contextmanager
+def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="test-loop")
+    thread.start()
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def publishing(
+    url: str, codec: str = "VP8", draw: Draw = small, headers: dict[str, str] | None = None
+) -> Iterator[Publisher]:
+    """Publish to a WHIP endpoint for as long as the block lasts."""
+    with own_loop() as loop:
+        publisher = Publisher(loop)
+        try:
+            publisher.do(_publish(publisher, url, codec, draw, headers or {}))
+            yield publisher
+        finally:
+            publisher.do(publisher.connection.close())
