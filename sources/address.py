@@ -58,8 +58,13 @@ class RtspAddress:
         Raises:
             SourceError: if it is none.
         """
+        scheme, _, rest = text.partition("://")
+        credentials = ""
+        if "@" in rest.partition("/")[0]:
+            # Up to the last one, as in `redact`: a password with `@` and `/` in it, typed unquoted, is still clear.
+            credentials, _, rest = rest.rpartition("@")
         try:
-            parts = urlsplit(text)
+            parts = urlsplit(f"{scheme.lower()}://{rest}")
             port = parts.port or _DEFAULT_PORTS[parts.scheme]
             host = parts.hostname
         except (ValueError, KeyError):
@@ -67,14 +72,14 @@ class RtspAddress:
         if not host:
             raise SourceError(
                 f"{redact(text)} is no RTSP address (rtsp://user:password@host:554/path); "
-                "write special characters of a password as %XX, @ as %40"
+                "write special characters of a password as %XX, / as %2F"
             )
-        location = parts.netloc.rpartition("@")[2]
+        user, _, password = credentials.partition(":")
         return cls(
-            url=parts._replace(netloc=location, fragment="").geturl(),
+            url=parts._replace(fragment="").geturl(),
             host=host,
             port=port,
-            user=unquote(parts.username) if parts.username is not None else None,
-            password=unquote(parts.password or "") if parts.username is not None else None,
+            user=unquote(user) if credentials else None,
+            password=unquote(password) if credentials else None,
             tls=parts.scheme == "rtsps",
         )
