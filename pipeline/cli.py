@@ -36,6 +36,8 @@ Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, c
 Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
 Tiles = Annotated[int | None, typer.Option(metavar="N", help="Look at N x N parts as well, for small objects.")]
 MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name on one picture (default 50).")]
+HwAccel = Annotated[str | None, typer.Option(metavar="HOW", help="Decode live video by auto, cuda or none.")]
+RtspTransport = Annotated[str | None, typer.Option(metavar="HOW", help="RTSP over tcp (default) or udp.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -60,7 +62,9 @@ def root(
 @app.command()
 def run(
     context: typer.Context,
-    source: Annotated[str | None, typer.Argument(help="A video file, a picture or a folder of pictures.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="A video file, a picture, a folder, a live address or 0.")
+    ] = None,
     detect: Detect = None,
     classes: Classes = None,
     point: Point = None,
@@ -78,7 +82,11 @@ def run(
     vid_stride: Annotated[int | None, typer.Option(help="Look at every Nth picture (default 1).")] = None,
     start: Annotated[str | None, typer.Option(metavar="TIME", help="Where to begin: seconds, or 1:30.")] = None,
     end: Annotated[str | None, typer.Option(metavar="TIME", help="Where to stop: seconds, or 1:30.")] = None,
-    queue: Annotated[str | None, typer.Option(metavar="POLICY", help="wait, newest or keep N (default wait).")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="wait, newest or keep N (live: newest, files: wait).")
+    ] = None,
+    hwaccel: HwAccel = None,
+    rtsp_transport: RtspTransport = None,
     in_flight: Annotated[int | None, typer.Option(help="Pictures given to the model at a time (default 2).")] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
@@ -131,6 +139,25 @@ def image(
     seen = look(settings)
     if settings.out:
         seen.save(settings.out)
+    print(seen.as_json() if as_json else seen.as_text())
+
+
+@app.command()
+def probe(
+    source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Picture to write: seen.jpg.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to watch a live source.")] = 3.0,
+    hwaccel: HwAccel = None,
+    rtsp_transport: RtspTransport = None,
+    as_json: Json = False,
+) -> None:
+    """Open a source and say what it is: codec, size, frames a second, their age, what is lost.
+
+    saccade probe rtsp://user:password@camera/stream --out seen.jpg
+    """
+    from pipeline.probe import examine
+
+    seen = examine(source, seconds=seconds, hwaccel=hwaccel or "auto", transport=rtsp_transport or "tcp", out=out)
     print(seen.as_json() if as_json else seen.as_text())
 
 
@@ -201,7 +228,24 @@ def doctor() -> int:
 
 @bench.callback()
 def bench_root() -> None:
-    """Keep `frame` a command of its own while it is the only one."""
+    """Measure how fast this machine is."""
+
+
+@bench.command("ingest")
+def bench_ingest(
+    source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream.")],
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
+    rtsp_transport: RtspTransport = None,
+    as_json: Json = False,
+) -> None:
+    """Time how old the pictures of a live stream are when they are decoded, beside PyAV's own loop at the same time.
+
+    The age is read from a clock burnt into the pictures, if there is one, or else from the sender's RTCP reports.
+    """
+    from pipeline.ingest import time_ingest
+
+    result = time_ingest(source, seconds=seconds, transport=rtsp_transport or "tcp")
+    print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("frame")

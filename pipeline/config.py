@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -61,7 +61,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: Text = Field(description="What to watch: a video file, a picture, or a folder of pictures.")
+    source: Text = Field(description="What to watch: a video file, a picture, a folder, a live address or a webcam.")
     model: Text = Field("nano", description="Embedded model, checkpoint folder, or hub id; see `saccade models`.")
     device: Text = Field("auto", description="Where the model runs: auto (the GPU if any), cpu, cuda or cuda:N.")
     detect: Names = Field([], description="Names to find as boxes.")
@@ -73,10 +73,14 @@ class RunConfig(BaseModel):
     vid_stride: int = Field(1, ge=1, description="Look at every Nth picture of the source.")
     start: Seconds | None = Field(None, description="Where in the source to begin: seconds, or 1:30.")
     end: Seconds | None = Field(None, description="Where in the source to stop: seconds, or 1:30.")
-    queue: str = Field(
-        "wait",
+    hwaccel: Literal["auto", "cuda", "none"] = Field(
+        "auto", description="Decode live video on the GPU: auto (if there is one), cuda (insist) or none."
+    )
+    rtsp_transport: Literal["tcp", "udp"] = Field("tcp", description="How RTSP cameras send their pictures.")
+    queue: str | None = Field(
+        None,
         description="Pictures waiting for the model: 'wait' holds the source back and loses none, 'newest' keeps only "
-        "the newest, 'keep N' keeps the newest N.",
+        "the newest, 'keep N' keeps the newest N. By itself, newest for live sources and wait for files.",
     )
     in_flight: int = Field(2, ge=1, le=64, description="Pictures given to the model at a time.")
     out: Text | None = Field(None, description="Annotated video to write, an .mp4 file.")
@@ -91,8 +95,9 @@ class RunConfig(BaseModel):
 
     @field_validator("queue")
     @classmethod
-    def _queue_policy(cls, value: str) -> str:
-        QueuePolicy.parse(value)
+    def _queue_policy(cls, value: str | None) -> str | None:
+        if value is not None:
+            QueuePolicy.parse(value)
         return value
 
     @field_validator("end")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -84,4 +83,6 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 def one_line(text: str) -> str:
     """`text` without line breaks and without the user name and password of any address in it."""
-    return re.sub(r"(?<=://)[^/\s@]+@", "", " ".join(text.split()))
+    from sources import redact  # only now, because it brings FFmpeg with it
+
+    return redact(" ".join(text.split()))

@@ -21,7 +21,7 @@ from engine.results import Result
 from engine.tasks import Task
 from pipeline.queue import WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from sinks import Latency, Sink, SinkClosedError
-from sources import Frame, Source
+from sources import Frame, LiveSource, Source
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -44,7 +44,8 @@ class Report:
         objects: boxes and points found on them.
         elapsed_s: seconds from the first picture put to the engine to the last result.
         latency: mean over the frames, in milliseconds.
-        drops: pictures lost on the way, by cause: `full` or `closed`, after `sink ` where they had a result already.
+        drops: pictures lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
+            where they had a result already.
         corrupt_packets: pieces of the source that could not be decoded.
     """
 
@@ -115,6 +116,7 @@ class Run:
         self._places = threading.Semaphore(in_flight)
         self._lock = threading.Lock()  # over everything below that the threads change
         self._error: Exception | None = None
+        self._lost = 0
         self._count = 0
         self._objects = 0
         self._latency_sums: dict[str, float] = {}
@@ -132,6 +134,18 @@ class Run:
     def expected_frames(self) -> int | None:
         """About how many pictures the source has; None when unknown."""
         return self._source.info.frames
+
+    @property
+    def connection(self) -> str | None:
+        """How the connection to a live source is doing, in half a line; None for files."""
+        source = self._source
+        if not isinstance(source, LiveSource):
+            return None
+        status, info = source.status, source.info
+        what = (
+            f", {info.codec} {info.width}x{info.height}, decoded by {source.decoder}" if status.state == "live" else ""
+        )
+        return f"{source.name}: {status}{what}"
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -162,6 +176,8 @@ class Run:
         for outbox in self._outboxes:
             drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
         with self._lock:
+            if self._lost:
+                drops["lost"] = self._lost
             frames = self._count
             means = {stage: total / frames for stage, total in self._latency_sums.items()}
             started = self._last_result if self._first_submit is None else self._first_submit
@@ -177,6 +193,9 @@ class Run:
     def _read(self) -> None:
         try:
             for frame in self._source:
+                if frame.dropped_before and frame.capture_clock != "file":  # a file's are its damaged packets
+                    with self._lock:
+                        self._lost += frame.dropped_before
                 self._frames.put(frame, frame.dropped_before)
         except QueueClosed:
             pass  # told to stop

@@ -28,12 +28,19 @@ def opened_run(config: RunConfig) -> Iterator[Run]:
     """
     check_outputs(config)
     with (
-        open_source(config.source, vid_stride=config.vid_stride, start=config.start, end=config.end) as source,
+        open_source(
+            config.source,
+            vid_stride=config.vid_stride,
+            start=config.start,
+            end=config.end,
+            hwaccel=config.hwaccel,
+            rtsp_transport=config.rtsp_transport,
+        ) as source,
         load_engine(config) as engine,
     ):
         tasks = tasks_for(engine, config)
         outputs = _open_sinks(config, source)
-        queue = QueuePolicy.parse(config.queue)
+        queue = QueuePolicy.parse(config.queue) if config.queue else NEWEST if source.info.live else WAIT
         yield Run(source, engine, tasks, outputs, tiles=config.tiles, queue=queue, in_flight=config.in_flight)
 
 

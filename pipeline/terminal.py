@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 
 LOST = {
+    "lost": "lost or damaged on the way",
     "full": "dropped because the model was busy",
     "closed": "read but not looked at",
     "sink full": "dropped because a sink was busy",
@@ -31,6 +32,8 @@ LOST = {
 def follow(run: Run, *, quiet: bool) -> bool:
     """Start `run` and show its progress until it ends; Ctrl-C or SIGTERM ends it early, and a second one at once.
 
+    What becomes of a live source's connection is told in a line each time it changes, with or without a terminal.
+
     Args:
         run: the run, not yet started.
         quiet: show nothing.
@@ -39,14 +42,27 @@ def follow(run: Run, *, quiet: bool) -> bool:
         True if it was ended early by a signal.
     """
     figures = "{task.fields[fps]:.1f} fps · {task.fields[ms]:.0f} ms a frame · {task.fields[objects]} objects"
-    bar = _bar(TextColumn(figures), quiet=quiet)
+    bar = _bar(TextColumn("{task.description}" + figures), quiet=quiet)
     task = bar.add_task("", total=run.expected_frames, fps=0.0, ms=0.0, objects=0)
     with _signals() as caught, bar:
         run.start()
         stopping = False
+        told: str | None = None
         while not run.join(POLL_S):
+            connection = run.connection
+            if connection and connection != told and not quiet and not stopping:
+                told = connection
+                bar.console.print(f"saccade: {connection}", markup=False, highlight=False, soft_wrap=True)
             report = run.report()
-            bar.update(task, completed=report.frames, fps=report.fps, ms=report.model_ms, objects=report.objects)
+            live = f"{connection.partition(',')[0]} · " if connection else ""
+            bar.update(
+                task,
+                description=live,
+                completed=report.frames,
+                fps=report.fps,
+                ms=report.model_ms,
+                objects=report.objects,
+            )
             if caught and not stopping:
                 stopping = True
                 run.stop()
