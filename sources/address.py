@@ -17,11 +17,20 @@ _DEFAULT_PORTS = {"rtsp": 554, "rtsps": 322}
 def redact(text: str) -> str:
     """`text` without the user names, passwords and keys of the addresses in it.
 
-    Everything up to the last `@` goes, since passwords with `/` and `@` in them are typed unquoted all the time; values
-    of keys such as `password=` and `token=` become `***`.
+    Passwords with `/` and `@` in them are typed unquoted all the time, so everything up to the last `@` goes where
+    there are credentials; values of keys such as `password=` and `token=` become `***`.
     """
-    text = re.sub(r"(?<=://)\S*@", "", text)
+    text = re.sub(r"(?<=://)\S+", lambda match: split_credentials(match[0])[1], text)
     return re.sub(r"(?i)((?:pass(?:word|wd)?|pwd|token|secret|key|auth)=)[^&\s;]+", r"\1***", text)
+
+
+def split_credentials(rest: str) -> tuple[str, str]:
+    """What follows `://`, as credentials, "" for none, and what is left."""
+    authority = rest.partition("/")[0]
+    if "@" not in authority and not re.search(r":(?!\d*$)", authority):
+        return "", rest  # an @ further on belongs to the path
+    credentials, _, rest = rest.rpartition("@")
+    return credentials, rest
 
 
 def stream_name(url: str) -> str:
@@ -59,10 +68,7 @@ class RtspAddress:
             SourceError: if it is none.
         """
         scheme, _, rest = text.partition("://")
-        credentials = ""
-        if "@" in rest.partition("/")[0]:
-            # Up to the last one, as in `redact`: a password with `@` and `/` in it, typed unquoted, is still clear.
-            credentials, _, rest = rest.rpartition("@")
+        credentials, rest = split_credentials(rest)
         try:
             parts = urlsplit(f"{scheme.lower()}://{rest}")
             port = parts.port or _DEFAULT_PORTS[parts.scheme]
@@ -72,7 +78,7 @@ class RtspAddress:
         if not host:
             raise SourceError(
                 f"{redact(text)} is no RTSP address (rtsp://user:password@host:554/path); "
-                "write special characters of a password as %XX, / as %2F"
+                "write special characters of a password as %XX, @ as %40"
             )
         user, _, password = credentials.partition(":")
         return cls(
