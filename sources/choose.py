@@ -32,7 +32,7 @@ def open_source(
     rtsp_transport: Transport = "tcp",
     retry: bool = True,
 ) -> Source:
-    """Open a video file, a picture, a folder of pictures, a live address or a webcam.
+    """Open a video file, a picture, a folder of pictures, a live address, a webcam or an endpoint for WebRTC.
 
     A live source connects when it is iterated, and a camera that cannot be reached is simply not there yet.
 
@@ -50,6 +50,12 @@ def open_source(
         SourceError: if `target` cannot be used, in one line for the user.
     """
     text = os.fspath(target)
+    if text.startswith("webrtc:"):
+        if start is not None or end is not None:
+            raise SourceError("webrtc: is live: start and end are for files")
+        from sources.webrtc_listen import WebRtcListener  # brings aiortc and aiohttp, which nobody else needs
+
+        return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
     opener = _live_opener(text, hwaccel, rtsp_transport)
     if opener:
         if start is not None or end is not None:
@@ -76,7 +82,7 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | 
     elif scheme in _STREAMS:
         address = StreamAddress.of_url(text)
     else:  # only the scheme is repeated, since the rest may hold a password
-        known = ", ".join(f"{name}://" for name in (*_RTSP, *_STREAMS))
+        known = ", ".join((*(f"{name}://" for name in (*_RTSP, *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// is no kind of source; use {known}, a file, a folder or a webcam's number")
     return lambda closed: StreamFeed(address, closed, hwaccel=hwaccel)
 

@@ -1,4 +1,4 @@
-"""One WebRTC peer's video as a source: coded pictures in from the network's thread, the newest frame out.
+"""One WebRTC peer's video: coded pictures in from the network's thread, the newest decoded one out.
 
 A thread of its own decodes, because every picture must be decoded and only the newest is wanted. Knows nothing of
 signalling, sockets or asyncio (`sources.webrtc_server` does), nor of models, results or sinks.
@@ -10,27 +10,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import TracebackType
-from typing import Self
 
 import av
 import av.error
-import numpy as np
-from av.video.codeccontext import VideoCodecContext
-from av.video.reformatter import VideoReformatter
 
-from sources.base import SourceError, SourceInfo
-from sources.frame import CaptureClock, Frame
+from sources.decoder import Decoder, HwAccel
+from sources.feed import Picture, StreamEnded
 from sources.jitter import CodedPicture
+from sources.link import LiveError
+from sources.live import LiveSource
 
 log = logging.getLogger(__name__)
 
 CLOCK_RATE = 90_000  # of every video codec over RTP
 DECODERS = {"VP8": "libvpx", "H264": "h264"}
-"""The codecs that are understood, by their names in SDP, and PyAV's decoder of each."""
+"""The codecs that are understood, by their names in SDP, and FFmpeg's decoder of each."""
 
 _BACKLOG = 64  # coded pictures, two seconds: a decoder further behind than that begins anew at a key frame
 _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
@@ -45,89 +42,44 @@ class SenderReport:
     timestamp: int
 
 
-@dataclass(slots=True, frozen=True)
-class _Decoded:
-    picture: av.VideoFrame
-    index: int
-    pts: int
-    captured_at: float
-    capture_clock: CaptureClock
-    decode_ms: float
+class WebRtcFeed:
+    """The video of one peer, a `Feed`; `take`, `note_report` and `asks_for_key_frame` are the network's side of it.
 
-
-class WebRtcSource:
-    """The video of one peer, live: iterate it in one thread; a slow reader gets the newest picture, not every one.
-
-    `Frame.pts` counts from 0 with the peer's first picture, in 1/90000 s. `Frame.captured_at` is the arrival of the
-    picture's first packet, and from the first sender report on the sender's own time. The size may change in
-    mid-stream. The iteration ends when the peer has gone.
+    Only pictures all of whose parts and predecessors came are handed on. A slow reader gets the newest.
 
     Args:
-        name: name of the stream.
         codecs: names in SDP of the payload types that the session uses.
-        vid_stride: hand on every `vid_stride`-th picture at most.
-        url: address for `info`.
-        on_close: called once when the source is closed, by whomever, in that one's thread.
+        hwaccel: whether to decode H.264 on the GPU.
+        on_close: called once when the feed is closed, by whomever, in that one's thread.
     """
 
     def __init__(
-        self,
-        name: str,
-        codecs: dict[int, str],
-        *,
-        vid_stride: int = 1,
-        url: str = "webrtc:",
-        on_close: Callable[[], None] | None = None,
+        self, codecs: dict[int, str], *, hwaccel: HwAccel = "none", on_close: Callable[[], None] | None = None
     ) -> None:
-        if vid_stride < 1:
-            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
-        self._name = name
         self._codecs = codecs
-        self._stride = vid_stride
-        self._url = url
+        self._hwaccel = hwaccel
         self._on_close = on_close
         self._changed = threading.Condition()  # over everything from here to `_closed`
         self._coded: deque[CodedPicture] = deque()
-        self._newest: _Decoded | None = None
-        self._dropped = 0  # decoded, but replaced by a newer one before it was taken
+        self._newest: Picture | None = None
         self._lost = 0  # could not be decoded
-        self._lost_since = 0  # of both kinds, since the last picture handed on
+        self._dropped = 0  # decoded, but replaced by a newer one before it was read
+        self._lost_since = 0  # since the last picture that could be
         self._needs_key_frame = True
+        self._asked_at = -_ASK_AGAIN_S
         self._closed = False
         self._report: SenderReport | None = None
-        self._asked_at = -_ASK_AGAIN_S
+        self._heard_at = time.monotonic()
         self._codec = ""
-        self._size = (0, 0)
-        self._decoder = threading.Thread(target=self._decode, name=f"webrtc-decode-{name}", daemon=True)
-        self._decoder.start()
-
-    @property
-    def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
-        return self._name
-
-    @property
-    def info(self) -> SourceInfo:
-        """What is known by now; codec "unknown" and size 0×0 before the first picture is decoded."""
-        with self._changed:
-            (width, height), codec = self._size, self._codec or "unknown"
-        return live_info(self._url, codec, width, height)
-
-    @property
-    def corrupt_packets(self) -> int:
-        """Pictures that could not be decoded because a part of them, or what they build on, was lost."""
-        with self._changed:
-            return self._lost
-
-    @property
-    def dropped(self) -> int:
-        """Pictures decoded but not handed on, because the reader was slower than the peer."""
-        with self._changed:
-            return self._dropped
+        self._decoder: Decoder | None = None
+        self.final = True
+        """Whether the end of this peer is the end of the source, or another one may come."""
+        self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
+        self._thread.start()
 
     # ---- the network's side
 
-    def feed(self, picture: CodedPicture) -> None:
+    def take(self, picture: CodedPicture) -> None:
         """Take in a coded picture; returns at once."""
         with self._changed:
             if self._closed:
@@ -137,6 +89,10 @@ class WebRtcSource:
                 self._coded.clear()
             self._coded.append(picture)
             self._changed.notify_all()
+
+    def heard(self, now: float) -> None:
+        """Something came from the peer."""
+        self._heard_at = now
 
     def note_report(self, report: SenderReport) -> None:
         """Take in what the sender says of its clock."""
@@ -152,34 +108,51 @@ class WebRtcSource:
 
     # ---- the reader's side
 
-    def __iter__(self) -> Iterator[Frame]:
-        """Yield the newest picture each time; wait where there is none newer than the last; end with the peer."""
-        # One reformatter for all pictures: VideoFrame.to_ndarray() builds a scaler anew each time, 7 ms against 0.4.
-        reformatter = VideoReformatter()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._newest is not None or self._closed)
-                newest, self._newest = self._newest, None
-                dropped, self._lost_since = self._lost_since, 0
-            if newest is None:
-                return
-            begun = time.perf_counter()
-            rgb = reformatter.reformat(newest.picture, format="rgb24").to_ndarray()
-            yield Frame(
-                image=np.ascontiguousarray(rgb, dtype=np.uint8),
-                stream=self._name,
-                index=newest.index,
-                pts=newest.pts,
-                time_base=Fraction(1, CLOCK_RATE),
-                captured_at=newest.captured_at,
-                capture_clock=newest.capture_clock,
-                decoded_at=time.monotonic(),
-                decode_ms=newest.decode_ms + (time.perf_counter() - begun) * 1e3,
-                dropped_before=dropped,
-            )
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name of the codec; "" before the first picture."""
+        return {"VP8": "vp8", "H264": "h264"}.get(self._codec, "")
+
+    @property
+    def decoder(self) -> str:
+        """What decodes it; "" before the first picture."""
+        return self._decoder.name if self._decoder is not None else ""
+
+    @property
+    def rate(self) -> Fraction | None:
+        """None: WebRTC has no fixed rate."""
+        return None
+
+    @property
+    def heard_at(self) -> float:
+        """`time.monotonic()` when anything last came, pictures or reports."""
+        return self._heard_at
+
+    @property
+    def damaged(self) -> int:
+        """Pictures that could not be decoded because a part of them, or what they build on, was lost."""
+        return self._lost
+
+    @property
+    def dropped(self) -> int:
+        """Pictures decoded but never read, because the reader was slower than the peer."""
+        return self._dropped
+
+    def read(self, timeout_s: float) -> Picture | None:
+        """The newest picture that was not read yet; None if there is none after `timeout_s` seconds.
+
+        Raises:
+            LiveError, StreamEnded: if the peer has gone; which of them, `final` says.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is not None or self._closed, timeout_s)
+            if self._closed:
+                raise StreamEnded if self.final else LiveError("connection failed", "the publisher has gone")
+            newest, self._newest = self._newest, None
+            return newest
 
     def close(self) -> None:
-        """End the iteration and let the peer go. Callable from any thread, repeatedly."""
+        """Let the peer go. Callable from any thread, repeatedly."""
         with self._changed:
             if self._closed:
                 return
@@ -192,64 +165,44 @@ class WebRtcSource:
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the end of the thread that decodes, after `close`."""
-        self._decoder.join(timeout_s)
-
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the source."""
-        self.close()
+        self._thread.join(timeout_s)
 
     # ---- the thread between the two
 
-    def _decode(self) -> None:
-        codec, decoder = "", None
-        index, pts, last = 0, 0, None
+    def _decode_all(self) -> None:
+        timestamp: int | None = None
         while (coded := self._next_coded()) is not None:
-            wanted = self._codecs.get(coded.payload_type, "")
-            if wanted not in DECODERS:
+            codec = self._codecs.get(coded.payload_type, "")
+            if codec not in DECODERS or not self._decodable(coded, codec):
                 continue
-            if not self._decodable(coded, is_key_frame(wanted, coded.data), same_codec=wanted == codec):
-                continue
-            if decoder is None or wanted != codec:
-                codec, decoder = wanted, _open_decoder(wanted)
-            step = _signed(coded.timestamp - last) if last is not None else 0
-            pts, last = pts + max(step, 1) if last is not None else 0, coded.timestamp
-            begun = time.perf_counter()
+            if self._decoder is None or codec != self._codec:
+                gpu = self._hwaccel if codec == "H264" else "none"
+                self._codec, self._decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
+            timestamp = coded.timestamp if timestamp is None else timestamp + _signed(coded.timestamp - timestamp)
             try:
-                pictures = decoder.decode(av.Packet(coded.data))
+                pictures = self._decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:
-                log.debug("%s: a picture could not be decoded (%s)", self._name, error.strerror)
+                log.debug("a picture could not be decoded (%s)", error.strerror)
                 self._lose(1)
                 continue
-            if not pictures:
-                continue  # parameter sets without a picture
-            if pictures[-1].is_corrupt:
+            if pictures and pictures[-1].is_corrupt:
                 self._lose(1)
-                continue
-            index += 1
-            if (index - 1) % self._stride == 0:
-                decode_ms = (time.perf_counter() - begun) * 1e3
-                self._offer(_Decoded(pictures[-1], index - 1, pts, *self._captured(coded), decode_ms), codec)
+            elif pictures:  # and not parameter sets alone
+                self._offer(Picture(pictures[-1], timestamp, coded.arrived, self._captured_at(coded)))
 
     def _next_coded(self) -> CodedPicture | None:
         with self._changed:
             self._changed.wait_for(lambda: self._coded or self._closed)
             return None if self._closed else self._coded.popleft()
 
-    def _decodable(self, coded: CodedPicture, key_frame: bool, *, same_codec: bool) -> bool:
+    def _decodable(self, coded: CodedPicture, codec: str) -> bool:
         """Whether all that the picture builds on was decoded. Half a picture would be shown as grey or smeared."""
         with self._changed:
-            if key_frame:
+            if is_key_frame(codec, coded.data):
                 self._needs_key_frame = False
-            elif coded.after_loss or not same_codec or self._needs_key_frame:
+            elif coded.after_loss or self._needs_key_frame or codec != self._codec:
                 self._lose(1)
-                return False
-            return True
+            return not self._needs_key_frame
 
     def _lose(self, pictures: int) -> None:
         with self._changed:
@@ -257,40 +210,42 @@ class WebRtcSource:
             self._lost_since += pictures
             self._needs_key_frame = True
 
-    def _offer(self, decoded: _Decoded, codec: str) -> None:
+    def _offer(self, picture: Picture) -> None:
         with self._changed:
             if self._closed:
                 return
+            lost, self._lost_since = self._lost_since, 0
             if self._newest is not None:
                 self._dropped += 1
-                self._lost_since += 1
-            self._newest = decoded
-            self._codec, self._size = codec, (decoded.picture.width, decoded.picture.height)
+                lost += 1 + self._newest.lost_before
+            self._newest = replace(picture, lost_before=lost)
             self._changed.notify_all()
 
-    def _captured(self, coded: CodedPicture) -> tuple[float, CaptureClock]:
+    def _captured_at(self, coded: CodedPicture) -> float | None:
+        if (report := self._report) is None:
+            return None
+        captured = report.unix_time + _signed(coded.timestamp - report.timestamp) / CLOCK_RATE
         arrived = time.time() - (time.monotonic() - coded.arrived)
-        if (report := self._report) is not None:
-            captured = report.unix_time + _signed(coded.timestamp - report.timestamp) / CLOCK_RATE
-            if abs(captured - arrived) < _PLAUSIBLE_S:
-                return captured, "rtcp"
-        return arrived, "arrival"
+        return captured if abs(captured - arrived) < _PLAUSIBLE_S else None
 
 
-def live_info(url: str, codec: str, width: int, height: int) -> SourceInfo:
-    """What there is to say of any WebRTC source: endless, live, of no fixed rate."""
-    return SourceInfo(
-        codec=codec.lower(),
-        width=width,
-        height=height,
-        average_rate=None,
-        frames=None,
-        time_base=Fraction(1, CLOCK_RATE),
-        duration_s=None,
-        live=True,
-        audio=False,
-        url=url,
-    )
+class WebRtcSource(LiveSource):
+    """One peer as a source: live, and over when the peer has gone. The size may change in mid-stream.
+
+    Args:
+        feed: the peer's video; the source owns it from here on.
+        stream: name of the stream.
+        vid_stride: hand on every `vid_stride`-th picture.
+    """
+
+    def __init__(self, feed: WebRtcFeed, *, stream: str, vid_stride: int = 1) -> None:
+        super().__init__("webrtc:", lambda closed: feed, stream=stream, vid_stride=vid_stride)
+        self.feed = feed
+
+    def close(self) -> None:
+        """End the iteration at once and let the peer go. Callable from any thread, repeatedly."""
+        super().close()
+        self.feed.close()
 
 
 def is_key_frame(codec: str, data: bytes) -> bool:
@@ -299,20 +254,11 @@ def is_key_frame(codec: str, data: bytes) -> bool:
         return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
     at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit
     while 0 <= at < len(data) - 4:
-        if data[at + 4] & 0x1F == 5:
-            return True
-        if data[at + 4] & 0x1F == 1:
-            return False  # a slice of another kind of picture; what follows is more of it
+        kind = data[at + 4] & 0x1F
+        if kind in (1, 5):
+            return kind == 5  # the first slice of the picture; what follows is more of the same
         at = data.find(b"\x00\x00\x00\x01", at + 4)
     return False
-
-
-def _open_decoder(codec: str) -> VideoCodecContext:
-    decoder = av.CodecContext.create(DECODERS[codec], "r")
-    assert isinstance(decoder, VideoCodecContext)
-    decoder.thread_type = "SLICE"  # FRAME would hold back one picture a thread
-    decoder.flags |= av.codec.context.Flags.low_delay
-    return decoder
 
 
 def _signed(difference: int) -> int:

@@ -14,18 +14,19 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from aiohttp import web
 from aiortc import RTCIceServer
 
-from sources.base import SourceError, SourceInfo
-from sources.frame import Frame
-from sources.webrtc import CLOCK_RATE, WebRtcSource, live_info
+from sources.base import SourceError
+from sources.decoder import HwAccel
+from sources.link import Link, LiveError, Reason
+from sources.live import LiveSource
+from sources.webrtc import WebRtcFeed, WebRtcSource
 from sources.webrtc_server import SILENCE_S, WebRtcServer
 
 log = logging.getLogger(__name__)
@@ -74,11 +75,31 @@ class ListenTarget:
         return cls(host, port, path, token, tuple(query.get("origin", ())), tuple(query.get("ice", ())))
 
 
-class WebRtcListener:
+class _PublisherLink(Link):
+    """A publisher comes when it likes: there is nothing to try again, and the server decides when one is gone."""
+
+    def silent(self, now: float) -> bool:
+        super().silent(now)
+        return False
+
+    def failed(self, reason: Reason) -> float:
+        super().failed(reason)
+        return 0.0
+
+
+class WebRtcListener(LiveSource):
     """A source that waits for publishers. A new one takes the place of the old, whose tab may have died unheard.
 
-    It never ends by itself. `Frame.pts` and `Frame.index` go on from one publisher to the next, the time between them
-    included. The event loop runs in a thread of its own, which ends with `close`.
+    It never ends by itself; its timestamps go on from one publisher to the next. The event loop runs in a thread of its
+    own, which ends with `close`.
+
+    Args:
+        target: what the user typed, as above.
+        stream: name of the stream; "webrtc" if None.
+        vid_stride: hand on every `vid_stride`-th picture.
+        hwaccel: whether to decode H.264 on the GPU.
+        retry: False to raise `LiveError` when the first publisher has gone.
+        media_hosts, silence_s: as in `WebRtcServer`.
 
     Raises:
         SourceError: if the target is not understood or its port cannot be had.
@@ -90,19 +111,15 @@ class WebRtcListener:
         *,
         stream: str | None = None,
         vid_stride: int = 1,
+        hwaccel: HwAccel = "none",
+        retry: bool = True,
         media_hosts: Sequence[str] | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         if vid_stride < 1:
             raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
         self._target = ListenTarget.parse(target)
-        self._name = stream if stream is not None else "webrtc"
         self._sources: queue.SimpleQueue[WebRtcSource | None] = queue.SimpleQueue()
-        self._ended = False  # belongs to the thread that iterates
-        self._lock = threading.Lock()  # over the three below
-        self._current: WebRtcSource | None = None
-        self._lost = 0
-        self._closed = False
         try:
             self._server = WebRtcServer(
                 self._sources.put,
@@ -113,7 +130,7 @@ class WebRtcListener:
                 max_peers=1,
                 replace=True,
                 silence_s=silence_s,
-                vid_stride=vid_stride,
+                hwaccel=hwaccel,
             )
         except ValueError as error:
             raise SourceError(f"webrtc: {error}") from None
@@ -121,80 +138,37 @@ class WebRtcListener:
         self._thread = threading.Thread(target=self._loop.run_forever, name="webrtc", daemon=True)
         self._thread.start()
         try:
-            self._runner, self._port = self._on_loop(self._open())
+            self._runner, port = self._on_loop(self._open())
         except OSError as error:
             self._end_loop()
-            raise SourceError(
-                f"webrtc: cannot listen on {self._target.host}:{self._target.port}: {error.strerror}"
-            ) from error
-        log.info("webrtc: publish to %s", self.url)
-
-    @property
-    def url(self) -> str:
-        """Where publishers POST their offers (WHIP)."""
+            place = f"{self._target.host}:{self._target.port}"
+            raise SourceError(f"webrtc: cannot listen on {place}: {error.strerror}") from error
+        self._closing = threading.Lock()
         host = f"[{self._target.host}]" if ":" in self._target.host else self._target.host
-        return f"http://{host}:{self._port}{self._target.path}"
-
-    @property
-    def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
-        return self._name
-
-    @property
-    def info(self) -> SourceInfo:
-        """What is known by now; codec "unknown" and size 0×0 before the first picture."""
-        with self._lock:
-            known = self._current.info if self._current is not None else live_info("", "unknown", 0, 0)
-        return replace(known, url=self.url)
-
-    @property
-    def corrupt_packets(self) -> int:
-        """Pictures of all publishers that could not be decoded because a part of them was lost."""
-        with self._lock:
-            return self._lost + (self._current.corrupt_packets if self._current is not None else 0)
-
-    def __iter__(self) -> Iterator[Frame]:
-        """Yield the newest picture each time, of one publisher after the other."""
-        last: Frame | None = None
-        while (source := self._next_source()) is not None:
-            shift: tuple[int, int] | None = None
-            for frame in source:
-                if shift is None:
-                    shift = _shift_after(last, frame)
-                last = replace(frame, stream=self._name, pts=frame.pts + shift[0], index=frame.index + shift[1])
-                yield last
+        self.url = f"http://{host}:{port}{self._target.path}"
+        """Where publishers POST their offers (WHIP)."""
+        name = stream if stream is not None else "webrtc"
+        super().__init__(
+            self.url, self._next_feed, stream=name, vid_stride=vid_stride, retry=retry, link=_PublisherLink()
+        )
+        log.info("%s: publish to %s", name, self.url)
 
     def close(self) -> None:
         """End the iteration, let the publisher go and give the port back. Callable from any thread, repeatedly."""
-        with self._lock:
-            if self._closed:
+        super().close()
+        with self._closing:
+            if self._loop.is_closed():
                 return
-            self._closed = True
-        self._on_loop(self._runner.cleanup())
-        self._sources.put(None)
-        self._end_loop()
+            self._sources.put(None)
+            self._on_loop(self._runner.cleanup())
+            self._end_loop()
 
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the source."""
-        self.close()
-
-    def _next_source(self) -> WebRtcSource | None:
-        if self._ended:
-            return None
-        source = self._sources.get()
+    def _next_feed(self, closed: threading.Event) -> WebRtcFeed:
+        source = None if closed.is_set() else self._sources.get()
         if source is None:
-            self._ended = True  # for an iteration after this one too
-            return None
-        with self._lock:
-            self._lost += self._current.corrupt_packets if self._current is not None else 0
-            self._current = source
-        return source
+            raise LiveError("connection failed", "closed")
+        source.feed.final = False
+        return source.feed
 
     async def _open(self) -> tuple[web.AppRunner, int]:
         application = web.Application()
@@ -231,11 +205,3 @@ async def _end_tasks() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
-
-
-def _shift_after(last: Frame | None, first: Frame) -> tuple[int, int]:
-    """What to add to pts and index of a publisher, so that they go on from the last picture of the one before."""
-    if last is None:
-        return 0, 0
-    between = max(1, round((first.decoded_at - last.decoded_at) * CLOCK_RATE))
-    return last.pts + between - first.pts, last.index + 1 - first.index

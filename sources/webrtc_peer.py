@@ -30,8 +30,9 @@ from aiortc.exceptions import OperationError
 from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 
 from sources.base import SourceError
+from sources.decoder import HwAccel
 from sources.jitter import JitterBuffer, Packet
-from sources.webrtc import DECODERS, SenderReport, WebRtcSource
+from sources.webrtc import DECODERS, SenderReport, WebRtcFeed
 
 _BUFFER = "_RTCRtpReceiver__jitter_buffer"
 _RTCP = "_handle_rtcp_packet"
@@ -56,25 +57,23 @@ class Peer:
         self._silence_s = silence_s
         self._on_closed = on_closed
         self._buffer = JitterBuffer()
-        self._heard = time.monotonic()
         self._closing: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self.source: WebRtcSource
+        self.feed: WebRtcFeed
         self.answer = ""
 
     @classmethod
     async def accept(
         cls,
         offer: str,
-        name: str,
         *,
         ice_servers: Sequence[RTCIceServer],
         media_hosts: Sequence[str] | None,
         silence_s: float,
-        vid_stride: int,
+        hwaccel: HwAccel,
         on_closed: Callable[[], object],
     ) -> Peer:
-        """Answer an offer; the source of the peer is there at once, its pictures when it has connected.
+        """Answer an offer; the peer's feed is there at once, its pictures when it has connected.
 
         Raises:
             OfferError: if the offer is no SDP, or has no video that can be decoded here.
@@ -94,8 +93,7 @@ class Peer:
                 with suppress(RuntimeError):  # the loop has ended, and every peer with it
                     loop.call_soon_threadsafe(peer._begin_close)
 
-            codecs = _codecs(peer.answer)
-            peer.source = WebRtcSource(name, codecs, vid_stride=vid_stride, on_close=close_from_any_thread)
+            peer.feed = WebRtcFeed(_codecs(peer.answer), hwaccel=hwaccel, on_close=close_from_any_thread)
         except BaseException:
             await connection.close()
             raise
@@ -104,7 +102,7 @@ class Peer:
         return peer
 
     async def close(self) -> None:
-        """End the connection and the source; returns when both have ended."""
+        """End the connection and the feed; returns when both have ended."""
         self._begin_close()
         assert self._closing is not None
         await asyncio.shield(self._closing)
@@ -116,10 +114,10 @@ class Peer:
     async def _close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self.source.close()
+        self.feed.close()
         try:
             await self._connection.close()
-            await asyncio.to_thread(self.source.join)
+            await asyncio.to_thread(self.feed.join)
         finally:
             self._on_closed()
 
@@ -128,30 +126,31 @@ class Peer:
 
         ICE's own consent check takes 30 s and more, and a browser that was killed says no goodbye.
         """
-        while (quiet := time.monotonic() - self._heard) < self._silence_s:
+        while (quiet := time.monotonic() - self.feed.heard_at) < self._silence_s:
             await asyncio.sleep(self._silence_s - quiet)
-        self.source.close()
+        self.feed.close()
 
     def _take(self, packet: Packet) -> tuple[bool, None]:
         """Take a packet in aiortc's jitter buffer's stead: whether to ask for a key frame, and nothing to decode."""
-        now = self._heard = time.monotonic()
+        now = time.monotonic()
+        self.feed.heard(now)
         for picture in self._buffer.add(packet, now):
-            self.source.feed(picture)
-        return self.source.asks_for_key_frame(now), None
+            self.feed.take(picture)
+        return self.feed.asks_for_key_frame(now), None
 
     def _listen(self, receiver: RTCRtpReceiver) -> None:
-        """Lead the receiver's packets and reports to the source."""
+        """Lead the receiver's packets and reports to the feed."""
         setattr(receiver, _BUFFER, SimpleNamespace(add=self._take))
         handle: Callable[[object], Coroutine[Any, Any, None]] = getattr(receiver, _RTCP)
 
         async def handle_rtcp(packet: object) -> None:
-            self._heard = time.monotonic()
+            self.feed.heard(time.monotonic())
             if isinstance(packet, RtcpSrPacket):
                 info = packet.sender_info
                 unix_time = info.ntp_timestamp / (1 << 32) - _NTP_TO_UNIX_S
-                self.source.note_report(SenderReport(unix_time, info.rtp_timestamp))
+                self.feed.note_report(SenderReport(unix_time, info.rtp_timestamp))
             elif isinstance(packet, RtcpByePacket):
-                self.source.close()
+                self.feed.close()
             await handle(packet)
 
         setattr(receiver, _RTCP, handle_rtcp)
@@ -159,7 +158,7 @@ class Peer:
         @self._connection.on("connectionstatechange")
         def state_changed() -> None:
             if self._connection.connectionState in ("failed", "closed"):
-                self.source.close()
+                self.feed.close()
 
 
 async def _apply(connection: RTCPeerConnection, offer: str) -> RTCRtpTransceiver:

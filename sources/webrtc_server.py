@@ -23,6 +23,7 @@ from aiohttp import web
 from aiortc import RTCIceServer
 from aiortc.rtcicetransport import parse_stun_turn_uri
 
+from sources.decoder import HwAccel
 from sources.webrtc import WebRtcSource
 from sources.webrtc_peer import OfferError, Peer
 
@@ -47,7 +48,8 @@ class WebRtcServer:
         max_peers: how many may be connected at a time.
         replace: when there are as many, let the oldest go instead of refusing the newcomer.
         silence_s: a peer of whom nothing is heard for so long is gone.
-        vid_stride: hand on every `vid_stride`-th picture at most.
+        vid_stride: hand on every `vid_stride`-th picture.
+        hwaccel: whether to decode H.264 on the GPU.
 
     Raises:
         ValueError: if the address of an ICE server is none.
@@ -65,6 +67,7 @@ class WebRtcServer:
         replace: bool = False,
         silence_s: float = SILENCE_S,
         vid_stride: int = 1,
+        hwaccel: HwAccel = "none",
     ) -> None:
         self._on_source = on_source
         self._token = token
@@ -79,6 +82,8 @@ class WebRtcServer:
         self._replace = replace
         self._silence_s = silence_s
         self._vid_stride = vid_stride
+        self._hwaccel = hwaccel
+        self._names: dict[str, str] = {}  # of the streams, by session
         self._peers: dict[str, Peer | None] = {}  # by the secret in the session's URL, oldest first; None: being made
         self._closed = False
 
@@ -219,30 +224,34 @@ class WebRtcServer:
         try:
             peer = await Peer.accept(
                 offer,
-                self._stream_name(request.query.get("stream", "webrtc")),
                 ice_servers=self._ice_servers,
                 media_hosts=self._media_hosts,
                 silence_s=self._silence_s,
-                vid_stride=self._vid_stride,
-                on_closed=lambda: self._peers.pop(session, None),
+                hwaccel=self._hwaccel,
+                on_closed=lambda: self._forget(session),
             )
         except OfferError as error:
             kind = web.HTTPUnprocessableEntity if error.understood else web.HTTPBadRequest
             raise refusal(kind, str(error), cors) from None
         finally:
             if peer is None:
-                self._peers.pop(session, None)
+                self._forget(session)
         self._peers[session] = peer
         if self._closed:  # meanwhile
             await peer.close()
             raise refusal(web.HTTPServiceUnavailable, "the server is shutting down", cors)
-        log.info("%s: a peer connects", peer.source.name)
-        self._on_source(peer.source)
+        self._names[session] = name = self._stream_name(request.query.get("stream", "webrtc"))
+        log.info("%s: a peer connects", name)
+        self._on_source(WebRtcSource(peer.feed, stream=name, vid_stride=self._vid_stride))
         return session, peer.answer
+
+    def _forget(self, session: str) -> None:
+        self._peers.pop(session, None)
+        self._names.pop(session, None)
 
     def _stream_name(self, asked: str) -> str:
         name = re.sub(r"[^\w.-]", "", asked)[:32] or "webrtc"
-        taken = {peer.source.name for peer in self._peers.values() if peer}
+        taken = set(self._names.values())
         return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 2 + len(taken)))) if n not in taken)
 
 

@@ -6,24 +6,26 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import aiohttp
+import av
 import numpy as np
 import pytest
 from aiohttp import web
 from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection
 from aiortc.rtp import RtcpByePacket
+from conftest import number_of, numbered_picture
 from numpy.typing import NDArray
+from webrtc_support import LOOPBACK, Drawn, Publisher, offer_of, own_loop, publishing, small
 
-from sources import SourceError
+from sources import SourceError, open_source
 from sources.frame import Frame
 from sources.jitter import CodedPicture
-from sources.webrtc import SenderReport, WebRtcSource, is_key_frame
+from sources.webrtc import SenderReport, WebRtcFeed, WebRtcSource, is_key_frame
 from sources.webrtc_listen import ListenTarget, WebRtcListener
 from sources.webrtc_server import MAX_OFFER_BYTES, WebRtcServer, link_of
-from tests.conftest import number_of, numbered_picture
-from tests.webrtc_support import LOOPBACK, Drawn, Publisher, offer_of, own_loop, publishing, small
 
 TOKEN = "sesame"
 WITH_TOKEN = {"Authorization": f"Bearer {TOKEN}"}
@@ -103,6 +105,19 @@ def an_offer(served: Served) -> str:
 
     offer: str = served.do(made())
     return offer
+
+
+def encoded_vp8(pictures: int, keys: tuple[int, ...]) -> list[av.Packet]:
+    encoder = av.CodecContext.create("libvpx", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 320, 240, "yuv420p", Fraction(1, 30)
+    encoder.options = {"deadline": "realtime", "lag-in-frames": "0"}
+    packets = []
+    for number in range(pictures):
+        frame = av.VideoFrame.from_ndarray(small(number), format="rgb24")
+        frame.pts = number
+        frame.pict_type = av.video.frame.PictureType.I if number in keys else av.video.frame.PictureType.NONE
+        packets += encoder.encode(frame)
+    return packets
 
 
 def until(done: Callable[[], object], seconds: float = 10) -> None:
@@ -223,13 +238,14 @@ def test_a_peer_that_never_connects_is_gone(serve: Callable[..., Served]) -> Non
 def test_delete_ends_the_session(serve: Callable[..., Served]) -> None:
     served = serve(token=TOKEN)
     with publishing(f"{served.url}/whip", headers=WITH_TOKEN) as publisher:
-        next(iter(served.sources[0]))
+        frames = iter(served.sources[0])
+        next(frames)
         assert served.ask("DELETE", publisher.location)[0] == 401
         assert served.server.peers == 1
         assert served.ask("DELETE", publisher.location, headers=WITH_TOKEN)[0] == 200
         assert served.server.peers == 0
         assert served.ask("DELETE", publisher.location, headers=WITH_TOKEN)[0] == 404
-    assert list(served.sources[0]) == []
+    assert list(frames) == []
 
 
 def test_closing_the_source_lets_the_peer_go(serve: Callable[..., Served]) -> None:
@@ -244,10 +260,12 @@ def test_closing_the_source_lets_the_peer_go(serve: Callable[..., Served]) -> No
 def test_a_goodbye_ends_the_source(serve: Callable[..., Served]) -> None:
     served = serve()
     with publishing(f"{served.url}/whip") as publisher:
-        next(iter(served.sources[0]))
+        frames = iter(served.sources[0])
+        next(frames)
         sender = publisher.connection.getSenders()[0]
         publisher.do(sender._send_rtcp([RtcpByePacket(sources=[sender._ssrc])]))
         until(lambda: served.server.peers == 0)
+        assert list(frames) == []
 
 
 # ---- who may come in
@@ -375,34 +393,53 @@ def test_names_in_candidates_are_not_looked_up(serve: Callable[..., Served]) -> 
     assert served.server.peers == 1
 
 
-# ---- the source by itself
+# ---- the feed by itself
 
 
-def test_pictures_that_build_on_lost_ones_are_not_shown() -> None:
-    source = WebRtcSource("door", {97: "VP8"})
-    try:
-        delta = CodedPicture(b"\x01" * 40, 0, 97, 0.0, after_loss=False)
-        source.feed(delta)
-        until(lambda: source.corrupt_packets == 1)
-        assert [source.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
-    finally:
-        source.close()
-        source.join()
+@pytest.fixture
+def feed() -> Iterator[WebRtcFeed]:
+    feed = WebRtcFeed({97: "VP8"})
+    yield feed
+    feed.close()
+    feed.join()
 
 
-def test_a_report_of_a_clock_that_was_never_set_is_not_believed() -> None:
-    source = WebRtcSource("door", {97: "VP8"})
-    try:
-        picture = CodedPicture(b"", 90_000, 97, time.monotonic(), after_loss=False)
-        assert source._captured(picture)[1] == "arrival"
-        source.note_report(SenderReport(time.time() - 1, 0))
-        captured_at, clock = source._captured(picture)
-        assert (clock, captured_at) == ("rtcp", pytest.approx(time.time(), abs=0.5))
-        source.note_report(SenderReport(4711.0, 0))
-        assert source._captured(picture)[1] == "arrival"
-    finally:
-        source.close()
-        source.join()
+def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcFeed) -> None:
+    feed.take(CodedPicture(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
+    until(lambda: feed.damaged == 1)
+    assert feed.read(0.01) is None
+    assert [feed.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
+
+
+def test_pictures_after_a_loss_wait_for_a_key_frame(feed: WebRtcFeed) -> None:
+    coded = [bytes(packet) for packet in encoded_vp8(6, keys=(0, 4))]
+    for number, data in enumerate(coded):
+        feed.take(CodedPicture(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
+        if number in (0, 1, 4, 5):
+            picture = feed.read(5)
+            assert picture is not None
+            assert picture.timestamp == 3000 * number
+            assert picture.lost_before == (2 if number == 4 else 0)
+    assert feed.damaged == 2
+
+
+def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcFeed) -> None:
+    key, delta = (bytes(packet) for packet in encoded_vp8(2, keys=(0,)))
+    with feed._changed:  # the decoder is kept waiting
+        for number in range(70):
+            feed.take(CodedPicture(delta if number else key, number, 97, 0.0, after_loss=False))
+        assert len(feed._coded) < 65
+    until(lambda: feed.damaged == 70)
+    assert feed.asks_for_key_frame(1.0)
+
+
+def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcFeed) -> None:
+    picture = CodedPicture(b"", 90_000, 97, time.monotonic(), after_loss=False)
+    assert feed._captured_at(picture) is None
+    feed.note_report(SenderReport(time.time() - 1, 0))
+    assert feed._captured_at(picture) == pytest.approx(time.time(), abs=0.5)
+    feed.note_report(SenderReport(4711.0, 0))
+    assert feed._captured_at(picture) is None
 
 
 def test_key_frames_are_told_from_others() -> None:
@@ -440,6 +477,15 @@ def test_a_wrong_target_is_told_in_one_line(target: str, line: str) -> None:
     with pytest.raises(SourceError, match=line) as error:
         WebRtcListener(target)
     assert "sesame" not in str(error.value)
+
+
+def test_a_target_is_opened_like_any_other() -> None:
+    with open_source("webrtc:0") as source:
+        assert isinstance(source, WebRtcListener)
+        assert source.status.state == "connecting"
+        assert (source.name, source.info.live, source.info.url) == ("webrtc", True, source.url)
+    with pytest.raises(SourceError, match="start and end are for files"):
+        open_source("webrtc:0", start=3)
 
 
 def test_a_port_in_use_is_told_in_one_line() -> None:

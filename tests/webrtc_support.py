@@ -14,10 +14,10 @@ import aiohttp
 import av
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
+from conftest import numbered_picture
 from numpy.typing import NDArray
 
 from sources.webrtc_listen import _end_tasks
-from tests.conftest import numbered_picture
 
 Draw = Callable[[int], NDArray[np.uint8]]
 LOOPBACK = ("127.0.0.1",)

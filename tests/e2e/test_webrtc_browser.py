@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc.mediastreams import MediaStreamError
+from browser import browsing, kill, needs_chromium
+from numpy.typing import NDArray
+from webrtc_support import LOOPBACK, Publisher, only_loopback, own_loop
+
+from sources.frame import Frame
+from sources.webrtc import WebRtcSource
+from sources.webrtc_server import WebRtcServer
+
+PAGE = Path(__file__).with_name("webrtc.html")
+TOKEN = "sesame"
+STRIPES = 20
+
+pytestmark = [pytest.mark.e2e, needs_chromium]
+
+
+def age_ms(image: NDArray[np.uint8]) -> float:
+    """How old the time is that the page burnt into the picture; below 0 where it is not legible."""
+    height, width = image.shape[:2]
+    centres = [(2 * bit + 1) * width // (2 * STRIPES) for bit in range(STRIPES)]
+    burnt = sum(1 << bit for bit, x in enumerate(centres) if image[height // 8, x].mean() > 128)
+    age = (time.time() * 1000 - burnt) % 2**STRIPES
+    return age if age < 2000 else -1.0
+
+
+class Site:
+    """The page, our endpoint at /whip, and one of stock aiortc at /stock."""
+
+    def __init__(self) -> None:
+        self.server = WebRtcServer(self._read, token=TOKEN, media_hosts=LOOPBACK, silence_s=3)
+        self.frames: list[Frame] = []
+        self.ages: list[float] = []
+        self.told_ages: list[float] = []  # what `captured_at` says
+        self.stock_ages: list[float] = []
+        self.said: list[str] = []
+        self._readers: list[threading.Thread] = []
+        self._stock: list[RTCPeerConnection] = []
+        self._tasks: list[Any] = []
+
+    def _read(self, source: WebRtcSource) -> None:
+        def read() -> None:
+            for frame in source:
+                self.ages.append(age_ms(frame.image))
+                self.told_ages.append((time.time() - frame.captured_at) * 1000)
+                self.frames.append(frame)
+
+        self._readers.append(threading.Thread(target=read))
+        self._readers[-1].start()
+
+    async def open(self) -> str:
+        application = web.Application()
+        application.add_routes(self.server.routes())
+        application.add_routes([web.post("/stock", self._publish_stock), web.post("/said", self._hear)])
+        application.add_routes([web.get("/", self._page)])
+        self._runner = web.AppRunner(application, shutdown_timeout=1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/?token={TOKEN}"
+
+    async def close(self) -> None:
+        await self.server.close()
+        for connection in self._stock:
+            await connection.close()
+        await self._runner.cleanup()
+
+    async def _page(self, _: web.Request) -> web.FileResponse:
+        return web.FileResponse(PAGE)
+
+    async def _hear(self, request: web.Request) -> web.Response:
+        self.said.append(await request.text())
+        return web.Response()
+
+    async def _publish_stock(self, request: web.Request) -> web.Response:
+        connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._stock.append(connection)
+
+        async def read(track: Any) -> None:
+            try:
+                while True:
+                    frame = await track.recv()
+                    self.stock_ages.append(age_ms(frame.to_ndarray(format="rgb24")))
+            except MediaStreamError:
+                pass
+
+        connection.on("track", lambda track: self._tasks.append(asyncio.ensure_future(read(track))))
+        await connection.setRemoteDescription(RTCSessionDescription(await request.text(), "offer"))
+        only_loopback(connection)
+        await connection.setLocalDescription(await connection.createAnswer())
+        return web.Response(status=201, text=connection.localDescription.sdp, content_type="application/sdp")
+
+    def until(self, done: Any, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, f"not within {seconds} s; the page says {self.said}"
+            assert set(self.said) <= {"done"}, self.said
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, str]]:
+    with own_loop() as loop:
+        site, publisher = Site(), Publisher(loop)
+        url = publisher.do(site.open())
+        yield site, url
+        publisher.do(site.close())
+        for reader in site._readers:
+            reader.join(5)
+            assert not reader.is_alive()
+
+
+@pytest.mark.parametrize("codec", ["VP8", "H264"])
+def test_a_browser_publishes_its_camera_and_is_killed(codec: str, site: tuple[Site, str], tmp_path: Path) -> None:
+    here, url = site
+    with browsing(f"{url}&to=/whip&codec={codec}", tmp_path) as browser:
+        here.until(lambda: len(here.frames) >= 60)
+        kill(browser)
+        here.until(lambda: here.server.peers == 0, seconds=10)
+    frames = here.frames
+    assert all((frame.width, frame.height) == (640, 480) for frame in frames[30:60])
+    assert all(a.pts < b.pts for a, b in itertools.pairwise(frames))
+    assert all(frame.image.std() > 10 for frame in frames)  # a picture, no grey
+    assert frames[-1].capture_clock == "rtcp"
+    assert abs(frames[-1].captured_at - time.time()) < 10
+
+
+@pytest.mark.parametrize("codec", ["VP8", "H264"])
+def test_the_camera_changes_its_size(codec: str, site: tuple[Site, str], tmp_path: Path) -> None:
+    here, url = site
+    with browsing(f"{url}&to=/whip&codec={codec}&shrink=1&seconds=3", tmp_path):
+        here.until(lambda: here.said)
+    sizes = [(frame.width, frame.height) for frame in here.frames]
+    assert (640, 480) in sizes
+    assert sizes[-1] == (320, 240)
+    assert here.server.peers == 0  # the page has ended its session with DELETE
+
+
+@pytest.mark.parametrize("codec", ["VP8", "H264"])
+def test_pictures_are_younger_than_from_stock_aiortc(codec: str, site: tuple[Site, str], tmp_path: Path) -> None:
+    here, url = site
+    with browsing(f"{url}&to=/whip,/stock&codec={codec}&clock=1&seconds=4", tmp_path):
+        here.until(lambda: here.said)
+    ours, stock = ([age for age in ages[30:] if age >= 0] for ages in (here.ages, here.stock_ages))
+    assert min(len(ours), len(stock)) > 40
+    median, stock_median = statistics.median(ours), statistics.median(stock)
+    print(f"\n{codec} at 30 fps from Chromium: {median:.1f} ms old, with stock aiortc {stock_median:.1f} ms")
+    told = statistics.median(here.told_ages[30:])
+    print(f"by the sender's reports {told:.1f} ms, which counts the camera and the page as well")
+    assert median < stock_median
