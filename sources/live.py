@@ -222,6 +222,7 @@ class LiveSource:
                 yield self._frame(picture, image, number, pts, skipped)
                 skipped = 0
         finally:
+            self._corrupt = damaged_before + feed.damaged
             feed.close()
 
     def _frame(self, picture: Picture, image: RgbImage, number: int, pts: int, skipped: int) -> Frame:
