@@ -26,8 +26,13 @@ class UnknownClassError(EngineError):
 
     def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:
         self.label = label
-        meant = f"; did you mean '{hint}'?" if hint else ""
-        super().__init__(f"'{label}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
+        meant = f"; did you mean '{hint}'?" if hint else "."
+        told = " ".join(label.split())
+        super().__init__(f"'{told}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
+
+
+class PromptTooLongError(EngineError):
+    """A question or name that fills the model's context, so that no answer fits behind it."""
 
 
 class UnsupportedTaskError(EngineError):

@@ -75,7 +75,7 @@ def check(
         return _Checker(Generator(model), prompts, folder, arrays, tolerance).run(cases)
     except (ConfigError, CheckpointError, CodecError) as error:
         raise ModelFilesError(str(error)) from error
-    except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
 
 
@@ -90,6 +90,8 @@ class _Checker:
         self.quantities |= {name: Quantity(name, tolerance) for name in close}
 
     def run(self, cases: list[dict[str, Any]]) -> list[Quantity]:
+        if not cases:
+            raise ModelFilesError(f"{self.folder} holds no case: it proves nothing")
         for number, case in enumerate(cases):
             self._case(number, case)
         return [quantity for quantity in self.quantities.values() if quantity.compared]
@@ -143,7 +145,8 @@ class _Checker:
                 self.quantities[quantity].add(math.inf, where)
                 continue
             for mine, theirs in zip(got, wanted, strict=True):
-                self.quantities[quantity].add(max(abs(mine[key] - theirs[key]) for key in theirs), where)
+                for key, number in mine.items():
+                    self.quantities[quantity].add(abs(number - theirs[key]), where)
 
     def _exact(self, quantity: str, mine: object, theirs: object, where: str) -> None:
         self.quantities[quantity].add(0.0 if mine == theirs else math.inf, where)

@@ -30,7 +30,8 @@ class Vocabulary:
         """
         found: dict[str, None] = {}
         for label in labels:
-            for phrase in [label] if self._lookup(label) else [p for p in _SEPARATORS.split(label) if p]:
+            phrases = [p for p in _SEPARATORS.split(label) if p.strip()]
+            for phrase in [label] if self._lookup(label) or not phrases else phrases:
                 names = self._lookup(phrase)
                 if names is None:
                     close = difflib.get_close_matches(phrase.lower(), self._known, n=1, cutoff=0.75)

@@ -135,6 +135,8 @@ class MoondreamConfig:
         if unknown:
             raise ConfigError(f"unknown section '{min(unknown)}'")
         classes = values.get("classes")
+        if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+            raise ConfigError("field 'classes' is not a list of names")
         config = cls(
             text=_section(TextConfig, "text", values),
             vision=_section(VisionConfig, "vision", values),
@@ -163,6 +165,15 @@ class MoondreamConfig:
 
     def _check(self) -> None:
         text, vision, region = self.text, self.vision, self.region
+        for name, count in (
+            ("text.n_heads", text.n_heads),
+            ("text.n_kv_heads", text.n_kv_heads),
+            ("vision.enc_n_heads", vision.enc_n_heads),
+            ("vision.enc_patch_size", vision.enc_patch_size),
+            ("vision.crop_size", vision.crop_size),
+        ):
+            if not count:
+                raise ConfigError(f"field '{name}' is zero")
         for claim, holds in (
             ("text.dim must be a multiple of text.n_heads", text.dim % text.n_heads == 0),
             ("text.n_heads must be a multiple of text.n_kv_heads", text.n_heads % text.n_kv_heads == 0),
@@ -177,10 +188,38 @@ class MoondreamConfig:
             ("region.dim must equal text.dim", region.dim == text.dim),
             ("region.size_out_dim must be even", region.size_out_dim % 2 == 0),
             ("text.prefix_attn must be 1 + image tokens", text.prefix_attn == 1 + vision.n_tokens),
+            ("text.max_context must be more than text.prefix_attn", text.max_context > text.prefix_attn),
+            ("region.coord_feat_dim must be even", region.coord_feat_dim % 2 == 0),
+            ("region.size_feat_dim must be even", region.size_feat_dim % 2 == 0),
             ("vision.stem must be 'patch' or 'lite0'", vision.stem in ("patch", "lite0")),
+            (
+                "vision.stem 'lite0' needs vision.enc_patch_size 16 and vision.crop_size in multiples of 32",
+                vision.stem != "lite0" or (vision.enc_patch_size == 16 and vision.crop_size % 32 == 0),
+            ),
         ):
             if not holds:
                 raise ConfigError(claim)
+        for name in ("bos_id", "eos_id", "answer_id", "coord_id", "size_id"):
+            if getattr(self.tokenizer, name) >= text.vocab_size:
+                raise ConfigError(f"tokenizer.{name} is past text.vocab_size")
+        _check_templates(self.tokenizer.templates, text.vocab_size)
+
+
+def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
+    """Refuse templates that are not what `prompts.Prompts` reads; a skill without one is a skill the model lacks."""
+    for skill, parts in (
+        ("detect", ("prefix", "suffix")),
+        ("point", ("prefix", "suffix")),
+        ("query", ("prefix", "suffix")),
+        ("caption", ("short", "normal", "long")),
+    ):
+        template = templates.get(skill)
+        if not template:
+            continue
+        for part in parts:
+            ids = template.get(part) if isinstance(template, Mapping) else None
+            if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+                raise ConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
 
 
 def _section(kind: type[_T], name: str, values: Mapping[str, Any]) -> _T:
