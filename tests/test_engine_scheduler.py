@@ -18,7 +18,7 @@ EOS = 0
 PAGE, PREFIX = 4, 10
 
 
-class Cancelled(Exception):
+class CancelledError(Exception):
     pass
 
 
@@ -208,7 +208,7 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
         if looks and noise.random() < 0.05:
             look = noise.choice(looks)[0]
             if look.image not in ended:
-                scheduler.cancel(look, Cancelled())
+                scheduler.cancel(look, CancelledError())
                 cancelled.add(look.image)
         step = scheduler.next_step() if slots.can_launch else None
         slot = None
@@ -229,7 +229,7 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
     assert set(ended) == set(range(n_looks))
     for look, wanted in looks:
         if look.image in cancelled:
-            assert isinstance(ended[look.image], Cancelled | NeverFitsError)
+            assert isinstance(ended[look.image], CancelledError | NeverFitsError)
         else:
             assert ended[look.image] is None
             got = [one.skill.found if isinstance(one.skill, FindObjects) else one.skill.tokens for one in look.answers]

@@ -6,6 +6,9 @@ Behaviour after the public Apache-2.0 reference implementation of Moondream (git
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import nn
@@ -18,8 +21,51 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each (rows or nothing, length, 1, rotary_dim / 2)."""
 
 
+class Slot(Protocol):
+    """One layer of a cache, and where its next entries go."""
+
+    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put in new keys and values (rows, length, heads, head_dim)."""
+        ...
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values, each (rows, heads, keys, head_dim)."""
+        ...
+
+
+class Cache(Protocol):
+    """Keys and values of some sequences, however they are stored."""
+
+    @property
+    def key_positions(self) -> torch.Tensor:
+        """(keys,) int64: the position in its sequence of each key that `Slot.read` gives."""
+        ...
+
+    def slots(self, positions: torch.Tensor) -> Sequence[Slot]:
+        """The layers, ready to write at (rows, length) int64 positions."""
+        ...
+
+
+class DenseSlot:
+    """One layer of a `KVCache`; `at` are (rows, 1) row and (rows, length) position indices."""
+
+    __slots__ = ("_at", "_keys", "_values")
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._keys, self._values, self._at = keys, values, at
+
+    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put in new keys and values (rows, length, heads, head_dim)."""
+        self._keys.transpose(1, 2)[self._at] = k
+        self._values.transpose(1, 2)[self._at] = v
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values, each (rows, heads, capacity, head_dim)."""
+        return self._keys, self._values
+
+
 class KVCache:
-    """Keys and values of `rows` sequences, each (n_layers, rows, n_kv_heads, capacity, head_dim)."""
+    """Keys and values of `rows` sequences side by side, each (n_layers, rows, n_kv_heads, capacity, head_dim)."""
 
     __slots__ = ("keys", "values")
 
@@ -31,6 +77,16 @@ class KVCache:
         """A cache of zeros with the dtype and device of `like`."""
         shape = (config.n_layers, rows, config.n_kv_heads, capacity, config.head_dim)
         return cls(like.new_zeros(shape), like.new_zeros(shape))
+
+    @property
+    def key_positions(self) -> torch.Tensor:
+        """(capacity,) int64: keys lie in the order of their positions."""
+        return torch.arange(self.keys.shape[3], device=self.keys.device)
+
+    def slots(self, positions: torch.Tensor) -> Sequence[DenseSlot]:
+        """The layers, ready to write at (rows, length) int64 positions."""
+        at = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1), positions
+        return [DenseSlot(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
 
     def fork(self, rows: int, capacity: int) -> KVCache:
         """Copy a one-row cache into `rows` rows with room for `capacity` positions."""
@@ -51,21 +107,6 @@ class KVCache:
         return KVCache(self.keys[:, :, :, :length], self.values[:, :, :, :length])
 
 
-class Slot:
-    """One layer of a cache, and where its next entries go: (rows, 1) row and (rows, length) position indices."""
-
-    __slots__ = ("at", "keys", "values")
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self.keys, self.values, self.at = keys, values, at
-
-    def write(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put in new keys and values (rows, length, heads, head_dim); all of them (rows, heads, capacity, head_dim)."""
-        self.keys.transpose(1, 2)[self.at] = k
-        self.values.transpose(1, 2)[self.at] = v
-        return self.keys, self.values
-
-
 class Attention(nn.Module):
     """Self-attention with rotary positions on the first half of each head, keys and values kept in a cache."""
 
@@ -76,14 +117,16 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None
+        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None, alone: bool
     ) -> torch.Tensor:
-        """Attend from x (rows, length, dim) to all that the slot holds, x included; to x alone without a slot."""
+        """Attend from x (rows, length, dim), kept in the slot if any: to all that is there, or if `alone` to x only."""
         config = self.config
         heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
         turned, v = heads.split([config.n_heads + config.n_kv_heads, config.n_kv_heads], dim=2)
         q, k = rotate(turned, rotation).split([config.n_heads, config.n_kv_heads], dim=2)
-        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if slot is None else slot.write(k, v)
+        if slot is not None:
+            slot.write(k, v)
+        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if slot is None or alone else slot.read()
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=config.n_heads != config.n_kv_heads
         )
@@ -107,11 +150,11 @@ class Block(nn.Module):
         self.mlp = Mlp(config.dim, config.ff_dim, config.dim)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None
+        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None, alone: bool = False
     ) -> torch.Tensor:
-        """Map (rows, length, dim) to the same shape."""
+        """Map (rows, length, dim) to the same shape; the rest as for `Attention`."""
         normed = self.ln(x)
-        return x + self.attn(normed, rotation, mask, slot) + self.mlp(normed)  # type: ignore[no-any-return]
+        return x + self.attn(normed, rotation, mask, slot, alone) + self.mlp(normed)  # type: ignore[no-any-return]
 
 
 class TextDecoder(nn.Module):
@@ -139,7 +182,7 @@ class TextDecoder(nn.Module):
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the blocks.
@@ -155,38 +198,33 @@ class TextDecoder(nn.Module):
         Returns:
             (rows, length, dim) hidden states, before the last norm.
         """
-        rows, length, _ = x.shape
         rotation = (self.cosine[positions].unsqueeze(2), self.sine[positions].unsqueeze(2))
         if mask is None:
-            seen = torch.arange(length if cache is None else cache.keys.shape[3], device=x.device)
+            keys = torch.arange(x.shape[1], device=x.device) if cache is None else cache.key_positions
             own, prefix = positions.unsqueeze(-1), self.config.prefix_attn
-            mask = ((seen <= own) | ((seen < prefix) & (own < prefix))).unsqueeze(1)
-        at = torch.arange(rows, device=x.device).unsqueeze(1), positions
-        for layer, block in enumerate(self.blocks):
-            slot = None if cache is None else Slot(cache.keys[layer], cache.values[layer], at)
+            mask = ((keys <= own) | ((keys < prefix) & (own < prefix))).unsqueeze(1)
+        slots = [None] * len(self.blocks) if cache is None else cache.slots(positions)
+        for block, slot in zip(self.blocks, slots, strict=True):
             x = block(x, rotation, mask, slot)
         return x
 
-    def remember(self, x: torch.Tensor, cache: KVCache) -> None:
-        """Fill a cache with sequences that begin at position 0 and see themselves both ways: images.
+    def remember(self, x: torch.Tensor, cache: Cache) -> None:
+        """Keep sequences that begin at position 0 and see themselves both ways: images.
 
         Nobody reads the hidden states of an image, so the last block stops at its keys and values.
 
         Args:
             x: (rows, length, dim) embeddings of the whole prefix.
-            cache: of capacity `length`.
+            cache: with room for `length`.
         """
         rows, length, _ = x.shape
-        positions = torch.arange(length, device=x.device)
         rotation = (self.cosine[:length].unsqueeze(1), self.sine[:length].unsqueeze(1))
-        at = torch.arange(rows, device=x.device).unsqueeze(1), positions.expand(rows, -1)
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            slot = Slot(cache.keys[layer], cache.values[layer], at)
-            if layer == len(self.blocks) - 1:
-                block.attn.remember(block.ln(x), rotation, slot)
-            else:
-                x = block(x, rotation, None, slot)
+        slots = cache.slots(torch.arange(length, device=x.device).expand(rows, -1))
+        for block, slot in zip(self.blocks[:-1], slots[:-1], strict=True):
+            x = block(x, rotation, None, slot, alone=True)
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        last.attn.remember(last.ln(x), rotation, slots[-1])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., vocab_size) of the next token from hidden states (..., dim)."""

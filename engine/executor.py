@@ -1,0 +1,247 @@
+"""Runs steps on the device: prefill and decode over paged keys and values, sampling, and the copy to the host.
+
+What a sequence needs from one step to the next, the embedding of what it sampled last, stays on the device in its lane:
+a step can be launched before the one before it is read. Knows nothing of requests, names or results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from .models.moondream.image import normalise
+from .models.moondream.model import Moondream
+from .models.moondream.region import size_value
+from .scheduler import Look, Row, Step, StepKind
+from .skills import Phase
+from .streams import Event, open_stream
+
+SAMPLED = 3  # numbers that a step yields for each row, see `skills.Skill.commit`
+
+
+@dataclass(slots=True, frozen=True)
+class Crops:
+    """A picture as the vision tower takes it: (1 + rows · columns, size, size, 3) uint8 crops, and the tiling."""
+
+    pixels: NDArray[np.uint8]
+    tiling: tuple[int, int]
+
+
+class PagedSlot:
+    """One layer of the pool seen through page tables; `at` are (rows, length) page and offset indices."""
+
+    __slots__ = ("_at", "_keys", "_table", "_values")
+
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        table: torch.Tensor,
+        at: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        self._keys, self._values, self._table, self._at = keys, values, table, at
+
+    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put in new keys and values (rows, length, heads, head_dim)."""
+        self._keys[self._at] = k
+        self._values[self._at] = v
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of all keys and values of the tables' pages, each (rows, heads, pages · page size, head_dim)."""
+        return (
+            self._keys[self._table].flatten(1, 2).transpose(1, 2),
+            self._values[self._table].flatten(1, 2).transpose(1, 2),
+        )
+
+
+class PagedRows:
+    """A cache of some sequences: their (rows, pages) tables into the pool, prefix pages first."""
+
+    __slots__ = ("_layout", "_pool", "_table", "key_positions")
+
+    def __init__(self, pool: PagedPool, table: torch.Tensor) -> None:
+        self._pool, self._table = pool, table
+        self.key_positions = pool.key_positions[: table.shape[1] * pool.page_size]
+
+    def slots(self, positions: torch.Tensor) -> Sequence[PagedSlot]:
+        """The layers, ready to write at (rows, length) int64 positions."""
+        pool = self._pool
+        # Private pages begin on a page of their own: what is left of the prefix's last page stays unused.
+        index = torch.where(positions < pool.prefix_length, positions, positions + pool.gap)
+        at = self._table.gather(1, index // pool.page_size), index % pool.page_size
+        return [PagedSlot(k, v, self._table, at) for k, v in zip(pool.keys, pool.values, strict=True)]
+
+
+class PagedPool:
+    """Keys and values of everybody: each (n_layers, n_pages, page_size, n_kv_heads, head_dim)."""
+
+    def __init__(self, model: Moondream, n_pages: int, page_size: int) -> None:
+        text = model.config.text
+        shape = (text.n_layers, n_pages, page_size, text.n_kv_heads, text.head_dim)
+        self.keys = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.page_size, self.prefix_length = page_size, text.prefix_attn
+        self.prefix_pages = -(-self.prefix_length // page_size)
+        self.gap = self.prefix_pages * page_size - self.prefix_length
+        index = torch.arange(self.prefix_pages * page_size + text.max_context, device=model.device)
+        # Keys in the gap have a position that nobody reaches.
+        private = index >= self.prefix_pages * page_size
+        unused = torch.where(index < self.prefix_length, index, torch.iinfo(torch.int64).max)
+        self.key_positions = torch.where(private, index - self.gap, unused)
+
+
+class Executor:
+    """One model on one device, with `depth` step slots. Used by one thread.
+
+    Args:
+        model: the model.
+        depth: step slots.
+        n_lanes: most sequences at a time.
+        n_pages: pages of the pool; page 0 is for what is written and never read.
+        page_size: tokens of a page.
+    """
+
+    def __init__(self, model: Moondream, depth: int, n_lanes: int, n_pages: int, page_size: int) -> None:
+        self.model = model
+        self.pool = PagedPool(model, n_pages, page_size)
+        device, pinned = model.device, model.device.type == "cuda"
+        self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
+        self._state = torch.zeros(n_lanes, model.config.text.dim, dtype=model.dtype, device=device)
+        self._sampled = torch.zeros(depth, n_lanes, SAMPLED, device=device)
+        self._host = torch.zeros(depth, n_lanes, SAMPLED, pin_memory=pinned)
+        self._hidden: list[torch.Tensor | None] = [None] * depth
+        self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step, on the device
+        self._ready: list[Event | None] = [None] * depth
+        ids, head = model.config.tokenizer, model.text.lm_head
+        # Begin another object or stop: the only two rows of the output head that detect and point need.
+        self._choice = head.weight[[ids.coord_id, ids.eos_id]], head.bias[[ids.coord_id, ids.eos_id]]
+
+    def launch(self, slot: int, step: Step[Crops]) -> None:
+        """Put a step's forward on the compute stream."""
+        phases = [int(row.phase) for row in step.rows]
+        lanes = [row.answer.lane for row in step.rows]
+        rows = self._upload([lanes, phases])
+        table = self._upload(self._tables(step.rows))
+        positions = self._upload([row.position for row in step.rows])
+        if step.kind is StepKind.DECODE:
+
+            def forward() -> None:
+                self._rows[slot] = rows
+                x = self._state[rows[0]].unsqueeze(1)
+                cache = PagedRows(self.pool, table)
+                self._hidden[slot] = self.model.text(x, positions.unsqueeze(1), cache).squeeze(1)
+        else:
+            longest = max(len(row.answer.prompt) for row in step.rows)
+            prompts = self._upload(
+                [[*row.answer.prompt, *[0] * (longest - len(row.answer.prompt))] for row in step.rows]
+            )
+            lengths = self._upload([len(row.answer.prompt) for row in step.rows])
+            prefixes = self._upload([list(look.pages) for look in step.looks])
+
+            def forward() -> None:
+                self._rows[slot] = rows
+                self._prefix(step.looks, prefixes)
+                at = positions.unsqueeze(1) + torch.arange(longest, device=positions.device)
+                hidden = self.model.text(self.model.text.embed(prompts), at, PagedRows(self.pool, table))
+                self._hidden[slot] = hidden[torch.arange(len(lengths), device=lengths.device), lengths - 1]
+
+        self._compute.run(torch.inference_mode()(forward))
+
+    def finalize(self, slot: int, step: Step[Crops]) -> None:
+        """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it."""
+        present = {row.phase for row in step.rows}
+        count = len(step.rows)
+        self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present)))
+        self._copy.wait(self._compute.record())
+
+        def copy() -> None:
+            self._host[slot, :count].copy_(self._sampled[slot, :count], non_blocking=True)
+
+        self._copy.run(copy)
+        self._ready[slot] = self._copy.record()
+
+    def read(self, slot: int, step: Step[Crops]) -> list[tuple[float, float, float]]:
+        """Wait for a step's values, one triple a row.
+
+        Raises:
+            BaseException: whatever the step has raised.
+        """
+        ready = self._ready[slot]
+        assert ready is not None
+        ready.synchronize()
+        return [(a, b, c) for a, b, c in self._host[slot, : len(step.rows)].tolist()]
+
+    def close(self) -> None:
+        """End the streams."""
+        self._compute.close()
+        self._copy.close()
+
+    def _prefix(self, looks: Sequence[Look[Crops]], pages: torch.Tensor) -> None:
+        """Look at pictures, and keep what was seen in their pages."""
+        model, text = self.model, self.model.text
+        tokens: list[torch.Tensor | None] = [None] * len(looks)
+        plain = [i for i, look in enumerate(looks) if look.image.tiling == (1, 1)]
+        if plain:  # the tower runs once over all pictures that are a single crop
+            pixels = self._upload_pixels(np.concatenate([looks[i].image.pixels[:1] for i in plain]))
+            features = model.vision.features(normalise(pixels, model.dtype))
+            for i, one in zip(plain, model.vision.project(features, features), strict=True):
+                tokens[i] = one
+        for i, look in enumerate(looks):
+            if tokens[i] is None:
+                pixels = self._upload_pixels(look.image.pixels)
+                tokens[i] = model.vision(normalise(pixels, model.dtype), look.image.tiling)
+        bos = text.wte[model.config.tokenizer.bos_id].expand(len(looks), 1, -1)
+        x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
+        text.remember(x, PagedRows(self.pool, pages))
+
+    def _sample(self, slot: int, present: set[Phase]) -> None:
+        """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
+        hidden, rows = self._hidden[slot], self._rows[slot]
+        assert hidden is not None
+        assert rows is not None
+        region, text = self.model.region, self.model.text
+        lanes, phase = rows[0], rows[1].unsqueeze(1)
+        values = torch.zeros(len(hidden), SAMPLED, device=hidden.device)
+        state = torch.zeros_like(hidden)
+        if Phase.BEGIN in present or Phase.Y in present:
+            scores = region.decode_coord(hidden)
+            place = (scores.argmax(-1, keepdim=True) / scores.shape[-1]).float()
+            coord, eos = F.linear(text.post_ln(hidden), *self._choice).float().split(1, dim=-1)
+            begin = torch.cat([coord - eos, place, place], dim=-1)
+            values = torch.where(phase == Phase.BEGIN, begin, torch.where(phase == Phase.Y, place, values))
+            state = torch.where(phase <= Phase.Y, region.encode_coord(place), state)
+        if Phase.SIZE in present:
+            scores = region.decode_size(hidden)
+            size = size_value(scores.argmax(-1), scores.shape[-1])
+            values = torch.where(phase == Phase.SIZE, F.pad(size, (0, SAMPLED - 2)), values)
+            state = torch.where(phase == Phase.SIZE, region.encode_size(size), state)
+        if Phase.TOKEN in present:
+            token = text.logits(hidden).argmax(-1)
+            values = torch.where(phase == Phase.TOKEN, token.unsqueeze(-1).float(), values)
+            state = torch.where(phase == Phase.TOKEN, text.embed(token), state)
+        self._state[lanes] = state
+        self._sampled[slot, : len(values)] = values
+
+    def _tables(self, rows: Sequence[Row[Crops]]) -> list[list[int]]:
+        """Pages of each row, as many as the longest needs; page 0 where there is none."""
+        tables = [[*row.answer.look.pages, *row.answer.pages] for row in rows]
+        longest = max(map(len, tables))
+        return [[*table, *[0] * (longest - len(table))] for table in tables]
+
+    def _upload(self, values: object) -> torch.Tensor:
+        """Whole numbers to the device, without waiting."""
+        held = torch.tensor(values, dtype=torch.int64)
+        if self.model.device.type == "cuda":
+            return held.pin_memory().to(self.model.device, non_blocking=True)
+        return held
+
+    def _upload_pixels(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        held = torch.from_numpy(pixels)
+        if self.model.device.type == "cuda":
+            return held.pin_memory().to(self.model.device, non_blocking=True)
+        return held

@@ -1,0 +1,118 @@
+"""The tick: launch(t+1) → commit(t) → finalize(t+1), in one thread, for as long as there is work.
+
+With two slots a step's forward runs while the host still reads the step before it; with one, nothing overlaps and
+nothing else differs. Knows nothing of names or results.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .executor import Crops, Executor
+from .scheduler import Look, Scheduler, Step, StepKind
+from .slots import StepSlots
+
+
+class StepLoop:
+    """Runs looks to their end. `add` and `cancel` may be called from any thread at any moment.
+
+    Args:
+        executor: runs the steps.
+        scheduler: decides them.
+        depth: step slots, 1 or 2.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler[Crops], depth: int) -> None:
+        self._executor, self._scheduler = executor, scheduler
+        self._slots = StepSlots(depth)
+        self._flights: deque[tuple[int, Step[Crops]]] = deque()
+        self._wake = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._closing: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="saccade engine", daemon=True)
+        self._thread.start()
+
+    def add(self, look: Look[Crops]) -> None:
+        """Queue a look; whatever becomes of it is told through `look.done`, from the loop's thread.
+
+        Raises:
+            BaseException: the error given to `close`, if it was called.
+        """
+        with self._wake:
+            if self._closing is not None:
+                raise self._closing
+            self._inbox.append(lambda: self._admit(look))
+            self._wake.notify()
+
+    def cancel(self, look: Look[Crops], error: BaseException) -> None:
+        """End a look as soon as possible; does nothing if it is over."""
+        with self._wake:
+            self._inbox.append(lambda: self._scheduler.cancel(look, error))
+            self._wake.notify()
+
+    def close(self, error: BaseException) -> None:
+        """Finish what has begun, end what has not with `error`, and stop. Closing twice does nothing."""
+        with self._wake:
+            if self._closing is None:
+                self._closing = error
+                self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._receive():
+                self._tick()
+        finally:
+            self._executor.close()
+
+    def _receive(self) -> bool:
+        """Take what other threads have said; waits only if there is nothing to do. False at the end."""
+        with self._wake:
+            while not (self._inbox or self._flights or self._scheduler.busy or self._closing):
+                self._wake.wait()
+            said = list(self._inbox)
+            self._inbox.clear()
+            closing = self._closing
+        for act in said:
+            act()
+        if closing is not None:
+            self._scheduler.turn_away(closing)
+        return closing is None or bool(self._flights) or self._scheduler.busy
+
+    def _tick(self) -> None:
+        step = self._scheduler.next_step() if self._slots.can_launch else None
+        slot = -1
+        if step is not None:
+            slot = self._slots.launch()
+            for look in step.looks:
+                look.launched_at = time.monotonic()
+            self._executor.launch(slot, step)
+        if self._flights and (step is None or not self._slots.can_launch):
+            self._commit()
+        if step is not None:
+            self._executor.finalize(slot, step)
+            self._slots.finalize(slot)
+            self._flights.append((slot, step))
+
+    def _commit(self) -> None:
+        slot, step = self._flights.popleft()
+        try:
+            sampled = self._executor.read(slot, step)
+        except Exception as error:
+            self._slots.commit(slot)
+            self._scheduler.fail(step, error)
+            return
+        self._slots.commit(slot)
+        if step.kind is StepKind.PREFILL:
+            for look in step.looks:
+                look.prefilled_at = time.monotonic()
+        self._scheduler.commit(step, sampled)
+
+    def _admit(self, look: Look[Crops]) -> None:
+        try:
+            self._scheduler.add(look)
+        except ValueError as error:
+            look.done(look, error)

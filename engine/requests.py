@@ -1,0 +1,177 @@
+"""One submitted picture on its way through the loop: windows and prompts in, one result out.
+
+Knows results and tasks; knows nothing of devices or threads, except that it is finished in the loop's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import PromptTooLongError
+from .executor import Crops
+from .found import Found
+from .models.moondream.config import MoondreamConfig
+from .models.moondream.image import make_crops
+from .models.moondream.prompts import Prompts
+from .results import Box, Detections, Points, Result, Spot, Text, Timings
+from .scheduler import Answer, Look
+from .skills import FindObjects, WriteText
+from .tasks import Detect, Point, Query, Task
+from .tiles import Window, merge, place, windows
+
+
+@dataclass(slots=True, frozen=True)
+class _Part:
+    """A look of the request: which window, and which of the request's tasks, by number, its answers are for."""
+
+    window: Window
+    tasks: tuple[int, ...]
+    look: Look[Crops]
+
+
+class Request:
+    """A picture with its tasks.
+
+    Args:
+        image: (height, width, 3) uint8 RGB.
+        tasks: what to ask.
+        tiles: `Detect` tasks look at `tiles` × `tiles` windows as well.
+        config: the model's.
+        prompts: the model's.
+        n_together: most prompts on one look; more are asked in further looks.
+
+    Raises:
+        PromptTooLongError: if a prompt leaves no room for an answer.
+    """
+
+    def __init__(
+        self,
+        image: NDArray[np.uint8],
+        tasks: Sequence[Task],
+        tiles: int,
+        config: MoondreamConfig,
+        prompts: Prompts,
+        n_together: int,
+    ) -> None:
+        self.future: Future[Result] = Future()
+        self._began = time.monotonic()
+        self._tasks = tuple(tasks)
+        self._height, self._width = image.shape[:2]
+        self._config, self._prompts = config, prompts
+        self._parts: list[_Part] = []
+        # A task of which nothing is wanted is not asked.
+        everything = [
+            i
+            for i, task in enumerate(self._tasks)
+            if (task.max_objects if isinstance(task, Detect | Point) else task.max_tokens) > 0
+        ]
+        boxes = [i for i in everything if isinstance(self._tasks[i], Detect)]
+        for number, window in enumerate(windows(self._width, self._height, tiles if boxes else 1)):
+            asked = boxes if number else everything
+            view = image[window.y : window.y + window.height, window.x : window.x + window.width]
+            crops = Crops(*make_crops(np.ascontiguousarray(view), config.vision))
+            for start in range(0, max(1, len(asked)), n_together):
+                chosen = tuple(asked[start : start + n_together])
+                look = Look(crops, [self._answer(self._tasks[i]) for i in chosen], self._look_done)
+                self._parts.append(_Part(window, chosen, look))
+        self._left = len(self._parts)
+        self._crops_ms = (time.monotonic() - self._began) * 1e3
+
+    @property
+    def looks(self) -> list[Look[Crops]]:
+        """What the loop has to run."""
+        return [part.look for part in self._parts]
+
+    def _answer(self, task: Task) -> Answer[Crops]:
+        config, prompts = self._config, self._prompts
+        if isinstance(task, Detect | Point):
+            ids = prompts.objects("detect" if isinstance(task, Detect) else "point", task.label)
+        else:
+            ids = prompts.query(task.question) if isinstance(task, Query) else prompts.caption(task.length)
+        # The last thing sampled is never fed back, hence one step more than there are places.
+        room = config.text.max_context - config.text.prefix_attn - len(ids) + 1
+        skill: FindObjects | WriteText
+        if isinstance(task, Detect | Point):
+            skill = FindObjects(isinstance(task, Detect), task.max_objects, task.conf, room)
+        else:
+            skill = WriteText(config.tokenizer.eos_id, task.max_tokens, room)
+        if skill.steps < 1:
+            most = config.text.max_context - config.text.prefix_attn
+            raise PromptTooLongError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the picture")
+        return Answer(tuple(ids), skill)
+
+    def _look_done(self, look: Look[Crops], error: BaseException | None) -> None:
+        """Told by the loop, once for each look."""
+        self._left -= 1
+        if self.future.done():
+            return
+        if error is not None:
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
+        elif not self._left:
+            result = self._result()
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_result(result)
+
+    def _result(self) -> Result:
+        found: list[list[Found]] = [[] for _ in self._tasks]
+        tokens: list[list[int]] = [[] for _ in self._tasks]
+        for part in self._parts:
+            for i, answer in zip(part.tasks, part.look.answers, strict=True):
+                if isinstance(answer.skill, WriteText):
+                    tokens[i] = answer.skill.tokens
+                    continue
+                placed = (place(one, part.window, self._width, self._height) for one in answer.skill.found)
+                found[i] += [one for one in placed if one is not None]
+        tiled = len({part.window for part in self._parts}) > 1
+        boxes: list[Box] = []
+        spots: list[Spot] = []
+        texts: list[Text] = []
+        for i, task in enumerate(self._tasks):
+            if isinstance(task, Detect):
+                group = merge(found[i])[: task.max_objects] if tiled else found[i]
+                boxes += [_box(task.label, one) for one in group]
+            elif isinstance(task, Point):
+                spots += [Spot(task.label, one.score, one.x, one.y) for one in found[i]]
+            else:
+                asked = task.question if isinstance(task, Query) else f"caption: {task.length}"
+                texts.append(Text(asked, self._prompts.text(tokens[i])))
+        return Result(
+            Detections(tuple(boxes), self._width, self._height),
+            Points(tuple(spots), self._width, self._height),
+            tuple(texts),
+            self._timings(),
+        )
+
+    def _timings(self) -> Timings:
+        """Cropping and the first look's prefill; the wait between them; and all that came after."""
+        first = self._parts[0].look
+        if not first.launched_at:  # nothing was asked
+            return Timings(queue_ms=(time.monotonic() - self._began) * 1e3)
+        prefill_ms = (first.prefilled_at - first.launched_at) * 1e3
+        return Timings(
+            queue_ms=(first.launched_at - self._began) * 1e3 - self._crops_ms,
+            prefill_ms=self._crops_ms + prefill_ms,
+            decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
+        )
+
+
+def _box(label: str, found: Found) -> Box:
+    def clip(value: float) -> float:
+        return min(1.0, max(0.0, value))
+
+    half_w, half_h = found.width / 2, found.height / 2
+    return Box(
+        label,
+        found.score,
+        clip(found.x - half_w),
+        clip(found.y - half_h),
+        clip(found.x + half_w),
+        clip(found.y + half_h),
+    )
