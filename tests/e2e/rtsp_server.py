@@ -1,0 +1,112 @@
+#!/usr/bin/python3
+"""A camera for the tests: `rtsp_server.py PORT [--fps 25] [--gop 25] [--user U --password P] [--lose 0.01]`.
+
+Runs with the system's Python, for Debian's GStreamer. Its pictures, 640×360 grey with a white square on its way across,
+hold the sender's clock in their top 20 rows: Unix time in ms, 32 bits from left to right, least significant first,
+bright for 1. Paths: /live (H.264), /hevc, /jpeg, /j2k (which FFmpeg cannot take from RTP) and /sound.
+"""
+
+import argparse
+import signal
+import time
+
+import gi
+
+gi.require_version("Gst", "1.0")
+gi.require_version("GstRtspServer", "1.0")
+gi.require_version("GstRtsp", "1.0")
+from gi.repository import GLib, Gst, GstRtsp, GstRtspServer  # noqa: E402
+
+WIDTH, HEIGHT = 640, 360
+BLOCK = WIDTH // 32
+GREY = 0x60
+
+parser = argparse.ArgumentParser()
+parser.add_argument("port")
+parser.add_argument("--fps", type=int, default=25)
+parser.add_argument("--gop", type=int, default=25)
+parser.add_argument("--user")
+parser.add_argument("--password", default="")
+parser.add_argument("--lose", type=float, default=0)
+arguments = parser.parse_args()
+
+Gst.init(None)
+EMPTY = bytes([GREY]) * (WIDTH * HEIGHT) + b"\x80" * (WIDTH * HEIGHT // 2)
+CODERS = {
+    "live": f"x264enc tune=zerolatency speed-preset=ultrafast key-int-max={arguments.gop} bitrate=4000 "
+    "! h264parse config-interval=-1 ! rtph264pay pt=96",
+    "hevc": f"x265enc tune=zerolatency speed-preset=ultrafast key-int-max={arguments.gop} bitrate=2000 "
+    "! h265parse config-interval=-1 ! rtph265pay pt=96",
+    "jpeg": "jpegenc ! rtpjpegpay",
+    "j2k": "openjpegenc ! rtpj2kpay pt=96",
+}
+
+
+def picture(now_ms: int) -> bytes:
+    data = bytearray(EMPTY)
+    row = b"".join(bytes([235 if now_ms >> bit & 1 else 16]) * BLOCK for bit in range(32))
+    data[: 20 * WIDTH] = row * 20
+    left = now_ms // 4 % (WIDTH - 40)
+    for y in range(160, 200):
+        data[y * WIDTH + left : y * WIDTH + left + 40] = b"\xeb" * 40
+    return bytes(data)
+
+
+def configure(_: object, media: GstRtspServer.RTSPMedia) -> None:
+    source = media.get_element().get_child_by_name("src")
+    stopped = []
+
+    def tick() -> bool:
+        if stopped:
+            return False
+        now_ms = int(time.time() * 1000) & 0xFFFFFFFF
+        source.emit("push-buffer", Gst.Buffer.new_wrapped(picture(now_ms)))
+        return True
+
+    GLib.timeout_add(1000 // arguments.fps, tick)
+    media.connect("unprepared", lambda _: stopped.append(True))
+
+
+server = GstRtspServer.RTSPServer()
+server.set_address("127.0.0.1")
+server.set_service(arguments.port)
+caps = f"video/x-raw,format=I420,width={WIDTH},height={HEIGHT},framerate={arguments.fps}/1"
+end = f"! identity name=pay0 drop-probability={arguments.lose}" if arguments.lose else "name=pay0"
+launches = {
+    name: f"( appsrc name=src is-live=true do-timestamp=true format=time caps={caps} ! {coder} {end} )"
+    for name, coder in CODERS.items()
+}
+launches["sound"] = "( audiotestsrc is-live=true ! rtpL16pay name=pay0 )"
+if arguments.user:
+    auth = GstRtspServer.RTSPAuth()
+    auth.set_supported_methods(GstRtsp.RTSPAuthMethod.DIGEST)
+    token = GstRtspServer.RTSPToken()
+    token.set_string("media.factory.role", "viewer")
+    auth.add_digest(arguments.user, arguments.password, token)
+    server.set_auth(auth)
+for name, launch in launches.items():
+    factory = GstRtspServer.RTSPMediaFactory()
+    factory.set_launch(launch)
+    factory.set_shared(True)
+    if name != "sound":
+        factory.connect("media-configure", configure)
+    if arguments.user:
+        permissions = GstRtspServer.RTSPPermissions()
+        for what in ("access", "construct"):
+            permissions.add_permission_for_role("viewer", f"media.factory.{what}", True)
+        factory.set_permissions(permissions)
+    server.get_mount_points().add_factory(f"/{name}", factory)
+connections = []
+
+
+def count(_: object, client: GstRtspServer.RTSPClient) -> None:
+    connections.append(client)
+    print(f"client {len(connections)}", flush=True)
+
+
+server.connect("client-connected", count)
+server.attach(None)
+print("ready", flush=True)
+loop = GLib.MainLoop()
+signal.signal(signal.SIGTERM, lambda *_: loop.quit())
+loop.run()
