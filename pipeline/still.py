@@ -66,7 +66,7 @@ def look(config: RunConfig) -> Seen:
     check_outputs(config)
     with open_source(config.source) as source:
         if source.info.frames != 1:
-            raise ConfigError(f"{config.source} is more than one picture; use `saccade run` for it")
+            raise ConfigError(f"{source.info.url} is more than one picture; use `saccade run` for it")
         frame = next(iter(source), None)
     if frame is None:
         raise SourceError(f"{config.source}: no picture could be read")

@@ -29,8 +29,9 @@ from sources.link import SILENCE_S, LiveError
 _OPEN_S = 10.0  # HLS asks for a playlist, a variant and a segment first
 _READY = 4  # pictures decoded ahead
 _WAKE_S = 0.1
-# Half a second of looking; FFmpeg's own 5 s are for files that hide a sound track far behind.
-_PROBE = {"fflags": "nobuffer", "analyzeduration": "500000", "probesize": "500000"}
+# Half a second of looking; FFmpeg's own 5 s are for files that hide a sound track far behind. Not `fflags=nobuffer`,
+# which throws away what was looked at: a recording would begin in its middle.
+_PROBE = {"analyzeduration": "500000", "probesize": "500000"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -180,7 +181,7 @@ class StreamFeed:
         except (SourceError, StreamEnded) as error:
             self._hand_over(error)
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            self._hand_over(explain(error, redact(self._address.target)))
+            self._hand_over(explain(error, redact(self._address.target), opened=bool(self._codec)))
         except Exception as error:
             self._hand_over(error)  # ours: it must not vanish with the thread
 
@@ -238,7 +239,7 @@ class StreamFeed:
                 lost = 0
 
 
-def explain(error: Exception, what: str) -> SourceError:
+def explain(error: Exception, what: str, *, opened: bool) -> SourceError:
     """FFmpeg's error as a code and one line; `what` is the address without its secrets."""
     if isinstance(error, av.error.ProtocolNotFoundError):
         scheme = what.partition("://")[0]
@@ -251,7 +252,8 @@ def explain(error: Exception, what: str) -> SourceError:
         return LiveError("not found", f"{what}: there is nothing")
     if isinstance(error, av.error.ExitError | TimeoutError):
         return LiveError("timeout", f"{what} does not answer")
-    if isinstance(error, av.error.InvalidDataError | av.error.DecoderNotFoundError | ValueError):
+    no_video = (av.error.InvalidDataError, av.error.EOFError, av.error.DecoderNotFoundError, ValueError)
+    if isinstance(error, no_video) and not opened:
         return LiveError("codec unsupported", f"{what} is no video that FFmpeg can read")
     why = getattr(error, "strerror", None) or type(error).__name__
     if what.startswith(("https://", "rtmps://")) and getattr(error, "errno", None) == errno.EIO:
