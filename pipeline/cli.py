@@ -252,6 +252,19 @@ def bench_ingest(
     print(result.as_json() if as_json else result.as_text())
 
 
+@bench.command("webrtc")
+def bench_webrtc(
+    codec: Annotated[str, typer.Option(metavar="NAME", help="VP8 or H264.")] = "VP8",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Time how old a WebRTC peer's pictures are when they are decoded, beside stock aiortc at the same time."""
+    from pipeline.bench_webrtc import time_webrtc
+
+    result = time_webrtc(codec, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())
+
+
 @bench.command("frame")
 def bench_frame(
     context: typer.Context,

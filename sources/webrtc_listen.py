@@ -5,7 +5,7 @@
     …?origin=https://example.org                   lets that page connect as well; may be repeated
     …?ice=stun:stun.example.org:3478               a STUN server; may be repeated. None by default
 
-OBS, GStreamer, FFmpeg (`-f whip`) and browsers publish to it. Knows nothing of models, results or sinks.
+Knows nothing of models, results or sinks.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Peer:
         peer = cls(connection, silence_s, on_closed)
         try:
             transceiver = await _apply(connection, _checked(offer))
-            _offer_addresses(transceiver, media_hosts)
+            choose_addresses(transceiver, media_hosts)
             await connection.setLocalDescription(await connection.createAnswer())
             peer.answer = connection.localDescription.sdp
             loop = asyncio.get_running_loop()
@@ -214,8 +214,8 @@ def _has_address(candidate: str) -> bool:
     return False
 
 
-def _offer_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
-    """Choose the addresses that are offered for the media. By itself aioice leaves loopback out."""
+def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
+    """Choose, before they are gathered, the addresses to offer for the media. By itself aioice leaves loopback out."""
     gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
     gather = gathering.get_component_candidates
 

@@ -18,6 +18,7 @@ from conftest import numbered_picture
 from numpy.typing import NDArray
 
 from sources.webrtc_listen import _end_tasks
+from sources.webrtc_peer import choose_addresses
 
 Draw = Callable[[int], NDArray[np.uint8]]
 LOOPBACK = ("127.0.0.1",)
@@ -44,22 +45,12 @@ def small(number: int) -> NDArray[np.uint8]:
     return numbered_picture(number % 256, 320, 240)
 
 
-def only_loopback(connection: RTCPeerConnection) -> None:
-    for transceiver in connection.getTransceivers():
-        gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
-        gather = gathering.get_component_candidates
-
-        async def on_loopback(component: int, addresses: list[str], timeout: int = 5, gather: Any = gather) -> Any:
-            return await gather(component=component, addresses=list(LOOPBACK), timeout=timeout)
-
-        gathering.get_component_candidates = on_loopback
-
-
 async def offer_of(connection: RTCPeerConnection, codec: str, track: VideoStreamTrack) -> str:
     connection.addTrack(track)
     wanted = [c for c in RTCRtpSender.getCapabilities("video").codecs if c.mimeType == f"video/{codec}"]
-    connection.getTransceivers()[0].setCodecPreferences(wanted)
-    only_loopback(connection)
+    transceiver = connection.getTransceivers()[0]
+    transceiver.setCodecPreferences(wanted)
+    choose_addresses(transceiver, LOOPBACK)
     await connection.setLocalDescription(await connection.createOffer())
     return connection.localDescription.sdp
 

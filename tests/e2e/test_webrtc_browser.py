@@ -16,26 +16,24 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 from browser import browsing, kill, needs_chromium
 from numpy.typing import NDArray
-from webrtc_support import LOOPBACK, Publisher, only_loopback, own_loop
+from webrtc_support import LOOPBACK, Publisher, own_loop
 
+from pipeline.ingest import burnt_in_age_ms
 from sources.frame import Frame
 from sources.webrtc import WebRtcSource
+from sources.webrtc_peer import choose_addresses
 from sources.webrtc_server import WebRtcServer
 
 PAGE = Path(__file__).with_name("webrtc.html")
 TOKEN = "sesame"
-STRIPES = 20
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
 
 def age_ms(image: NDArray[np.uint8]) -> float:
     """How old the time is that the page burnt into the picture; below 0 where it is not legible."""
-    height, width = image.shape[:2]
-    centres = [(2 * bit + 1) * width // (2 * STRIPES) for bit in range(STRIPES)]
-    burnt = sum(1 << bit for bit, x in enumerate(centres) if image[height // 8, x].mean() > 128)
-    age = (time.time() * 1000 - burnt) % 2**STRIPES
-    return age if age < 2000 else -1.0
+    age = burnt_in_age_ms(image, time.time())
+    return -1.0 if age is None else age
 
 
 class Site:
@@ -99,7 +97,7 @@ class Site:
 
         connection.on("track", lambda track: self._tasks.append(asyncio.ensure_future(read(track))))
         await connection.setRemoteDescription(RTCSessionDescription(await request.text(), "offer"))
-        only_loopback(connection)
+        choose_addresses(connection.getTransceivers()[0], LOOPBACK)
         await connection.setLocalDescription(await connection.createAnswer())
         return web.Response(status=201, text=connection.localDescription.sdp, content_type="application/sdp")
 
