@@ -14,7 +14,7 @@ import av
 import numpy as np
 import pytest
 from aiohttp import web
-from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection
+from aiortc import AudioStreamTrack, RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RtcpByePacket
 from conftest import number_of, numbered_picture
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from sources.frame import Frame
 from sources.jitter import CodedPicture
 from sources.webrtc import SenderReport, WebRtcFeed, WebRtcSource, is_key_frame
 from sources.webrtc_listen import ListenTarget, WebRtcListener
+from sources.webrtc_peer import choose_addresses
 from sources.webrtc_server import MAX_OFFER_BYTES, WebRtcServer, link_of
 
 TOKEN = "sesame"
@@ -197,6 +198,32 @@ def test_one_publisher_after_the_other_on_one_clock() -> None:
     assert all(a.pts < b.pts and a.index < b.index for a, b in itertools.pairwise(frames))
     passed = frames[-1].decoded_at - frames[0].decoded_at
     assert float((frames[-1].pts - frames[0].pts) * frames[0].time_base) == pytest.approx(passed, abs=0.5)
+
+
+def test_sound_and_data_beside_the_video_do_no_harm(serve: Callable[..., Served]) -> None:
+    served = serve()
+    connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+
+    async def publish() -> None:
+        connection.addTrack(AudioStreamTrack())
+        connection.createDataChannel("boxes")
+        connection.addTrack(Drawn(small))
+        for transceiver in connection.getTransceivers():
+            choose_addresses(transceiver, LOOPBACK)
+        assert connection.sctp is not None
+        await connection.setLocalDescription(await connection.createOffer())
+        body = {"type": "offer", "sdp": connection.localDescription.sdp}
+        async with aiohttp.ClientSession() as http, http.post(f"{served.url}/offer", json=body) as response:
+            answer = await response.json()
+        assert "a=inactive" in answer["sdp"]  # the sound
+        await connection.setRemoteDescription(RTCSessionDescription(answer["sdp"], answer["type"]))
+
+    served.do(publish())
+    try:
+        frames = list(itertools.islice(served.sources[0], 10))
+        assert all(frame.width == 320 for frame in frames)
+    finally:
+        served.do(connection.close())
 
 
 def test_a_new_publisher_takes_the_place_of_the_old() -> None:
