@@ -152,10 +152,8 @@ class RtspConnection:
         found: list[Datagram] = list(self._early)
         self._early.clear()
         deadline = time.monotonic() + timeout_s
-        while not found and not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
-            self._wait(left)
-            at = time.monotonic()
-            found += [Datagram(kind == _RTCP, data, at) for kind, data in self._read_udp()]
+        while not self._closed.is_set():
+            # Before waiting, since what came last may hold packets that nobody has looked at.
             while (item := self._next_item()) is not None:
                 if isinstance(item, Datagram):
                     found.append(item)
@@ -163,6 +161,11 @@ class RtspConnection:
                     self._credentials.asked(item.headers.get("www-authenticate", []))
                 elif item.status == 454:
                     raise LiveError("connection failed", "the server has ended the session")
+            at = time.monotonic()
+            found += [Datagram(kind == _RTCP, data, at) for kind, data in self._read_udp()]
+            if found or at >= deadline:
+                break
+            self._wait(deadline - at)
         return found
 
     def send_rtcp(self, data: bytes) -> None:

@@ -79,11 +79,12 @@ def test_a_fast_consumer_gets_every_picture(camera: Camera, transport: str) -> N
         wait_for(lambda: len(watcher.pts) >= (1500 if LONG else 100), 90)
     assert watcher.error is None
     assert watcher.bad == 0
-    # By the camera's own clock: 40 ms from each picture to the next.
-    expected = 1 + (watcher.pts[-1] - watcher.pts[0]) / 3600
-    assert len(watcher.pts) >= 0.97 * expected
-    assert watcher.lost <= 0.01 * expected
-    told(transport, f"{len(watcher.pts)} of {expected:.0f} pictures, {watcher.lost} lost")
+    # By the sender's own clock: a step of two intervals is a picture that is missing.
+    steps = [after - before for before, after in itertools.pairwise(watcher.pts)]
+    usual = statistics.median(steps)
+    missing = sum(round(step / usual) - 1 for step in steps)
+    told(transport, f"{len(watcher.pts)} pictures, {missing} missing, {watcher.lost} reported")
+    assert missing <= 0.01 * len(watcher.pts)
 
 
 @pytest.mark.parametrize("path", ["hevc", "jpeg"])
