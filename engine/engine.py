@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .errors import EngineClosedError, EngineError, ModelFilesError, PromptTooLongError, UnsupportedTaskError
+from .errors import EngineClosedError, EngineError, ModelFilesError, PromptError, UnsupportedTaskError
 from .executor import Crops, Executor
 from .host import keep_freed_memory
 from .loop import StepLoop
@@ -156,7 +156,7 @@ class Engine:
         understood = [one for task in tasks for one in self._understand(task)]
         try:
             request = Request(array, understood, tiles, self._config, self._prompts, N_LANES)
-        except PromptTooLongError as error:
+        except PromptError as error:
             failed: Future[Result] = Future()
             failed.set_exception(error)
             return failed

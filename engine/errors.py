@@ -31,8 +31,8 @@ class UnknownClassError(EngineError):
         super().__init__(f"'{told}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
 
 
-class PromptTooLongError(EngineError):
-    """A question or name that fills the model's context, so that no answer fits behind it."""
+class PromptError(EngineError):
+    """A question or name that the model cannot be asked: too long for an answer to fit behind it, or of no tokens."""
 
 
 class UnsupportedTaskError(EngineError):

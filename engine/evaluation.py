@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from .engine import Engine
 from .errors import EngineError
@@ -98,7 +97,7 @@ def evaluate(
     Raises:
         EngineError: if the folder is not a data pack, or pycocotools is missing.
     """
-    from .training.data import PackError, read_classes, read_labels, read_pictures
+    from .training.data import PackError, open_picture, read_classes, read_labels, read_pictures
 
     _coco()
     try:
@@ -110,7 +109,10 @@ def evaluate(
         raise EngineError(str(error)) from error
     sheets: dict[str, list[_Sheet]] = {name: [] for name in classes}
     for done, record in enumerate(records, 1):
-        image = np.asarray(Image.open(io.BytesIO(pictures[str(record["id"])])).convert("RGB"))
+        try:
+            image = np.asarray(open_picture(pictures, str(record["id"])))
+        except PackError as error:
+            raise EngineError(str(error)) from error
         height, width = image.shape[:2]
         asked = [name for name in classes if name not in record["unknown"]]
         result = engine.submit(image, [Detect(name, MAX_OBJECTS, LOW_CONF) for name in asked], tiles).result()

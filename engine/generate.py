@@ -1,7 +1,7 @@
 """The plain loop from a picture and prompts to objects and tokens: prefill once, decode all prompts in step.
 
-What golden sets are checked with, and what the pipelined engine has to agree with. One picture at a time; the prompts on
-it share its image prefix. Knows nothing of names, results or threads.
+What golden sets are checked with, and what the pipelined engine has to agree with. One picture at a time; the prompts
+on it share its image prefix. Knows nothing of names, results or threads.
 """
 
 from __future__ import annotations

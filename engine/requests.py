@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import PromptTooLongError
+from .errors import PromptError
 from .executor import Crops
 from .found import Found
 from .models.moondream.config import MoondreamConfig
@@ -47,7 +47,7 @@ class Request:
         n_together: most prompts on one look; more are asked in further looks.
 
     Raises:
-        PromptTooLongError: if a prompt leaves no room for an answer.
+        PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
     """
 
     def __init__(
@@ -94,6 +94,9 @@ class Request:
             ids = prompts.objects("detect" if isinstance(task, Detect) else "point", task.label)
         else:
             ids = prompts.query(task.question) if isinstance(task, Query) else prompts.caption(task.length)
+        # Checked here, since on a GPU an id past the table would take the whole device context down, not one request.
+        if max(ids) >= config.text.vocab_size:
+            raise PromptError(f"the model has no token for a part of '{_words(task)}'")
         # The last thing sampled is never fed back, hence one step more than there are places.
         room = config.text.max_context - config.text.prefix_attn - len(ids) + 1
         skill: FindObjects | WriteText
@@ -103,7 +106,7 @@ class Request:
             skill = WriteText(config.tokenizer.eos_id, task.max_tokens, room)
         if skill.steps < 1:
             most = config.text.max_context - config.text.prefix_attn
-            raise PromptTooLongError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the picture")
+            raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the picture")
         return Answer(tuple(ids), skill)
 
     def _look_done(self, look: Look[Crops], error: BaseException | None) -> None:
@@ -160,6 +163,11 @@ class Request:
             prefill_ms=self._crops_ms + prefill_ms,
             decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
         )
+
+
+def _words(task: Task) -> str:
+    words = task.label if isinstance(task, Detect | Point) else getattr(task, "question", "")
+    return words if len(words) <= 40 else words[:39] + "…"
 
 
 def _box(label: str, found: Found) -> Box:

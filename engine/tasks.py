@@ -15,8 +15,8 @@ class Detect:
     Attributes:
         label: what to find, one name or phrase.
         max_objects: stop after this many.
-        conf: an object is begun while its score, p(coord) / (p(coord) + p(eos)), is at least this. 0.5 is the model's
-            own greedy choice; lower values trade precision for recall.
+        conf: an object is begun while its score, p(coord) / (p(coord) + p(eos)), is above this. 0.5 is the model's own
+            greedy choice; lower values trade precision for recall.
     """
 
     label: str

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import tarfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +76,14 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
         raise PackError(f"{folder} is not a data pack: it has no labels.jsonl.gz")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
-    chosen = [record for record in records if record["split"] == split]
-    if not chosen:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        chosen = [record for record in records if record["split"] == split]
         splits = ", ".join(sorted({record["split"] for record in records}))
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
+        raise PackError(f"{path} cannot be read as labels: {type(error).__name__}: {error}") from error
+    if not chosen:
         raise PackError(f"{folder} has no split '{split}'; it has {splits}")
     return chosen
 
@@ -98,14 +102,29 @@ def read_pictures(folder: Path, records: list[dict[str, Any]]) -> dict[str, byte
         path = folder / tar_name
         if not path.is_file():
             raise PackError(f"{folder} lacks {tar_name}")
-        with tarfile.open(path) as tar:
-            for member in tar:
-                stem = Path(member.name).stem
-                if stem in ids and (file := tar.extractfile(member)) is not None:
-                    found[stem] = file.read()
+        try:
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    stem = Path(member.name).stem
+                    if stem in ids and (file := tar.extractfile(member)) is not None:
+                        found[stem] = file.read()
+        except (tarfile.TarError, OSError) as error:
+            raise PackError(f"{path} is not a whole tar file") from error
     if missing := [str(record["id"]) for record in records if str(record["id"]) not in found]:
         raise PackError(f"{folder} lacks {len(missing)} pictures, the first of id {missing[0]}")
     return found
+
+
+def open_picture(pictures: dict[str, bytes], name: str) -> Image.Image:
+    """Decode one of the pictures that `read_pictures` gave, as RGB.
+
+    Raises:
+        PackError: if it is damaged.
+    """
+    try:
+        return Image.open(io.BytesIO(pictures[name])).convert("RGB")
+    except OSError as error:
+        raise PackError(f"picture {name} cannot be decoded") from error
 
 
 def load_split(folder: Path, split: str, workers: int) -> Split:
@@ -127,12 +146,15 @@ def load_split(folder: Path, split: str, workers: int) -> Split:
     ids = {name: i for i, name in enumerate(classes)}
 
     def decode(i: int) -> None:
-        picture = Image.open(io.BytesIO(pictures[str(records[i]["id"])])).convert("RGB")
+        picture = open_picture(pictures, str(records[i]["id"]))
         picture.thumbnail((SIDE, SIDE))
         images[i, :, : picture.height, : picture.width] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         sizes[i] = torch.tensor([picture.width / SIDE, picture.height / SIDE])
 
     for i, record in enumerate(records):
+        named = {*record["boxes"], *record["maybe"], *record["unknown"]}
+        if strange := named - ids.keys():
+            raise PackError(f"picture {record['id']} is labelled '{min(strange)}', which classes.txt does not hold")
         rows = [(*box[:4], ids[name], True) for name, group in record["boxes"].items() for box in group]
         rows += [(*box[:4], ids[name], False) for name, group in record["maybe"].items() for box in group]
         rows.sort(key=lambda row: (row[2] - row[0]) * (row[3] - row[1]), reverse=True)

@@ -51,8 +51,8 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
     """(classes, classes) bool, True where two classes are easily taken for each other."""
     table = torch.zeros(len(classes), len(classes), dtype=torch.bool)
     for group in _GROUPS:
-        members = [classes.index(name) for name in group if name in classes]
-        table[torch.tensor(members).unsqueeze(1), torch.tensor(members)] = True
+        members = torch.tensor([classes.index(name) for name in group if name in classes], dtype=torch.int64)
+        table[members.unsqueeze(1), members] = True
     return table.to(device)
 
 
