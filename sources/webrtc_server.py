@@ -23,7 +23,7 @@ from aiohttp import web
 from aiortc import RTCIceServer
 from aiortc.rtcicetransport import parse_stun_turn_uri
 
-from sources.decoder import HwAccel
+from sources.decoder import HwAccel, gpu_decoding
 from sources.webrtc import WebRtcSource
 from sources.webrtc_peer import OfferError, Peer
 
@@ -53,6 +53,7 @@ class WebRtcServer:
 
     Raises:
         ValueError: if the address of an ICE server is none.
+        SourceError: if the GPU is insisted on and cannot decode.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class WebRtcServer:
         vid_stride: int = 1,
         hwaccel: HwAccel = "none",
     ) -> None:
+        gpu_decoding(hwaccel)  # to tell now that there is no GPU, not with the first peer
         self._on_source = on_source
         self._token = token
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
@@ -163,7 +165,8 @@ class WebRtcServer:
         cors = self._check_origin(request)
         if self._token is not None:
             kind, _, given = request.headers.get("Authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+            same = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), self._token.encode())
+            if kind.lower() != "bearer" or not same:
                 challenge = {**cors, "WWW-Authenticate": "Bearer"}
                 raise refusal(web.HTTPUnauthorized, "a bearer token is needed, and this is not it", challenge)
         return cors
@@ -242,7 +245,11 @@ class WebRtcServer:
             raise refusal(web.HTTPServiceUnavailable, "the server is shutting down", cors)
         self._names[session] = name = self._stream_name(request.query.get("stream", "webrtc"))
         log.info("%s: a peer connects", name)
-        self._on_source(WebRtcSource(peer.feed, stream=name, vid_stride=self._vid_stride))
+        try:
+            self._on_source(WebRtcSource(peer.feed, stream=name, vid_stride=self._vid_stride))
+        except BaseException:
+            await peer.close()
+            raise
         return session, peer.answer
 
     def _forget(self, session: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -75,6 +76,13 @@ class Served:
 
         result: tuple[int, str, Any] = self.do(asked())
         return result
+
+    def ask_raw(self, request: bytes) -> bytes:
+        """The first bytes of the response to something that no client would send."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(request)
+            return client.recv(1000)
 
     def post(self, offer: str | bytes, headers: dict[str, str] | None = None) -> tuple[int, str, Any]:
         return self.ask("POST", data=offer, headers={"Content-Type": "application/sdp", **(headers or {})})
@@ -338,11 +346,17 @@ def test_without_the_token_nobody_comes_in(serve: Callable[..., Served], caplog:
     caplog.set_level(logging.INFO)
     served = serve(token=TOKEN)
     offer = an_offer(served)
-    for wrong in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "ü"}):
+    for wrong in (
+        {},
+        {"Authorization": "Bearer sesam"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": "Bearer ü"},
+    ):
         status, text, headers = served.post(offer, wrong)
         assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
         assert text.count("\n") == 1
     assert served.server.peers == 0
+    assert b" 401 " in served.ask_raw(b"POST /whip HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
     assert served.post(offer, WITH_TOKEN)[0] == 201
     assert TOKEN not in caplog.text
 
@@ -359,6 +373,17 @@ def test_pages_of_other_origins_stay_outside(serve: Callable[..., Served]) -> No
         status, _, headers = served.ask("OPTIONS", headers={"Origin": inside})
         assert (status, headers["Access-Control-Allow-Origin"]) == (204, inside)
         assert served.post(offer, {"Origin": inside})[0] == 201
+
+
+def test_a_failure_of_the_taker_lets_the_peer_go(serve: Callable[..., Served]) -> None:
+    served = serve()
+
+    def refuse(source: WebRtcSource) -> None:
+        raise RuntimeError("no room")
+
+    served.server._on_source = refuse
+    assert served.post(an_offer(served))[0] == 500
+    assert served.server.peers == 0
 
 
 def test_only_so_many_peers(serve: Callable[..., Served]) -> None:
