@@ -1,8 +1,9 @@
-"""An aiortc peer that publishes numbered pictures from a thread of its own, over 127.0.0.1 only."""
+"""An aiortc peer that publishes numbered pictures from its own thread, and a server for it; over 127.0.0.1 only."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,15 @@ from typing import Any
 import aiohttp
 import av
 import numpy as np
+from aiohttp import web
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
 from conftest import numbered_picture
 from numpy.typing import NDArray
 
+from sources.webrtc import WebRtcSource
 from sources.webrtc_listen import _end_tasks
 from sources.webrtc_peer import choose_addresses
+from sources.webrtc_server import WebRtcServer
 
 Draw = Callable[[int], NDArray[np.uint8]]
 LOOPBACK = ("127.0.0.1",)
@@ -116,3 +120,95 @@ def publishing(
             yield publisher
         finally:
             publisher.do(publisher.connection.close())
+
+
+class Served:
+    """A `WebRtcServer` on an application of its own, as the pipeline will have one, and a client to ask it."""
+
+    def __init__(self, loop: Any, **settings: Any) -> None:
+        self.sources: list[WebRtcSource] = []
+        self._loop = loop
+        self.server = WebRtcServer(self.sources.append, media_hosts=LOOPBACK, **settings)
+        self.url = ""
+
+    def do(self, work: Any) -> Any:
+        return Publisher(self._loop).do(work)
+
+    async def open(self) -> None:
+        application = web.Application()
+        application.add_routes(self.server.routes())
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        await self.server.close()
+        await self._runner.cleanup()
+
+    def ask(self, method: str, path: str = "/whip", **how: Any) -> tuple[int, str, Any]:
+        """Status, text and headers of a response."""
+
+        async def asked() -> tuple[int, str, Any]:
+            async with aiohttp.ClientSession() as http, http.request(method, self.url + path, **how) as response:
+                return response.status, await response.text(), response.headers
+
+        result: tuple[int, str, Any] = self.do(asked())
+        return result
+
+    def ask_raw(self, request: bytes) -> bytes:
+        """The first bytes of the response to something that no client would send."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(request)
+            return client.recv(1000)
+
+    def post(self, offer: str | bytes, headers: dict[str, str] | None = None) -> tuple[int, str, Any]:
+        return self.ask("POST", data=offer, headers={"Content-Type": "application/sdp", **(headers or {})})
+
+
+@contextmanager
+def serving() -> Iterator[Callable[..., Served]]:
+    """Makes servers, and ends them with the block."""
+    with own_loop() as loop:
+        opened: list[Served] = []
+
+        def make(**settings: Any) -> Served:
+            served = Served(loop, **settings)
+            served.do(served.open())
+            opened.append(served)
+            return served
+
+        yield make
+        for served in opened:
+            served.do(served.close())
+
+
+@contextmanager
+def leaving_no_thread() -> Iterator[None]:
+    """Sees to it that no thread begun in the block outlives it."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == set()
+
+
+def an_offer(served: Served) -> str:
+    async def made() -> str:
+        connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        try:
+            return await offer_of(connection, "VP8", Drawn(small))
+        finally:
+            await connection.close()
+
+    offer: str = served.do(made())
+    return offer
+
+
+def until(done: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
