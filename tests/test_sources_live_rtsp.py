@@ -1,4 +1,4 @@
-"""The RTSP client against servers that behave badly: silent, cut off in mid-packet, no RTSP at all, not to be trusted."""
+"""The RTSP client against servers that behave badly: silent, cut off in mid-packet, no RTSP, not to be trusted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sources import LiveError, LiveSource, open_source
 LONG_S = 30
 STEP = 3600
 
-Talk = Callable[[socket.socket], None]
+Talk = Callable[[socket.socket], object]
 
 
 @contextmanager
@@ -195,25 +195,28 @@ def test_a_lost_packet_costs_the_pictures_up_to_the_next_key() -> None:
         (camera(b"", linger), "timeout"),
     ],
 )
-def test_what_is_wrong_has_its_code(talk: Talk, reason: str) -> None:
+def test_what_is_wrong_has_its_code(talk: Talk, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sources.link.SILENCE_S", 0.5)
     with server(talk) as url:
         assert refusal(url).reason == reason
 
 
 def test_a_server_that_says_nothing_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sources.rtsp_client.REPLY_S", 0.5)
-    with server(lambda call: time.sleep(2)) as url:
+    with server(lambda call: time.sleep(1)) as url:
         assert refusal(url).reason == "timeout"
 
 
 def test_close_ends_the_wait_for_a_silent_server() -> None:
-    with server(lambda call: time.sleep(3)) as url, live(url) as source:
+    over = threading.Event()
+    with server(lambda _: over.wait(LONG_S)) as url, live(url) as source:
         reader = threading.Thread(target=lambda: list(source))
         reader.start()
         time.sleep(0.2)
         begun = time.monotonic()
         source.close()
         reader.join(LONG_S)
+        over.set()
         assert not reader.is_alive()
         assert time.monotonic() - begun < 2
 
@@ -252,6 +255,7 @@ def test_rtsps_needs_a_certificate_that_is_trusted(
     assert [number_of(frame.image) for frame in frames] == list(range(25))
 
 
-def test_no_tls_where_it_is_asked_for() -> None:
+def test_no_tls_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sources.rtsp_client.REPLY_S", 0.5)
     with server(camera(STREAM), "rtsps") as url:
         assert refusal(url).reason in ("tls", "connection failed", "timeout")

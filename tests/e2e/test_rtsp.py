@@ -64,13 +64,13 @@ def test_pictures_come_at_once_where_pyav_gives_them_when_the_next_begins(
     fps: int,
 ) -> None:
     with Camera("--fps", fps) as one:
-        found = time_ingest(one.url(), seconds=10 if LONG else 3, transport="tcp")
+        found = time_ingest(one.url(), seconds=10 if LONG else 2, transport="tcp")
     told(f"{fps} fps", found.as_text())
     assert found.clock == "burnt in"
     assert found.median_ms is not None
     assert found.pyav_median_ms is not None
     assert found.median_ms < found.pyav_median_ms - 500 / fps  # PyAV's are an interval older; half of one is generous
-    assert found.frames >= 2.5 * fps
+    assert found.frames >= 1.5 * fps
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
@@ -127,7 +127,7 @@ def test_a_slow_consumer_sees_pictures_that_are_new(camera: Camera) -> None:
     reader.start()
     watcher = Watcher(source)  # for its measures only
     lost = 0
-    for number in range(600 if LONG else 60):
+    for number in range(600 if LONG else 40):
         taken = slot.get()
         watcher.take(taken.item)
         lost += taken.lost_before if number else 0
@@ -171,7 +171,7 @@ def test_a_camera_killed_again_and_again_comes_back_each_time(monkeypatch: pytes
     monkeypatch.setattr("sources.link.LAST_DELAY_S", 1.0)
     with Camera() as one, Watcher(live(one.url())) as watcher:
         begun = 0.0
-        times = 50 if LONG else 5
+        times = 50 if LONG else 3
         for number in range(times):
             wait_for(lambda number=number: watcher.source.status.connections == number + 1, LONG_S)  # type: ignore[misc]
             seen = len(watcher.pts)
@@ -232,7 +232,7 @@ def test_lost_packets_cost_pictures_but_spoil_none() -> None:
         Watcher(live(one.url(), rtsp_transport="udp")) as watcher,
         Watcher(live(one.url())) as joined_later,
     ):
-        wait_for(lambda: watcher.source.corrupt_packets >= (50 if LONG else 5), 10 * LONG_S)
+        wait_for(lambda: watcher.source.corrupt_packets >= (50 if LONG else 4), 10 * LONG_S)
         seen = len(watcher.pts)
         wait_for(lambda: len(watcher.pts) > seen + 10 and len(joined_later.pts) > 10, LONG_S)
     told("1 % lost", f"{watcher.source.corrupt_packets} packets, {watcher.lost} of {len(watcher.pts)} pictures, "
