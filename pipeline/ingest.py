@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import cast
 
 import av
 import av.error
 import numpy as np
 
-from sources import RgbImage, Source, SourceError, Transport, open_source
+from pipeline.probe import open_once
+from sources import RgbImage, Source, SourceError
 
 CLOCK_BITS = 32
 _CLOCK_ROWS = 20
@@ -87,11 +87,12 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
     Raises:
         SourceError: if it cannot be used, or is not live.
+        ConfigError: if transport is no such thing.
     """
     stop = threading.Event()
     theirs: list[float | None] = []
     other = threading.Thread(target=_watch_with_pyav, args=(target, transport, stop, theirs), daemon=True)
-    with open_source(target, rtsp_transport=cast(Transport, transport), hwaccel="none", retry=False) as source:
+    with open_once(target, "none", transport) as source:
         if not source.info.live:
             raise SourceError(f"{source.info.url} is not live: its pictures have no age")
         other.start()

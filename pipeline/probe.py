@@ -12,7 +12,7 @@ from typing import cast, get_args
 from PIL import Image
 
 from pipeline.config import ConfigError
-from sources import Frame, HwAccel, LiveSource, Transport, open_source
+from sources import Frame, HwAccel, LiveSource, Source, Transport, open_source
 
 ENOUGH_FRAMES = 100  # of a file, which does not come at a pace of its own
 
@@ -72,12 +72,7 @@ def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: s
         SourceError: if it cannot be used; a `LiveError` with its code for a live source.
         ConfigError: if hwaccel or transport is no such thing, or the picture cannot be written.
     """
-    for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
-        if value not in get_args(known):
-            raise ConfigError(f"{flag}: should be {' or '.join(get_args(known))}, got '{value}'")
-    with open_source(
-        target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=cast(Transport, transport), retry=False
-    ) as source:
+    with open_once(target, hwaccel, transport) as source:
         frames: list[tuple[int, float]] = []
         ages: list[float] = []
         lost = 0
@@ -111,6 +106,19 @@ def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: s
             corrupt_packets=source.corrupt_packets,
             picture=out if last else None,
         )
+
+
+def open_once(target: str, hwaccel: str, transport: str) -> Source:
+    """Open a source that fails at once, with its code, where `saccade run` would try again.
+
+    Raises:
+        ConfigError: if hwaccel or transport is no such thing.
+        SourceError: if the target is none.
+    """
+    for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
+        if value not in get_args(known):
+            raise ConfigError(f"{flag}: should be {' or '.join(get_args(known))}, got '{value}'")
+    return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=cast(Transport, transport), retry=False)
 
 
 def _save(frame: Frame, out: str) -> None:

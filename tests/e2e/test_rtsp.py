@@ -6,8 +6,10 @@ Nothing asserts milliseconds, which are the machine's; `saccade bench ingest` pr
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -301,6 +303,36 @@ def test_probe_of_a_camera_that_is_not_there_fails_with_the_code() -> None:
     assert told_by.stderr.startswith("saccade: connection failed: ")
     assert len(told_by.stderr.splitlines()) == 1
     assert "secret" not in told_by.stderr
+
+
+def test_a_run_waits_for_its_camera_tells_its_states_and_drops_what_is_old() -> None:
+    one = Camera()
+    command = [sys.executable, "-m", "pipeline", "run", one.url(user="bob:secret@"), "--detect", "person"]
+    with subprocess.Popen(
+        [*command, "--jsonl", "-"], cwd=REPO, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stderr is not None
+            lines = [run.stderr.readline()]
+            while "failed" not in lines[-1] and lines[-1]:  # it may have been seen connecting before that
+                lines.append(run.stderr.readline())
+            with one:
+                records = [json.loads(run.stdout.readline()) for _ in range(20)]
+                lines.append(run.stderr.readline())
+                run.send_signal(signal.SIGINT)
+                more, rest = run.communicate(timeout=LONG_S)
+        finally:
+            run.kill()
+    name = f"saccade: 127.0.0.1-{one.port}-live"
+    assert lines[-2] == f"{name}: connecting (connection failed)\n"
+    assert lines[-1].startswith(f"{name}: live, h264 640x360, decoded by h264")
+    records += [json.loads(line) for line in more.splitlines()]
+    steps = [after["frame"] - before["frame"] for before, after in itertools.pairwise(records)]
+    assert steps == [record["dropped_since_last"] + 1 for record in records[1:]]
+    assert {record["capture_clock"] for record in records} <= {"arrival", "rtcp"}
+    assert run.returncode == 130
+    assert "secret" not in "".join(lines) + rest
 
 
 def saccade(*arguments: str) -> subprocess.CompletedProcess[str]:
