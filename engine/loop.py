@@ -32,7 +32,7 @@ class StepLoop:
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._closing: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="saccade engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
     def add(self, look: Look[Crops]) -> None:

@@ -65,7 +65,7 @@ class CpuStream:
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None  # of the work since the last event; only the worker touches it
-        self._thread = threading.Thread(target=self._run, name=f"saccade {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"saccade-{name}", daemon=True)
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:

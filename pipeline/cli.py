@@ -44,8 +44,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed midway, 2 wrong input, 130 interrupted."""
-    # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an encoder
-    # or the engine's own loop needs: beside other work on two cores a frame took 67 ms to its boxes, and 139 spinning.
+    # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an
+    # encoder or the engine's own loop needs: beside other work on two cores a frame took 67 ms, and 139 spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(guarded(lambda: app(standalone_mode=False) or 0))
 
