@@ -6,6 +6,7 @@ larger (Akyon et al. 2022, arXiv:2202.06934); each costs as much as a picture. P
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ def windows(width: int, height: int, tiles: int) -> list[Window]:
     """The whole picture, and if `tiles` > 1, `tiles` × `tiles` overlapping windows that cover it, row by row."""
     found = [Window(0, 0, width, height)]
     if tiles > 1:
-        side_x = min(width, max(1, round(width * (1 + _OVERLAP) / tiles)))
-        side_y = min(height, max(1, round(height * (1 + _OVERLAP) / tiles)))
+        side_x = min(width, math.ceil(width * (1 + _OVERLAP) / tiles))
+        side_y = min(height, math.ceil(height * (1 + _OVERLAP) / tiles))
         for row in range(tiles):
             for column in range(tiles):
                 x = round((width - side_x) * column / (tiles - 1))
