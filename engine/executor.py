@@ -62,7 +62,7 @@ class PagedSlot:
 class PagedRows:
     """A cache of some sequences: their (rows, pages) tables into the pool, prefix pages first."""
 
-    __slots__ = ("_layout", "_pool", "_table", "key_positions")
+    __slots__ = ("_pool", "_table", "key_positions")
 
     def __init__(self, pool: PagedPool, table: torch.Tensor) -> None:
         self._pool, self._table = pool, table
@@ -117,9 +117,7 @@ class Executor:
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step, on the device
         self._ready: list[Event | None] = [None] * depth
-        ids, head = model.config.tokenizer, model.text.lm_head
-        # Begin another object or stop: the only two rows of the output head that detect and point need.
-        self._choice = head.weight[[ids.coord_id, ids.eos_id]], head.bias[[ids.coord_id, ids.eos_id]]
+        self._choice = model.begin_or_stop()
 
     def launch(self, slot: int, step: Step[Crops]) -> None:
         """Put a step's forward on the compute stream."""
@@ -187,13 +185,13 @@ class Executor:
         tokens: list[torch.Tensor | None] = [None] * len(looks)
         plain = [i for i, look in enumerate(looks) if look.image.tiling == (1, 1)]
         if plain:  # the tower runs once over all pictures that are a single crop
-            pixels = self._upload_pixels(np.concatenate([looks[i].image.pixels[:1] for i in plain]))
+            pixels = self._to_device(torch.from_numpy(np.concatenate([looks[i].image.pixels[:1] for i in plain])))
             features = model.vision.features(normalise(pixels, model.dtype))
             for i, one in zip(plain, model.vision.project(features, features), strict=True):
                 tokens[i] = one
         for i, look in enumerate(looks):
             if tokens[i] is None:
-                pixels = self._upload_pixels(look.image.pixels)
+                pixels = self._to_device(torch.from_numpy(look.image.pixels))
                 tokens[i] = model.vision(normalise(pixels, model.dtype), look.image.tiling)
         bos = text.wte[model.config.tokenizer.bos_id].expand(len(looks), 1, -1)
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
@@ -235,13 +233,9 @@ class Executor:
 
     def _upload(self, values: object) -> torch.Tensor:
         """Whole numbers to the device, without waiting."""
-        held = torch.tensor(values, dtype=torch.int64)
-        if self.model.device.type == "cuda":
-            return held.pin_memory().to(self.model.device, non_blocking=True)
-        return held
+        return self._to_device(torch.tensor(values, dtype=torch.int64))
 
-    def _upload_pixels(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
-        held = torch.from_numpy(pixels)
+    def _to_device(self, held: torch.Tensor) -> torch.Tensor:
         if self.model.device.type == "cuda":
             return held.pin_memory().to(self.model.device, non_blocking=True)
         return held

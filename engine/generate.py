@@ -6,7 +6,6 @@ on it share its image prefix. Knows nothing of names, results or threads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.region import size_value
 from .models.moondream.text import KVCache
+from .skills import logit
 
 
 @dataclass(slots=True)
@@ -36,10 +36,7 @@ class Generator:
     def __init__(self, model: Moondream) -> None:
         self.model = model
         self.config = model.config
-        ids = self.config.tokenizer
-        head = model.text.lm_head
-        # Begin another object or stop: the only two rows of the output head that detect and point need.
-        self._choice = head.weight[[ids.coord_id, ids.eos_id]], head.bias[[ids.coord_id, ids.eos_id]]
+        self._choice = model.begin_or_stop()
 
     @torch.inference_mode()
     def image_tokens(self, image: NDArray[np.uint8]) -> torch.Tensor:
@@ -87,7 +84,7 @@ class Generator:
         region, device = self.model.region, self.model.device
         found: list[list[Found]] = [[] for _ in conf]
         rows = list(range(len(conf)))
-        limits = torch.tensor([_logit(value) for value in conf], device=device)
+        limits = torch.tensor([logit(value) for value in conf], device=device)
         hidden, positions, cache = state.hidden, state.positions, state.cache
         capacity = cache.keys.shape[3]
         per_object = 3 if sized else 2
@@ -145,7 +142,3 @@ class Generator:
 def _value(scores: torch.Tensor) -> torch.Tensor:
     """Coordinates (rows, 1) float32 from scores (rows, bins): best bin / bins."""
     return (scores.argmax(-1, keepdim=True) / scores.shape[-1]).float()
-
-
-def _logit(p: float) -> float:
-    return -math.inf if p <= 0 else math.inf if p >= 1 else math.log(p / (1 - p))

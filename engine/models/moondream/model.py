@@ -38,6 +38,11 @@ class Moondream(nn.Module):
         """Where the weights are."""
         return self.text.wte.device
 
+    def begin_or_stop(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight (2, dim) and bias (2,) of the coord and eos rows: all of the head that detect and point need."""
+        ids, head = self.config.tokenizer, self.text.lm_head
+        return head.weight[[ids.coord_id, ids.eos_id]], head.bias[[ids.coord_id, ids.eos_id]]
+
     @property
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
