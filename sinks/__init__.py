@@ -1,6 +1,7 @@
 """Where results go. Knows frames and results, but no source, model or pipeline."""
 
-from sinks.base import Sink, SinkClosedError, SinkError
+from sinks.base import EndsStreams, Sink, SinkClosedError, SinkError
+from sinks.callback import CallbackSink
 from sinks.choose import open_sink
 from sinks.display import DisplaySink
 from sinks.jsonl import JsonlSink
@@ -9,7 +10,9 @@ from sinks.overlay import color_of, draw
 from sinks.record import Latency, make_record
 
 __all__ = [
+    "CallbackSink",
     "DisplaySink",
+    "EndsStreams",
     "JsonlSink",
     "Latency",
     "Mp4Sink",

@@ -5,7 +5,7 @@ Knows frames and results, but no source, model or pipeline.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from engine.results import Result
 from sinks.record import Latency
@@ -21,7 +21,14 @@ class SinkClosedError(SinkError):
 
 
 class Sink(Protocol):
-    """Where results go. One thread writes and closes it; frames of a stream come in presentation order."""
+    """Where results go. Frames of a stream come in presentation order.
+
+    Attributes:
+        shared: whether several streams may write to one such sink, each from its own thread; it is closed once, when
+            all have ended. Others have one stream, and one thread that writes and closes them.
+    """
+
+    shared: ClassVar[bool]
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Take one frame, what was found on it and how long that took.
@@ -38,4 +45,13 @@ class Sink(Protocol):
         Raises:
             SinkError: if what was written could not be finished.
         """
+        ...
+
+
+@runtime_checkable
+class EndsStreams(Protocol):
+    """A shared sink that wants to know when one of its streams has ended while others go on."""
+
+    def end(self, stream: str) -> None:
+        """Take note that nothing more comes of `stream`, until it is written again."""
         ...

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
-from pathlib import Path
 
 from sinks.base import Sink, SinkError
 from sinks.display import DisplaySink
 from sinks.jsonl import JsonlSink
 from sinks.mp4 import Mp4Sink
+from sinks.target import redact, split_path
 
 _MP4_SUFFIXES = (".mp4", ".m4v")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -23,9 +23,15 @@ def open_sink(
 ) -> Sink:
     """Open the sink that `target` asks for.
 
+    - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: the same in segments.
+    - `out.jsonl`: records; `out.jsonl?max_mb=100&keep=5`: rotated by size. `-`: records on standard output.
+    - `display`: a window.
+    - `ws://HOST:PORT`, `wss://…`: a WebSocket feed to connect to.
+    - `mqtt://HOST/PREFIX`, `mqtts://…`: an MQTT broker.
+    - `http://…`, `https://…`: a webhook.
+
     Args:
-        target: a path ending in .mp4 (video with overlay) or .jsonl (records), "-" (records on standard output) or
-            "display" (a window).
+        target: one of the above.
         rate: frames per second of the source; a hint for videos.
         audio_from: file whose sound a video takes over; it is never overwritten.
 
@@ -34,13 +40,35 @@ def open_sink(
     """
     text = os.fspath(target)
     scheme, separator, _ = text.partition("://")
-    if separator:  # only the scheme is repeated, since the rest may hold a password
-        raise SinkError(f"{scheme}:// sinks are not supported yet; write to a .mp4 or .jsonl file")
-    suffix = Path(text).suffix.lower()
+    if separator:
+        return _open_address(text, scheme.lower())
+    if text.partition(":")[0].lower() == "whep":
+        raise _whep()
     if text == "display":
         return DisplaySink()
-    if text == "-" or suffix in _JSONL_SUFFIXES:
+    if text == "-":
         return JsonlSink(text)
-    if suffix in _MP4_SUFFIXES:
-        return Mp4Sink(text, rate=rate, audio_from=audio_from)
+    path, options = split_path(text, _MP4_SUFFIXES + _JSONL_SUFFIXES)
+    if path.lower().endswith(_JSONL_SUFFIXES):
+        megabytes, keep = options.number("max_mb"), options.count("keep", 5, 1000)
+        options.done()
+        return JsonlSink(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep)
+    if path.lower().endswith(_MP4_SUFFIXES):
+        options.done()
+        return Mp4Sink(path, rate=rate, audio_from=audio_from)
     raise SinkError(f"cannot tell what to write to {text}: end it in .mp4 or .jsonl, or use '-' or 'display'")
+
+
+def _open_address(text: str, scheme: str) -> Sink:
+    # Imported here: each brings a library that none of the others needs.
+    if scheme in ("ws", "wss"):
+        from sinks.websocket import WebSocketSink
+
+        return WebSocketSink(text)
+    if scheme == "whep":
+        raise _whep()
+    raise SinkError(f"there are no {scheme}:// sinks: {redact(text)} should be ws, mqtt or http, or a file")
+
+
+def _whep() -> SinkError:
+    return SinkError("whep: needs the streams themselves; it belongs to `saccade run --sink whep:PORT`")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import cv2
 
@@ -31,6 +32,8 @@ class DisplaySink:
     Raises:
         SinkError: if no window can be opened here.
     """
+
+    shared: ClassVar[bool] = False
 
     def __init__(self, title: str = "saccade") -> None:
         self._title = title

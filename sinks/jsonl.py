@@ -1,15 +1,17 @@
-"""JSON lines: one record a frame, to a file or to standard output.
+"""JSON lines: one record a frame, to a file, which may be rotated by its size, or to standard output.
 
 Knows frames and results, but no source, model or pipeline.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from engine.results import Result
 from sinks.base import SinkClosedError, SinkError
@@ -21,44 +23,56 @@ class JsonlSink:
     """Writes `make_record` of every frame as a line of UTF-8 JSON, flushed at once so that `tail -f` sees it.
 
     Args:
-        path: file to write, replaced if it is there; "-" for standard output.
+        path: file to write; "-" for standard output. A file that is there is replaced, or with `max_bytes` continued.
+        max_bytes: a line that would make the file longer begins a new one, and the old one becomes `path.1`, the one
+            before it `path.2` and so on; None for one file without end.
+        keep: how many old files to keep.
 
     Raises:
         SinkError: if the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    shared: ClassVar[bool] = True
+
+    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None = None, keep: int = 5) -> None:
         self._path = os.fspath(path)
-        self._file: BinaryIO
-        if self._path == "-":
-            self._file = sys.stdout.buffer
-        else:
-            try:
-                self._file = Path(self._path).open("wb")  # noqa: SIM115 - open until close()
-            except OSError as error:
-                raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
+        self._max_bytes = None if self._path == "-" else max_bytes
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._file: BinaryIO = sys.stdout.buffer if self._path == "-" else self._open()
+        self._size = 0
+        if self._max_bytes is not None and (old := Path(self._path)).stat().st_size:
+            self._size = old.stat().st_size
+            with old.open("rb") as reader:
+                reader.seek(-1, os.SEEK_END)
+                if reader.read() != b"\n":  # a killed process may leave half a line
+                    self._size += self._file.write(b"\n")
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Write one line.
+        """Write one line; callable from several threads.
 
         Raises:
             SinkClosedError: if the reader of the pipe has gone.
             SinkError: if the line cannot be written, such as on a full disk.
         """
         # Compact and with allow_nan=False: every line is what any JSON parser takes.
-        line = json.dumps(
+        text = json.dumps(
             make_record(frame, result, latency), ensure_ascii=False, separators=(",", ":"), allow_nan=False
         )
-        try:
-            self._file.write(line.encode("utf-8", "replace") + b"\n")
-            self._file.flush()
-        except BrokenPipeError:
-            if self._path == "-":
-                # Else the interpreter fails once more at its end, when it flushes what nobody reads.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
-            raise SinkClosedError(f"nobody reads {self._path} any more") from None
-        except OSError as error:
-            raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
+        line = text.encode("utf-8", "replace") + b"\n"
+        with self._lock:
+            try:
+                if self._max_bytes is not None and 0 < self._size > self._max_bytes - len(line):
+                    self._rotate()
+                self._size += self._file.write(line)
+                self._file.flush()
+            except BrokenPipeError:
+                if self._path == "-":
+                    # Else the interpreter fails once more at its end, when it flushes what nobody reads.
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+                raise SinkClosedError(f"nobody reads {self._path} any more") from None
+            except OSError as error:
+                raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file; standard output stays open. A second call does nothing.
@@ -68,7 +82,23 @@ class JsonlSink:
         """
         if self._path == "-":
             return
+        with self._lock:
+            try:
+                self._file.close()
+            except OSError as error:
+                raise SinkError(f"cannot finish {self._path}: {error.strerror}") from None
+
+    def _open(self) -> BinaryIO:
         try:
-            self._file.close()
+            return Path(self._path).open("wb" if self._max_bytes is None else "ab")
         except OSError as error:
-            raise SinkError(f"cannot finish {self._path}: {error.strerror}") from None
+            raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
+
+    def _rotate(self) -> None:
+        self._file.close()
+        names = [Path(self._path), *(Path(f"{self._path}.{number}") for number in range(1, self._keep + 1))]
+        for newer, older in reversed(list(itertools.pairwise(names))):
+            if newer.exists():
+                newer.replace(older)
+        self._file = self._open()
+        self._size = 0

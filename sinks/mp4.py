@@ -9,6 +9,7 @@ import logging
 import os
 from fractions import Fraction
 from pathlib import Path
+from typing import ClassVar
 
 import av
 import av.error
@@ -53,6 +54,8 @@ class Mp4Sink:
     Raises:
         SinkError: if the file cannot be written, or is `audio_from` itself.
     """
+
+    shared: ClassVar[bool] = False
 
     def __init__(
         self,

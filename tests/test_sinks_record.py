@@ -143,7 +143,7 @@ def test_the_ending_chooses_the_sink(tmp_path: Path) -> None:
     [
         ("out.avi", "end it in .mp4 or .jsonl"),
         ("out", "end it in .mp4 or .jsonl"),
-        ("rtmp://user:secret@host/live", "rtmp:// sinks are not supported yet"),
+        ("rtmp://user:secret@host/live", "there are no rtmp:// sinks"),
         ("no/such/folder/out.jsonl", "cannot write no/such/folder/out.jsonl: No such file or directory"),
         ("no/such/folder/out.mp4", "cannot write no/such/folder/out.mp4: No such file or directory"),
     ],

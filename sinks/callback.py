@@ -1,0 +1,48 @@
+"""Calls a Python function for every frame, for programs that use Saccade as a library.
+
+Knows frames and results, but no source, model or pipeline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+from engine.results import Result
+from sinks.base import SinkClosedError
+from sinks.record import Latency
+from sources.frame import Frame
+
+
+class CallbackSink:
+    """Calls `function(frame, result, latency)` for every frame, one call at a time, also when streams share it.
+
+    What the function raises ends the run as an error; a `SinkClosedError` ends it without one.
+
+    Args:
+        function: is called in a thread of the pipeline. It should be quick, or hand its work on: results wait for it.
+    """
+
+    shared: ClassVar[bool] = True
+
+    def __init__(self, function: Callable[[Frame, Result, Latency], object]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """Call the function.
+
+        Raises:
+            SinkClosedError: after `close`, or from the function.
+        """
+        with self._lock:
+            if self._closed:
+                raise SinkClosedError("the callback sink is closed")
+            self._function(frame, result, latency)
+
+    def close(self) -> None:
+        """Call the function no more. A second call does nothing."""
+        with self._lock:
+            self._closed = True
