@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from .cache import PagedPool, PagedRows
 from .models.moondream.image import normalise
 from .models.moondream.model import Moondream
 from .models.moondream.region import size_value
@@ -30,69 +31,6 @@ class Crops:
 
     pixels: NDArray[np.uint8]
     tiling: tuple[int, int]
-
-
-class PagedSlot:
-    """One layer of the pool seen through page tables; `at` are (rows, length) page and offset indices."""
-
-    __slots__ = ("_at", "_keys", "_table", "_values")
-
-    def __init__(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        table: torch.Tensor,
-        at: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        self._keys, self._values, self._table, self._at = keys, values, table, at
-
-    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put in new keys and values (rows, length, heads, head_dim)."""
-        self._keys[self._at] = k
-        self._values[self._at] = v
-
-    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of all keys and values of the tables' pages, each (rows, heads, pages · page size, head_dim)."""
-        return (
-            self._keys[self._table].flatten(1, 2).transpose(1, 2),
-            self._values[self._table].flatten(1, 2).transpose(1, 2),
-        )
-
-
-class PagedRows:
-    """A cache of some sequences: their (rows, pages) tables into the pool, prefix pages first."""
-
-    __slots__ = ("_pool", "_table", "key_positions")
-
-    def __init__(self, pool: PagedPool, table: torch.Tensor) -> None:
-        self._pool, self._table = pool, table
-        self.key_positions = pool.key_positions[: table.shape[1] * pool.page_size]
-
-    def slots(self, positions: torch.Tensor) -> Sequence[PagedSlot]:
-        """The layers, ready to write at (rows, length) int64 positions."""
-        pool = self._pool
-        # Private pages begin on a page of their own: what is left of the prefix's last page stays unused.
-        index = torch.where(positions < pool.prefix_length, positions, positions + pool.gap)
-        at = self._table.gather(1, index // pool.page_size), index % pool.page_size
-        return [PagedSlot(k, v, self._table, at) for k, v in zip(pool.keys, pool.values, strict=True)]
-
-
-class PagedPool:
-    """Keys and values of everybody: each (n_layers, n_pages, page_size, n_kv_heads, head_dim)."""
-
-    def __init__(self, model: Moondream, n_pages: int, page_size: int) -> None:
-        text = model.config.text
-        shape = (text.n_layers, n_pages, page_size, text.n_kv_heads, text.head_dim)
-        self.keys = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.page_size, self.prefix_length = page_size, text.prefix_attn
-        self.prefix_pages = -(-self.prefix_length // page_size)
-        self.gap = self.prefix_pages * page_size - self.prefix_length
-        index = torch.arange(self.prefix_pages * page_size + text.max_context, device=model.device)
-        # Keys in the gap have a position that nobody reaches.
-        private = index >= self.prefix_pages * page_size
-        unused = torch.where(index < self.prefix_length, index, torch.iinfo(torch.int64).max)
-        self.key_positions = torch.where(private, index - self.gap, unused)
 
 
 class Executor:
