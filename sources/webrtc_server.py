@@ -10,20 +10,18 @@ or an SDP is never logged. Knows nothing of who reads the sources, nor of models
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
+import json
 import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiortc import RTCIceServer
 from aiortc.rtcicetransport import parse_stun_turn_uri
 
 from sources.decoder import HwAccel, gpu_decoding
+from sources.door import Door, read_text, refusal
 from sources.webrtc import WebRtcSource
 from sources.webrtc_peer import OfferError, Peer
 
@@ -32,7 +30,6 @@ log = logging.getLogger(__name__)
 MAX_OFFER_BYTES = 64 * 1024  # a browser's with three tracks has 10 kB
 MAX_PEERS = 8
 SILENCE_S = 15.0  # browsers send a report every second; half of the 30 s after which a vanished peer must be gone
-_BODY_S = 5.0  # for a client to send its offer in
 
 
 class WebRtcServer:
@@ -40,7 +37,7 @@ class WebRtcServer:
 
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.
-        token: what `Authorization: Bearer` must bear; None lets everybody in.
+        token: what `Authorization: Bearer` or `?token=` must bear; None lets everybody in.
         origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
         ice_servers: STUN and TURN servers, for the server's own use and as `Link` headers for the clients. None by
             default: on one network nobody needs one, and a public one would learn who connects.
@@ -72,8 +69,7 @@ class WebRtcServer:
     ) -> None:
         gpu_decoding(hwaccel)  # to tell now that there is no GPU, not with the first peer
         self._on_source = on_source
-        self._token = token
-        self._origins = frozenset(origin.rstrip("/") for origin in origins)
+        self._door = Door(token, origins)
         self._ice_servers = list(ice_servers)
         for url in (
             url for server in ice_servers for url in ([server.urls] if isinstance(server.urls, str) else server.urls)
@@ -115,10 +111,10 @@ class WebRtcServer:
     # ---- the requests
 
     async def _whip(self, request: web.Request) -> web.Response:
-        cors = self._admit(request)
+        cors = self._door.admit(request)
         if request.content_type != "application/sdp":
             raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/sdp", cors)
-        session, answer = await self._accept(request, (await self._body(request, cors)), cors)
+        session, answer = await self._accept(request, await self._read(request, cors), cors)
         response = web.Response(status=201, text=answer, content_type="application/sdp", headers=cors)
         response.headers["Location"] = f"{request.path}/{session}"
         for link in map(link_of, self._ice_servers):
@@ -126,13 +122,11 @@ class WebRtcServer:
         return response
 
     async def _offer(self, request: web.Request) -> web.Response:
-        cors = self._admit(request)
+        cors = self._door.admit(request)
         if request.content_type != "application/json":
             raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/json", cors)
-        import json
-
         try:
-            offer = json.loads(await self._body(request, cors))
+            offer = json.loads(await self._read(request, cors))
         except ValueError:
             raise refusal(web.HTTPBadRequest, "the body is not JSON", cors) from None
         if not isinstance(offer, dict) or offer.get("type") != "offer" or not isinstance(offer.get("sdp"), str):
@@ -141,7 +135,7 @@ class WebRtcServer:
         return web.json_response({"type": "answer", "sdp": answer, "session": session}, headers=cors)
 
     async def _end(self, request: web.Request) -> web.Response:
-        cors = self._admit(request)
+        cors = self._door.admit(request)
         peer = self._peers.get(request.match_info["session"])
         if peer is None:
             raise refusal(web.HTTPNotFound, "no such session; it may have ended already", cors)
@@ -149,69 +143,12 @@ class WebRtcServer:
         return web.Response(status=200, headers=cors)
 
     async def _preflight(self, request: web.Request) -> web.Response:
-        cors = self._check_origin(request)
-        allowed = {
-            "Access-Control-Allow-Methods": "POST, DELETE, OPTIONS",
-            "Access-Control-Allow-Headers": "Authorization, Content-Type",
-            "Access-Control-Max-Age": "600",
-            "Accept-Post": "application/sdp",
-        }
-        return web.Response(status=204, headers={**cors, **allowed})
+        return await self._door.preflight(request, "POST, DELETE", "application/sdp")
 
     # ---- what they have in common
 
-    def _admit(self, request: web.Request) -> dict[str, str]:
-        """Check origin and token; return the headers that let the page read the answer."""
-        cors = self._check_origin(request)
-        if self._token is not None:
-            kind, _, given = request.headers.get("Authorization", "").partition(" ")
-            same = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), self._token.encode())
-            if kind.lower() != "bearer" or not same:
-                challenge = {**cors, "WWW-Authenticate": "Bearer"}
-                raise refusal(web.HTTPUnauthorized, "a bearer token is needed, and this is not it", challenge)
-        return cors
-
-    def _check_origin(self, request: web.Request) -> dict[str, str]:
-        origin = request.headers.get("Origin")
-        if origin is None:
-            return {}  # no page of a browser
-        if not ({origin, "*"} & self._origins or self._is_own_page(origin, request.host)):
-            raise refusal(web.HTTPForbidden, "pages of this origin may not connect; list it in `origins`")
-        return {
-            "Access-Control-Allow-Origin": origin,
-            "Access-Control-Expose-Headers": "Location, Link",
-            "Vary": "Origin",
-        }
-
-    def _is_own_page(self, origin: str, host: str) -> bool:
-        """Whether a page comes from this very server.
-
-        A name proves nothing: any page can have its own name resolve to this machine (DNS rebinding) and then is of the
-        same origin. Addresses and `localhost` cannot be had that way, and whoever has the token needs no proof.
-        """
-        if origin.partition("://")[2].lower() != host.lower():
-            return False
-        with suppress(ValueError):
-            name = urlsplit(origin).hostname or ""
-            return self._token is not None or name == "localhost" or _is_address(name)
-        return False
-
-    async def _body(self, request: web.Request, cors: dict[str, str]) -> str:
-        too_much = refusal(web.HTTPRequestEntityTooLarge, f"an offer has at most {MAX_OFFER_BYTES} bytes", cors)
-        if (request.content_length or 0) > MAX_OFFER_BYTES:
-            raise too_much
-        body = bytearray()
-        try:
-            async with asyncio.timeout(_BODY_S):
-                while part := await request.content.readany():
-                    body += part
-                    if len(body) > MAX_OFFER_BYTES:
-                        raise too_much
-            return body.decode()
-        except TimeoutError:
-            raise refusal(web.HTTPRequestTimeout, f"the offer did not come within {_BODY_S:g} s", cors) from None
-        except UnicodeDecodeError:
-            raise refusal(web.HTTPBadRequest, "the offer is not text in UTF-8", cors) from None
+    async def _read(self, request: web.Request, cors: dict[str, str]) -> str:
+        return await read_text(request, MAX_OFFER_BYTES, "an offer", cors)
 
     async def _accept(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, str]:
         """Make a peer of an offer; return its session's secret and the answer."""
@@ -260,19 +197,6 @@ class WebRtcServer:
         name = re.sub(r"[^\w.-]", "", asked)[:32] or "webrtc"
         taken = set(self._names.values())
         return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 2 + len(taken)))) if n not in taken)
-
-
-def refusal(kind: type[web.HTTPException], reason: str, headers: dict[str, str] | None = None) -> web.HTTPException:
-    """A response of the kind, with one line of text that says why."""
-    if kind is web.HTTPRequestEntityTooLarge:
-        return web.HTTPRequestEntityTooLarge(MAX_OFFER_BYTES, MAX_OFFER_BYTES, text=f"{reason}\n", headers=headers)
-    return kind(text=f"{reason}\n", headers=headers)
-
-
-def _is_address(host: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
-    return False
 
 
 def link_of(server: RTCIceServer) -> str:

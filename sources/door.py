@@ -1,0 +1,134 @@
+"""Who may come in over HTTP: the token, the origin of a page, and how large a body may be.
+
+The same rules for every server of the house, whatever it serves. A token is never logged. Knows no frames, results or
+WebRTC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+_BODY_S = 5.0  # for a client to send its body in
+
+
+class Door:
+    """Lets requests in, or raises the response that refuses them: one line of text that says why.
+
+    Args:
+        token: what `Authorization: Bearer` or `?token=` must bear; None lets everybody in.
+        origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
+    """
+
+    def __init__(self, token: str | None = None, origins: Sequence[str] = ()) -> None:
+        self._token = token
+        self._origins = frozenset(origin.rstrip("/") for origin in origins)
+
+    def admit(self, request: web.Request) -> dict[str, str]:
+        """Check origin and token; return the headers that let the page read the answer.
+
+        Raises:
+            HTTPForbidden: if a page of another origin asks.
+            HTTPUnauthorized: if the token is missing or wrong.
+        """
+        cors = self.check_origin(request)
+        if self._token is not None and not self._has_token(request, self._token):
+            challenge = {**cors, "WWW-Authenticate": "Bearer"}
+            raise refusal(web.HTTPUnauthorized, "a bearer token is needed, and this is not it", challenge)
+        return cors
+
+    def check_origin(self, request: web.Request) -> dict[str, str]:
+        """Check the origin alone; return the headers that let the page read the answer.
+
+        Raises:
+            HTTPForbidden: if a page of another origin asks.
+        """
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return {}  # no page of a browser
+        if not ({origin, "*"} & self._origins or self._is_own_page(origin, request.host)):
+            raise refusal(web.HTTPForbidden, "pages of this origin may not connect; list it in `origins`")
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "Location, Link",
+            "Vary": "Origin",
+        }
+
+    async def preflight(self, request: web.Request, methods: str, accepted: str) -> web.Response:
+        """Answer OPTIONS: `methods` as in `POST, DELETE`, and the content type that POST takes.
+
+        Raises:
+            HTTPForbidden: if a page of another origin asks.
+        """
+        allowed = {
+            "Access-Control-Allow-Methods": f"{methods}, OPTIONS",
+            "Access-Control-Allow-Headers": "Authorization, Content-Type",
+            "Access-Control-Max-Age": "600",
+            "Accept-Post": accepted,
+        }
+        return web.Response(status=204, headers={**self.check_origin(request), **allowed})
+
+    def _has_token(self, request: web.Request, token: str) -> bool:
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            given = request.query.get("token", "")
+        return hmac.compare_digest(given.strip().encode(errors="surrogateescape"), token.encode())
+
+    def _is_own_page(self, origin: str, host: str) -> bool:
+        """Whether a page comes from this very server.
+
+        A name proves nothing: any page can have its own name resolve to this machine (DNS rebinding) and then is of the
+        same origin. Addresses and `localhost` cannot be had that way, and whoever has the token needs no proof.
+        """
+        if origin.partition("://")[2].lower() != host.lower():
+            return False
+        with suppress(ValueError):
+            name = urlsplit(origin).hostname or ""
+            return self._token is not None or name == "localhost" or _is_address(name)
+        return False
+
+
+async def read_text(request: web.Request, limit: int, what: str, headers: dict[str, str] | None = None) -> str:
+    """The body of a request, as text.
+
+    Args:
+        request: whose body was not read yet.
+        limit: most bytes.
+        what: what the body is, as "an offer", for the refusal.
+        headers: of the refusal.
+
+    Raises:
+        HTTPRequestEntityTooLarge, HTTPRequestTimeout, HTTPBadRequest: if it is too long, too late, or not UTF-8.
+    """
+    too_much = web.HTTPRequestEntityTooLarge(limit, limit, text=f"{what} has at most {limit} bytes\n", headers=headers)
+    if (request.content_length or 0) > limit:
+        raise too_much
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            while part := await request.content.readany():
+                body += part
+                if len(body) > limit:
+                    raise too_much
+        return body.decode()
+    except TimeoutError:
+        raise refusal(web.HTTPRequestTimeout, f"{what} did not come within {_BODY_S:g} s", headers) from None
+    except UnicodeDecodeError:
+        raise refusal(web.HTTPBadRequest, f"{what} is not text in UTF-8", headers) from None
+
+
+def refusal(kind: type[web.HTTPException], reason: str, headers: dict[str, str] | None = None) -> web.HTTPException:
+    """A response of the kind, with one line of text that says why."""
+    return kind(text=f"{reason}\n", headers=headers)
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
