@@ -8,6 +8,7 @@ from sinks.jsonl import JsonlSink
 from sinks.mp4 import Mp4Sink
 from sinks.overlay import color_of, draw
 from sinks.record import Latency, make_record
+from sinks.recording import RecordingSink
 
 __all__ = [
     "CallbackSink",
@@ -16,6 +17,7 @@ __all__ = [
     "JsonlSink",
     "Latency",
     "Mp4Sink",
+    "RecordingSink",
     "Sink",
     "SinkClosedError",
     "SinkError",

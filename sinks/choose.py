@@ -9,6 +9,8 @@ from sinks.base import Sink, SinkError
 from sinks.display import DisplaySink
 from sinks.jsonl import JsonlSink
 from sinks.mp4 import Mp4Sink
+from sinks.recording import RecordingSink
+from sinks.segments import DEFAULT_S, is_pattern
 from sinks.target import redact, split_path
 
 _MP4_SUFFIXES = (".mp4", ".m4v")
@@ -54,7 +56,11 @@ def open_sink(
         options.done()
         return JsonlSink(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep)
     if path.lower().endswith(_MP4_SUFFIXES):
+        segment = options.seconds("segment", DEFAULT_S)
+        segmented = is_pattern(path) or bool(options)
         options.done()
+        if segmented:
+            return RecordingSink(path, length_s=segment, rate=rate, audio_from=audio_from)
         return Mp4Sink(path, rate=rate, audio_from=audio_from)
     raise SinkError(f"cannot tell what to write to {text}: end it in .mp4 or .jsonl, or use '-' or 'display'")
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 _GOP_S = 2  # what a kill may cost, in seconds of video
 _FIRST_AT_MOST_S = 1  # a first frame later than this (a live stream, a start in the middle) is moved to 0
-_DEFAULT_RATE = Fraction(25)
+DEFAULT_RATE = Fraction(25)
+_LONGEST_UNITS = 2**31 - 2  # that a picture can be shown in an MP4
 _CRF = "23"
 _THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each picture into one slice a thread; more cost quality
 
@@ -65,7 +66,7 @@ class Mp4Sink:
         audio_from: str | os.PathLike[str] | None = None,
     ) -> None:
         self._path = Path(path)
-        self._rate = rate or _DEFAULT_RATE
+        self._rate = rate or DEFAULT_RATE
         self._audio_from = Path(audio_from) if audio_from is not None else None
         if self._audio_from is not None and self._path.exists() and self._path.samefile(self._audio_from):
             raise SinkError(f"{self._path} is the source itself; write to another file")
@@ -75,7 +76,7 @@ class Mp4Sink:
                 pass
         except OSError as error:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
-        self._writer: _Writer | None = None
+        self._writer: Mp4Writer | None = None
         self._closed = False
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
@@ -86,7 +87,7 @@ class Mp4Sink:
         """
         try:
             if self._writer is None:
-                self._writer = _Writer(self._path, frame, self._rate, self._audio_from)
+                self._writer = Mp4Writer(self._path, frame, self._rate, self._audio_from)
             self._writer.add(frame, draw(frame.image, result, drawn_latency(frame, latency)))
         except (av.error.FFmpegError, OSError) as error:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from error
@@ -111,17 +112,29 @@ class Mp4Sink:
             raise SinkError(f"cannot finish {self._path}: {error.strerror}") from error
 
 
-class _Writer:
-    """An MP4 being written. Exists from the first frame on, which gives size and clock."""
+class Mp4Writer:
+    """An MP4 being written. Exists from the first frame on, which gives size and clock.
 
-    def __init__(self, path: Path, first: Frame, rate: Fraction, audio_from: Path | None) -> None:
+    Args:
+        path: the file.
+        first: the frame that will be added first.
+        rate, audio_from: as for `Mp4Sink`.
+        from_zero: move the clock so that the file starts at 0, however early the first frame is.
+    """
+
+    def __init__(
+        self, path: Path, first: Frame, rate: Fraction, audio_from: Path | None, *, from_zero: bool = False
+    ) -> None:
         self._base = first.time_base
         self._width = first.width + first.width % 2
         self._height = first.height + first.height % 2
-        self._shift = 0 if 0 <= first.pts * self._base < _FIRST_AT_MOST_S else first.pts
+        early = 0 <= first.pts * self._base < _FIRST_AT_MOST_S
+        self._shift = 0 if early and not from_zero else first.pts
         self._step = max(1, round(1 / (rate * self._base)))  # how long the newest frame is shown, as far as known
         self._last_pts: int | None = None
+        self._held: av.Packet[av.VideoStream] | None = None  # the newest: how long it is shown, the next one tells
         self._key_pts = first.pts
+        self._longest = int(_LONGEST_UNITS / _timescale(self._base) / self._base)
         self._reformatter = VideoReformatter()
         self._container = _open_mp4(path, self._base)
         self._video = self._add_video(rate)
@@ -131,6 +144,9 @@ class _Writer:
 
     def add(self, frame: Frame, image: RgbImage) -> None:
         """Encode `image` at the time of `frame`, after the sound up to there."""
+        if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
+            log.warning("%s: a silence of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
+            self._shift += too_long
         picture = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(self._fitted(image), format="rgb24"),
             format="yuv420p",
@@ -150,12 +166,20 @@ class _Writer:
             self._sound.copy_until(frame.pts * self._base)
         self._mux(picture)
 
-    def close(self) -> None:
-        """Write the rest of the sound and make an ordinary MP4 of the file."""
+    def close(self, until_pts: int | None = None) -> None:
+        """Write the rest of the sound and make an ordinary MP4 of the file.
+
+        Args:
+            until_pts: how long the last picture is shown; None for as long as the one before it.
+        """
         try:
-            if self._sound is not None and self._last_pts is not None:
-                self._sound.copy_until((self._last_pts + self._step) * self._base)
+            if self._last_pts is not None:
+                if until_pts is not None:
+                    self._step = until_pts - self._last_pts
+                if self._sound is not None:
+                    self._sound.copy_until((self._last_pts + self._step) * self._base)
             self._mux(None)
+            self._release(self._step)
         finally:
             if self._sound is not None:
                 self._sound.close()
@@ -184,8 +208,15 @@ class _Writer:
 
     def _mux(self, picture: av.VideoFrame | None) -> None:
         for packet in self._video.encode(picture):
-            packet.duration = self._step
-            self._container.mux(packet)
+            if self._held is not None:
+                self._release((packet.pts or 0) - (self._held.pts or 0))
+            self._held = packet
+
+    def _release(self, shown: int) -> None:
+        if self._held is not None:
+            self._held.duration = shown
+            self._container.mux(self._held)
+            self._held = None
 
     def _fitted(self, image: RgbImage) -> RgbImage:
         """The picture in the size of the video, which is that of the first picture, made even."""
@@ -204,12 +235,20 @@ class _Writer:
         return fitted
 
 
-def _open_mp4(path: Path, base: Fraction) -> OutputContainer:
-    # Both clocks of the file count in the source's own units, so its timestamps stay the same integers; coarse units
-    # are made finer, since players take less than a millisecond for granted.
+def _timescale(base: Fraction) -> int:
+    """Units a second of the file's clocks.
+
+    They are the source's own, so that its timestamps stay the same integers; coarse ones are made finer, since players
+    take less than a millisecond for granted.
+    """
     timescale = base.denominator
     while timescale < 1000:
         timescale *= 10
+    return timescale
+
+
+def _open_mp4(path: Path, base: Fraction) -> OutputContainer:
+    timescale = _timescale(base)
     options = {
         # hybrid_fragmented + flush_packets: readable up to the last full fragment after kill -9, and an ordinary MP4
         # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.

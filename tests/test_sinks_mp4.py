@@ -290,3 +290,13 @@ def test_names_with_colons_are_files_and_no_protocols(
     sink.close()
     assert len(times(Path("out:1.mp4"))) == 5
     assert FileSource("out:1.mp4").info.audio
+
+
+def test_a_silence_longer_than_an_mp4_can_hold_is_shortened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base, away = Fraction(1, 1_000_000), 3600
+    with caplog.at_level(logging.WARNING):
+        write(tmp_path / "out.mp4", [0, 40_000, away * 10**6, away * 10**6 + 40_000], base)
+    assert "too long for an MP4" in caplog.text
+    first, second, third, fourth = times(tmp_path / "out.mp4")
+    assert (first, second, fourth - third) == (0, Fraction(40, 1000), Fraction(40, 1000))
+    assert 2000 < third < away

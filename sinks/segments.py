@@ -1,0 +1,84 @@
+"""Where one segment of a recording ends and the next begins, and what each is called. Pure: no files, no video."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from fractions import Fraction
+from pathlib import Path
+
+DEFAULT_S = 600.0
+GAP_S = 30  # a longer silence, such as of a camera that was off, is not recorded: the next segment begins after it
+
+_STAMP = "-%Y%m%d-%H%M%S"
+_DIRECTIVE = re.compile(r"%[aAbBdfHIjmMpsSuUVwWyYzZ]")
+
+
+class Cuts:
+    """Decides for each picture whether a segment begins with it.
+
+    One does at the first picture, after `length_s`, after a silence of more than `GAP_S`, where the picture changes
+    its size, and where the clock goes back or counts in other units.
+
+    Args:
+        length_s: of a segment, in seconds; it is as much longer as its last picture is shown.
+    """
+
+    __slots__ = ("_base", "_last", "_length_s", "_size", "_start")
+
+    def __init__(self, length_s: float) -> None:
+        self._length_s = Fraction(length_s)
+        self._base = Fraction(1)
+        self._start: int | None = None
+        self._last = 0
+        self._size = (0, 0)
+
+    def begins(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
+        """Whether a segment begins with the next picture, of `size` pixels at `pts` × `base` seconds."""
+        cut = self._start is None or not self._continues(pts, base, size) or self._age(pts) >= self._length_s
+        if cut:
+            self._start, self._base, self._size = pts, base, size
+        self._last = pts
+        return cut
+
+    def follows(self, pts: int, base: Fraction) -> bool:
+        """Whether the picture follows the last one closely enough for that to be shown until then."""
+        return base == self._base and 0 < (pts - self._last) * base <= GAP_S
+
+    def _continues(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
+        return self.follows(pts, base) and size == self._size
+
+    def _age(self, pts: int) -> Fraction:
+        return (pts - (self._start or 0)) * self._base
+
+
+class SegmentNames:
+    """The names of a recording's segments: a path with the time in it, as `strftime` and FFmpeg write it.
+
+    Args:
+        path: such as `door-%Y%m%d-%H%M%S.mp4`, also with the time in folders; without any, date and time are put
+            before the suffix.
+    """
+
+    def __init__(self, path: str) -> None:
+        if not is_pattern(path):
+            plain = Path(path.replace("%", "%%"))
+            path = str(plain.with_name(plain.stem + _STAMP + plain.suffix))
+        self.pattern = path
+
+    @property
+    def root(self) -> Path:
+        """The folder that has to be there; those below it have the time in their names."""
+        parts = Path(self.pattern).parts
+        fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
+        return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
+
+    def at(self, time: datetime, take: int = 0) -> Path:
+        """The name of a segment that begins at `time`; `take` tells apart those of the same time, counted from 0."""
+        path = Path(time.strftime(self.pattern))
+        return path.with_name(f"{path.stem}-{take}{path.suffix}") if take else path
+
+
+def is_pattern(path: str) -> bool:
+    """Whether there is a time in the path, such as `%H`."""
+    return _DIRECTIVE.search(path.replace("%%", "")) is not None
