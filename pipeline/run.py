@@ -14,57 +14,37 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.results import Result
 from engine.tasks import Task
-from pipeline.queue import WAIT, BoundedQueue, QueueClosed, QueuePolicy
+from pipeline.queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
+from pipeline.stats import Report, Stats
 from sinks import Latency, Sink, SinkClosedError
 from sources import Frame, LiveSource, Source
 
 if TYPE_CHECKING:
     from engine import Engine
 
+_LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
+
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """A sink, and what becomes of results that come faster than it takes them."""
-
-    sink: Sink
-    outbox: QueuePolicy = WAIT
-
-
-@dataclass(slots=True, frozen=True)
-class Report:
-    """What a run has done so far.
+    """A sink, and what becomes of results that come faster than it takes them.
 
     Attributes:
-        frames: pictures whose result was handed to the sinks.
-        objects: boxes and points found on them.
-        elapsed_s: seconds from the first picture put to the engine to the last result.
-        latency: mean over the frames, in milliseconds.
-        drops: pictures lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
-            where they had a result already.
-        corrupt_packets: pieces of the source that could not be decoded.
+        sink: where they go.
+        outbox: None to keep the newest 8 of a live source, which waits for nobody, and to wait with a file.
+        shared: other runs write to the sink too. This one then only tells it when its stream ends, if the sink has an
+            `end(stream)`, and leaves closing it to its owner.
     """
 
-    frames: int
-    objects: int
-    elapsed_s: float
-    latency: Latency
-    drops: dict[str, int]
-    corrupt_packets: int
-
-    @property
-    def fps(self) -> float:
-        """Pictures a second; 0 before the first."""
-        return self.frames / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-    @property
-    def model_ms(self) -> float:
-        """Mean time the model worked on a picture, in milliseconds."""
-        return self.latency.prefill + self.latency.decode_tokens
+    sink: Sink
+    outbox: QueuePolicy | None = None
+    shared: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,7 +62,7 @@ class _Delivery:
 
 
 class Run:
-    """One run. It owns its source and sinks from here on, and closes them; the engine stays the caller's.
+    """One run. It owns its source and its unshared sinks from here on, and closes them; the engine stays the caller's.
 
     Args:
         source: where the pictures come from.
@@ -90,8 +70,11 @@ class Run:
         tasks: what to find on each.
         outputs: where each picture goes with its result.
         tiles: look at this many parts along each side as well (`Engine.submit`).
-        queue: what becomes of pictures that come faster than the engine takes them.
+        queue: what becomes of pictures that come faster than the engine takes them; None for the newest of a live
+            source, and to hold a file back.
         in_flight: how many pictures the engine is given at a time.
+        name: of the stream; that of the source if None.
+        on_end: called once, by the last thread of the run, when everything else of it has ended.
     """
 
     def __init__(
@@ -102,33 +85,52 @@ class Run:
         outputs: Sequence[Output],
         *,
         tiles: int = 1,
-        queue: QueuePolicy = WAIT,
+        queue: QueuePolicy | None = None,
         in_flight: int = 2,
+        name: str | None = None,
+        on_end: Callable[[Run], None] | None = None,
     ) -> None:
         self._source = source
         self._engine = engine
         self._tasks = tuple(tasks)
         self._tiles = tiles
-        self._frames: BoundedQueue[Frame] = BoundedQueue(queue)
+        self.name = source.name if name is None else name
+        live = source.info.live
+        self._frames: BoundedQueue[Frame] = BoundedQueue(queue or (NEWEST if live else WAIT))
         self._pending: BoundedQueue[_InFlight] = BoundedQueue(QueuePolicy(in_flight, "wait"))
-        self._outboxes: list[BoundedQueue[_Delivery]] = [BoundedQueue(output.outbox) for output in outputs]
+        self._outputs = [
+            (output, BoundedQueue[_Delivery](output.outbox or (_LIVE_OUTBOX if live else WAIT))) for output in outputs
+        ]
         # Taken before a picture leaves the queue: while the engine is busy, newer pictures may still replace it there.
         self._places = threading.Semaphore(in_flight)
-        self._lock = threading.Lock()  # over everything below that the threads change
+        self._stats = Stats()
+        self._lock = threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
-        self._lost = 0
-        self._count = 0
-        self._objects = 0
-        self._latency_sums: dict[str, float] = {}
-        self._first_submit: float | None = None
-        self._last_result = 0.0
+        self._waiting_since: float | None = None  # when the picture was put to the engine that it owes us
+        work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
+        work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
+        self._on_end = on_end
+        self._left = len(work)
+        self._ended = threading.Event()
+        # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from being ended by hand.
         self._threads = [
-            _thread("source", self._read),
-            _thread("submit", self._submit),
-            _thread("collect", self._collect),
+            threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
+            for what, part in work
         ]
-        for output, outbox in zip(outputs, self._outboxes, strict=True):
-            self._threads.append(_thread(type(output.sink).__name__, self._write, output.sink, outbox))
+
+    @property
+    def source(self) -> Source:
+        """Where the pictures come from."""
+        return self._source
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What is looked for. May be set while the run goes on, and holds from the next picture on."""
+        return self._tasks
+
+    @tasks.setter
+    def tasks(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tuple(tasks)
 
     @property
     def expected_frames(self) -> int | None:
@@ -157,6 +159,17 @@ class Run:
         self._source.close()
         self._frames.discard()
 
+    @property
+    def ended(self) -> bool:
+        """Whether every part of it has done its last work."""
+        return self._ended.is_set()
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long the engine has owed the oldest result, in seconds; 0 when it owes none."""
+        with self._lock:
+            return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+
     def join(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds for the end; True when every thread has ended."""
         deadline = time.monotonic() + timeout_s
@@ -173,29 +186,29 @@ class Run:
     def report(self) -> Report:
         """What was done so far; may be asked at any time from any thread."""
         drops: Counter[str] = Counter(self._frames.drops)
-        for outbox in self._outboxes:
+        waiting = {"engine": len(self._frames)}
+        for number, (output, outbox) in enumerate(self._outputs):
             drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
-        with self._lock:
-            if self._lost:
-                drops["lost"] = self._lost
-            frames = self._count
-            means = {stage: total / frames for stage, total in self._latency_sums.items()}
-            started = self._last_result if self._first_submit is None else self._first_submit
-            return Report(
-                frames=frames,
-                objects=self._objects,
-                elapsed_s=max(0.0, self._last_result - started),
-                latency=Latency(**means),
-                drops=dict(drops),
-                corrupt_packets=self._source.corrupt_packets,
-            )
+            waiting[f"{number} {type(output.sink).__name__}"] = len(outbox)
+        return self._stats.report(drops, self._source.corrupt_packets, waiting)
+
+    def _part(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last:
+                self._ended.set()
+                if self._on_end:
+                    self._on_end(self)
 
     def _read(self) -> None:
         try:
             for frame in self._source:
-                if frame.dropped_before and frame.capture_clock != "file":  # a file's are its damaged packets
-                    with self._lock:
-                        self._lost += frame.dropped_before
+                # A file's are its damaged packets, which are counted already.
+                self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
                 self._frames.put(frame, frame.dropped_before)
         except QueueClosed:
             pass  # told to stop
@@ -209,10 +222,9 @@ class Run:
             while True:
                 self._places.acquire()
                 taken = self._frames.get()
-                frame = replace(taken.item, dropped_before=taken.lost_before)
+                frame = replace(taken.item, stream=self.name, dropped_before=taken.lost_before)
                 now = time.monotonic()
-                with self._lock:
-                    self._first_submit = self._first_submit or now
+                self._stats.note_submit(now)
                 self._pending.put(_InFlight(frame, now, self._engine.submit(frame.image, self._tasks, self._tiles)))
         except QueueClosed:
             pass  # the source is through
@@ -226,6 +238,7 @@ class Run:
         try:
             while True:
                 flight = self._pending.get().item
+                self._note_waiting(flight.submitted_at)
                 try:
                     result = flight.result.result()
                 except Exception as error:
@@ -233,29 +246,26 @@ class Run:
                     whole = False  # what comes after the picture that failed is not delivered: no sink shall see a hole
                     continue
                 finally:
+                    self._note_waiting(None)
                     self._places.release()
                 if whole:
                     self._deliver(flight, result)
         except QueueClosed:
             pass  # everything submitted is delivered
         finally:
-            for outbox in self._outboxes:
+            for _, outbox in self._outputs:
                 outbox.close()
 
     def _deliver(self, flight: _InFlight, result: Result) -> None:
         frame = flight.frame
         latency = latency_of(frame, flight.submitted_at, result)
-        with self._lock:
-            self._count += 1
-            self._objects += len(result.detections) + len(result.points)
-            for stage, ms in asdict(latency).items():
-                self._latency_sums[stage] = self._latency_sums.get(stage, 0.0) + ms
-            self._last_result = time.monotonic()
-        for outbox in self._outboxes:
+        self._stats.note_result(frame, result, latency)
+        for _, outbox in self._outputs:
             with suppress(QueueClosed):  # a sink that failed ends the run; the others still get what is in flight
                 outbox.put(_Delivery(frame, result, latency), frame.dropped_before)
 
-    def _write(self, sink: Sink, outbox: BoundedQueue[_Delivery]) -> None:
+    def _write(self, output: Output, outbox: BoundedQueue[_Delivery]) -> None:
+        sink = output.sink
         try:
             while True:
                 taken = outbox.get()
@@ -270,9 +280,19 @@ class Run:
         finally:
             outbox.discard()
             try:
-                sink.close()
+                self._finish(output)
             except Exception as error:
                 self._fail(error)
+
+    def _finish(self, output: Output) -> None:
+        if not output.shared:
+            output.sink.close()
+        elif (end := getattr(output.sink, "end", None)) is not None:
+            end(self.name)
+
+    def _note_waiting(self, since: float | None) -> None:
+        with self._lock:
+            self._waiting_since = since
 
     def _note(self, error: Exception) -> None:
         with self._lock:
@@ -298,8 +318,3 @@ def latency_of(frame: Frame, submitted_at: float, result: Result) -> Latency:
         decode_tokens=result.timings.decode_ms,
         total=1000 * (time.monotonic() - frame.decoded_at) + frame.decode_ms,
     )
-
-
-def _thread(name: str, target: Callable[..., None], *args: object) -> threading.Thread:
-    # A daemon, so that a part stuck in a driver or on a dead disk cannot keep the process from being ended by hand.
-    return threading.Thread(target=target, args=args, name=f"saccade {name}", daemon=True)

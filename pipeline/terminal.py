@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from pipeline.run import Report, Run
+from pipeline.run import Run
+from pipeline.stats import Report
 
 if TYPE_CHECKING:
     from engine.evaluation import Evaluation
