@@ -5,6 +5,7 @@ Knows frames and results, but no source, model or pipeline.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,3 +92,13 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
         ],
         "answers": [{"prompt": text.prompt, "text": text.text} for text in result.texts],
     }
+
+
+def to_json(record: dict[str, Any]) -> bytes:
+    """A record as one line of compact UTF-8 that any JSON parser takes.
+
+    Raises:
+        ValueError: if a number in it is none.
+    """
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace")

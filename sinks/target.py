@@ -42,7 +42,8 @@ class Options:
 
     def __init__(self, text: str, target: str) -> None:
         self._target = target
-        self._given = dict(parse_qsl(text, keep_blank_values=True))
+        self._pairs = parse_qsl(text, keep_blank_values=True)
+        self._given = dict(self._pairs)
         self._known: list[str] = []
 
     def __bool__(self) -> bool:
@@ -52,6 +53,11 @@ class Options:
         """The option as typed."""
         self._known.append(name)
         return self._given.get(name, default)
+
+    def texts(self, name: str) -> list[str]:
+        """An option that may be repeated, as typed; empty when absent."""
+        self._known.append(name)
+        return [value for key, value in self._pairs if key == name]
 
     def flag(self, name: str) -> bool:
         """A switch, off unless told: 1, true, yes or on; 0, false, no or off."""
