@@ -1,0 +1,114 @@
+"""What waits for one client of a feed: bounded in number and in bytes, the oldest goes, and every loss is counted.
+
+Pure data. Knows nothing of sockets, threads or clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+MAX_RECORDS = 256  # some seconds of several streams
+MAX_BYTES = 2 * 1024 * 1024
+
+
+@dataclass(slots=True, frozen=True)
+class Message:
+    """Something for a client, ready to be sent; all clients share it.
+
+    Attributes:
+        stream: what it belongs to; "" for the client itself.
+        text: JSON in UTF-8.
+        record: True for the record of a frame, which may be lost; False for a notice, which makes way only when the
+            outbox is full, and is then not counted.
+    """
+
+    stream: str
+    text: bytes
+    record: bool = True
+
+
+class Outbox:
+    """A first-in-first-out queue that always takes the new and drops the old. For one thread at a time.
+
+    Args:
+        newest: keep only the newest record of each stream, in the place of the one that it replaces.
+        max_records: how many messages it holds.
+        max_bytes: how many bytes of text it holds; a longer message is lost at once.
+    """
+
+    def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        self._newest = newest
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._waiting: deque[Message] = deque()
+        self._bytes = 0
+        self._lost: dict[str, int] = {}  # records lost since the last message of a stream was taken
+        self.dropped = 0
+        """Records lost so far, those that the producer lost before included."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes of text inside."""
+        return self._bytes
+
+    @property
+    def newest(self) -> bool:
+        """Whether only the newest record of each stream is kept. Turning it on drops those that are not."""
+        return self._newest
+
+    @newest.setter
+    def newest(self, on: bool) -> None:
+        self._newest = on
+        waiting, self._waiting, self._bytes = self._waiting, deque(), 0
+        for message in waiting:
+            self.put(message)
+
+    def put(self, message: Message, lost_before: int = 0) -> None:
+        """Add `message`; what must make way for it is lost.
+
+        Args:
+            message: what is to be sent.
+            lost_before: how many records of its stream the producer itself lost just before it.
+        """
+        self._lose(message.stream, lost_before)
+        if len(message.text) > self._max_bytes:
+            self._lose(message.stream, int(message.record))
+            return
+        if self._newest and message.record and (place := self._place_of(message.stream)) is not None:
+            self._bytes += len(message.text) - len(self._waiting[place].text)
+            self._waiting[place] = message
+            self._lose(message.stream, 1)
+        else:
+            self._waiting.append(message)
+            self._bytes += len(message.text)
+        while len(self._waiting) > self._max_records or self._bytes > self._max_bytes:
+            oldest = self._pop()
+            self._lose(oldest.stream, int(oldest.record))
+
+    def take(self) -> tuple[Message, int] | None:
+        """The oldest message, and how many records of its stream were lost before it; None if empty."""
+        if not self._waiting:
+            return None
+        message = self._pop()
+        return message, self._lost.pop(message.stream, 0)
+
+    def _pop(self) -> Message:
+        oldest = self._waiting.popleft()
+        self._bytes -= len(oldest.text)
+        return oldest
+
+    def _lose(self, stream: str, count: int) -> None:
+        if count:
+            self._lost[stream] = self._lost.get(stream, 0) + count
+            self.dropped += count
+
+    def _place_of(self, stream: str) -> int | None:
+        """Where the stream's newest record waits, if no notice of the stream came after it."""
+        for place in range(len(self._waiting) - 1, -1, -1):
+            if self._waiting[place].stream == stream:
+                return place if self._waiting[place].record else None
+        return None
