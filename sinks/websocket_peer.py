@@ -74,6 +74,9 @@ class Client:
                             await self._connection.send(notice(message.stream, dropped=lost_before).text, text=True)
                         await self._connection.send(message.text, text=True)
                     self._tally.sent += message.record
+                if self._outbox.newest:  # else old ones would pile up in the buffers of TCP, megabytes on some ways
+                    async with asyncio.timeout(timeout_s):
+                        await (await self._connection.ping())
             await self._connection.close(1001, "the feed ends")
         except TimeoutError:
             log.warning("a client of the feed took nothing for %g s and was let go", timeout_s)
