@@ -22,7 +22,7 @@ from engine.results import Result
 from engine.tasks import Task
 from pipeline.queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from pipeline.stats import Report, Stats
-from sinks import Latency, Sink, SinkClosedError
+from sinks import EndsStreams, Latency, Sink, SinkClosedError
 from sources import Frame, LiveSource, Source
 
 if TYPE_CHECKING:
@@ -287,8 +287,8 @@ class Run:
     def _finish(self, output: Output) -> None:
         if not output.shared:
             output.sink.close()
-        elif (end := getattr(output.sink, "end", None)) is not None:
-            end(self.name)
+        elif isinstance(output.sink, EndsStreams):
+            output.sink.end(self.name)
 
     def _note_waiting(self, since: float | None) -> None:
         with self._lock:

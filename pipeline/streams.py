@@ -10,7 +10,6 @@ terminals or HTTP.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from engine.tasks import Task
+from pipeline.names import check_name
 from pipeline.queue import QueuePolicy
 from pipeline.run import Output, Run
 from pipeline.stats import Report
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 64
-NAME = r"\w[\w.-]{0,63}"
-"""What a stream may be called: what is safe in file names, topics and addresses."""
-
 _OWED_S = 30.0  # an engine that has worked on a picture for so long does not answer any more
 _CLOSE_S = 15.0
 
@@ -95,7 +92,6 @@ class Streams:
         engine: what finds things; it stays the caller's.
         outputs: where every stream's results go, besides its own outputs. Their sinks take the writes of several
             threads, and are closed by `close`, once.
-        each: further outputs for every stream, made anew for each; owned by its run.
         max_streams: how many may run at a time.
     """
 
@@ -104,15 +100,13 @@ class Streams:
         engine: Engine,
         outputs: Sequence[Output] = (),
         *,
-        each: Callable[[str, Source], Sequence[Output]] | None = None,
         max_streams: int = MAX_STREAMS,
     ) -> None:
         self.engine = engine
         self._shared = [replace(output, shared=True) for output in outputs]
-        self._each = each
         self._max = max_streams
         self._lock = threading.Lock()  # never held while anything is waited for
-        self._runs: dict[str, Run | None] = {}  # None: the name is taken, the run being made
+        self._runs: dict[str, Run] = {}
         self._failed: dict[str, Run] = {}
         self._closed = False
 
@@ -142,57 +136,44 @@ class Streams:
 
         Raises:
             StreamError: if the name cannot be used or is taken, or too many run.
-            SinkError: if an output that every stream gets cannot be opened.
         """
-        if not re.fullmatch(NAME, name):
-            raise StreamError(
-                f"'{name[:80]}' is no name for a stream: use letters, digits, '.', '_' and '-', at most 64"
-            )
-        with self._lock:
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise StreamError(str(error)) from None
+
+        def ended(run: Run) -> None:
+            self._leave(run)
+            if on_end:
+                on_end(run)
+
+        with self._lock:  # until its threads run, so that nobody waits for what is not there yet
             if self._closed:
                 raise StreamError("no stream can be added any more: everything is being closed")
             if name in self._runs:
                 raise StreamError(f"there is a stream called '{name}' already")
             if len(self._runs) >= self._max:
                 raise StreamError(f"{self._max} streams are running, and no more may")
-            self._runs[name] = None
-        run: Run | None = None
-        try:
-            own = list(self._each(name, source)) if self._each else []
-
-            def ended(run: Run) -> None:
-                self._leave(run)
-                if on_end:
-                    on_end(run)
-
-            run = Run(
+            self._runs[name] = run = Run(
                 source,
                 self.engine,
                 tasks,
-                [*outputs, *own, *self._shared],
+                [*outputs, *self._shared],
                 tiles=tiles,
                 queue=queue,
                 in_flight=in_flight,
                 name=name,
                 on_end=ended,
             )
-        finally:
-            with self._lock:
-                if run is None:
-                    del self._runs[name]
-                else:
-                    self._runs[name] = run
-                    self._failed.pop(name, None)
-                    if self._closed:  # meanwhile
-                        run.stop()
-                    run.start()  # within the lock, so that nobody joins a thread that is not there yet
+            self._failed.pop(name, None)
+            run.start()
         return run
 
     @property
     def names(self) -> list[str]:
         """The streams running now, in the order in which they came."""
         with self._lock:
-            return [name for name, run in self._runs.items() if run]
+            return list(self._runs)
 
     def get(self, name: str) -> Run:
         """The run of a stream.
@@ -223,7 +204,7 @@ class Streams:
     def snapshot(self) -> list[StreamStatus]:
         """How every stream is doing, those that failed included."""
         with self._lock:
-            runs = [run for run in self._runs.values() if run] + list(self._failed.values())
+            runs = [*self._runs.values(), *self._failed.values()]
         return [status_of(run) for run in runs]
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
@@ -237,7 +218,7 @@ class Streams:
             if self._closed:
                 return
             self._closed = True
-            runs = [run for run in self._runs.values() if run]
+            runs = list(self._runs.values())
         deadline = time.monotonic() + timeout_s
         for run in runs:
             run.stop()

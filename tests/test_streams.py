@@ -184,25 +184,6 @@ def test_names_are_taken_once_and_are_safe_in_paths_and_topics(engine: Engine) -
     assert no_threads_left()
 
 
-def test_each_stream_gets_outputs_of_its_own_and_a_failure_to_open_them_leaves_the_name_free(engine: Engine) -> None:
-    made: dict[str, Collector] = {}
-
-    def each(name: str, source: Source) -> list[Output]:
-        if name in made:
-            raise SinkError("the disk is full")
-        made[name] = Collector()
-        return [Output(made[name])]
-
-    with Streams(engine, each=each) as streams:
-        assert streams.add("a", clip(3), PERSON).join(LONG_S)
-        wait_for(lambda: streams.names, so=False)
-        with pytest.raises(SinkError):
-            streams.add("a", clip(3), PERSON)
-        assert streams.names == []
-        assert streams.add("b", clip(4), PERSON).join(LONG_S)
-    assert {name: (len(sink.taken[name]), sink.closed) for name, sink in made.items()} == {"a": (3, 1), "b": (4, 1)}
-
-
 def test_what_a_shared_sink_says_when_it_is_closed_is_told_and_the_others_are_closed_all_the_same(
     engine: Engine,
 ) -> None:
