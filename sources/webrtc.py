@@ -22,6 +22,7 @@ from sources.feed import Picture, StreamEnded
 from sources.jitter import CodedPicture
 from sources.link import LiveError
 from sources.live import LiveSource
+from sources.messages import Messages
 
 log = logging.getLogger(__name__)
 
@@ -236,11 +237,13 @@ class WebRtcSource(LiveSource):
         feed: the peer's video; the source owns it from here on.
         stream: name of the stream.
         vid_stride: hand on every `vid_stride`-th picture.
+        messages: what is said to the peer and by it, beside the video.
     """
 
-    def __init__(self, feed: WebRtcFeed, *, stream: str, vid_stride: int = 1) -> None:
+    def __init__(self, feed: WebRtcFeed, *, stream: str, vid_stride: int = 1, messages: Messages | None = None) -> None:
         super().__init__("webrtc:", lambda closed: feed, stream=stream, vid_stride=vid_stride)
         self.feed = feed
+        self.messages = messages or Messages()
 
     def close(self) -> None:
         """End the iteration at once and let the peer go. Callable from any thread, repeatedly."""

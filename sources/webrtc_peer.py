@@ -32,6 +32,7 @@ from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 from sources.base import SourceError
 from sources.decoder import HwAccel
 from sources.jitter import JitterBuffer, Packet
+from sources.messages import Messages
 from sources.webrtc import DECODERS, SenderReport, WebRtcFeed
 
 _BUFFER = "_RTCRtpReceiver__jitter_buffer"
@@ -60,6 +61,7 @@ class Peer:
         self._closing: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.feed: WebRtcFeed
+        self.messages = Messages()
         self.answer = ""
 
     @classmethod
@@ -82,8 +84,9 @@ class Peer:
         configuration = RTCConfiguration(iceServers=list(ice_servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
         connection = RTCPeerConnection(configuration)
         peer = cls(connection, silence_s, on_closed)
+        peer.messages.listen(connection)
         try:
-            transceiver = await _apply(connection, _checked(offer))
+            transceiver = await _apply(connection, checked_offer(offer))
             choose_addresses(transceiver, media_hosts)
             await connection.setLocalDescription(await connection.createAnswer())
             peer.answer = connection.localDescription.sdp
@@ -93,7 +96,7 @@ class Peer:
                 with suppress(RuntimeError):  # the loop has ended, and every peer with it
                     loop.call_soon_threadsafe(peer._begin_close)
 
-            peer.feed = WebRtcFeed(_codecs(peer.answer), hwaccel=hwaccel, on_close=close_from_any_thread)
+            peer.feed = WebRtcFeed(codecs_of(peer.answer), hwaccel=hwaccel, on_close=close_from_any_thread)
         except BaseException:
             await connection.close()
             raise
@@ -183,11 +186,14 @@ async def _apply(connection: RTCPeerConnection, offer: str) -> RTCRtpTransceiver
     return chosen
 
 
-def _checked(offer: str) -> str:
+def checked_offer(offer: str) -> str:
     """The offer without candidates that name a host, which would be looked up, and without a flood of them.
 
     Browsers hide addresses behind names in `.local`; such a browser is found by its own checks, which come here. That
     there are no more candidates to come is left out too, for without any ICE would give up at once.
+
+    Raises:
+        OfferError: if it is no SDP, or more than anybody needs.
     """
     if not offer.startswith("v=0"):
         raise OfferError("the offer is not SDP")
@@ -226,6 +232,6 @@ def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None
     gathering.get_component_candidates = gather_chosen
 
 
-def _codecs(answer: str) -> dict[int, str]:
+def codecs_of(answer: str) -> dict[int, str]:
     """The payload types of the session and the names of their codecs."""
     return {int(number): name for number, name in re.findall(r"^a=rtpmap:(\d+) ([^/\s]+)/", answer, re.MULTILINE)}

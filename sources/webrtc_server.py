@@ -183,7 +183,8 @@ class WebRtcServer:
         self._names[session] = name = self._stream_name(request.query.get("stream", "webrtc"))
         log.info("%s: a peer connects", name)
         try:
-            self._on_source(WebRtcSource(peer.feed, stream=name, vid_stride=self._vid_stride))
+            source = WebRtcSource(peer.feed, stream=name, vid_stride=self._vid_stride, messages=peer.messages)
+            self._on_source(source)
         except BaseException:
             await peer.close()
             raise
