@@ -1,15 +1,22 @@
-"""A headless Chromium with a fake camera, for tests that need a real browser."""
+"""A headless Chromium with a fake camera, for tests that need a real browser; and a hand on its pages."""
 
 from __future__ import annotations
 
+import base64
+import itertools
+import json
 import os
 import shutil
 import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -32,10 +39,10 @@ needs_chromium = pytest.mark.skipif(
 
 
 @contextmanager
-def browsing(url: str, profile: Path) -> Iterator[subprocess.Popen[bytes]]:
+def browsing(url: str, profile: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """A browser on the page at `url` for as long as the block lasts."""
     assert CHROMIUM is not None, "CI needs Chromium"
-    command = [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", url]
+    command = [CHROMIUM, *_FLAGS, *flags, f"--user-data-dir={profile}", url]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True) as browser:
         try:
@@ -49,3 +56,89 @@ def kill(browser: subprocess.Popen[bytes]) -> None:
     if browser.poll() is None:
         os.killpg(browser.pid, 9)
         browser.wait()
+
+
+class Tab:
+    """A page that can be asked and told things, over Chromium's DevTools protocol.
+
+    Attributes:
+        said: what the page wrote to its console, and what went wrong in it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._socket = connect(url, max_size=None, compression=None)
+        self._numbers = itertools.count(1)
+        self.said: list[str] = []
+        for domain in ("Page", "Runtime", "Log"):
+            self.do(f"{domain}.enable")
+
+    def do(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the protocol."""
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            told = json.loads(self._socket.recv(timeout=20))
+            if told.get("id") == number:
+                assert "error" not in told, told
+                result: dict[str, Any] = told["result"]
+                return result
+            self._note(told)
+
+    def eval(self, script: str) -> Any:
+        """The value of an expression in the page, a promise's when it has come."""
+        told = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    def until(self, script: str, seconds: float = 15) -> Any:
+        """The first value of an expression that is true."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.eval(script)):
+            assert time.monotonic() < deadline, f"not within {seconds} s: {script}; the page said {self.said}"
+            time.sleep(0.05)
+        return value
+
+    def shape(self, width: int, height: int, scheme: str = "light", *, phone: bool = False) -> None:
+        """Give the page a size and a colour scheme."""
+        scale = 2 if phone else 1
+        self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone)
+        self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def shoot(self, path: Path) -> None:
+        """Write a screenshot, as PNG."""
+        path.write_bytes(base64.b64decode(self.do("Page.captureScreenshot", format="png")["data"]))
+
+    def close(self) -> None:
+        """Let go of the page, which stays open."""
+        self._socket.close()
+
+    def _note(self, told: dict[str, Any]) -> None:
+        parameters = told.get("params", {})
+        if told.get("method") == "Runtime.consoleAPICalled":
+            self.said.append(" ".join(str(one.get("value", one.get("description"))) for one in parameters["args"]))
+        elif told.get("method") == "Runtime.exceptionThrown":
+            self.said.append(str(parameters["exceptionDetails"]))
+        elif told.get("method") == "Log.entryAdded":
+            self.said.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+
+
+@contextmanager
+def tab(url: str, profile: Path, *flags: str, camera: Path | None = None) -> Iterator[Tab]:
+    """A browser's only page, at `url`; its camera shows `camera`, a .mjpeg or .y4m file, over and over."""
+    film = [f"--use-file-for-fake-video-capture={camera}"] if camera else []
+    remote = ("--remote-debugging-port=0", "--remote-allow-origins=*", "--autoplay-policy=no-user-gesture-required")
+    with browsing("about:blank", profile, *remote, *film, *flags):
+        told = profile / "DevToolsActivePort"
+        deadline = time.monotonic() + 20
+        while not (told.exists() and told.read_text().count("\n")):
+            assert time.monotonic() < deadline, "Chromium does not start"
+            time.sleep(0.05)
+        port = told.read_text().split()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10) as listed:
+            pages = [one for one in json.load(listed) if one["type"] == "page"]
+        page = Tab(pages[0]["webSocketDebuggerUrl"])
+        page.do("Page.navigate", url=url)
+        try:
+            yield page
+        finally:
+            page.close()
