@@ -1,4 +1,4 @@
-"""Train nano on a data pack: `python -m engine.training.train --help`. One GPU, or several under torchrun.
+"""Train nano on a data pack: `python -m engine.training.train --help`. One GPU, several under torchrun, or a CPU.
 
 The schedule is in seconds, not steps: what is rented is time. A run that ends early leaves a checkpoint, and the next
 one goes on from it. Results and what was tried: engine/training/README.md.
@@ -12,8 +12,9 @@ import io
 import json
 import math
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from torch import nn
 
 from ..models.moondream.config import MoondreamConfig
 from ..models.moondream.model import Moondream
+from ..models.moondream.stem import CspStem
 from .augment import Batch, make_batch, plain_batch
 from .data import Split, load_split
 from .regularise import add_drops
-from .stem import add_norms, fold_norms, load_imagenet
+from .stem import add_norms, fold_norms, load_start
 from .targets import Answerer, answer_losses, choose_prompts, dense_losses, read_back, similar_classes
 
 N_PRESENT, N_ABSENT, N_OBJECTS = 2, 2, 16
@@ -36,36 +38,43 @@ WEIGHTS = {"start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5, "heat": 1.0, "b
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 STARTED = time.monotonic()
 SHARD = 15 << 20  # bytes of one checkpoint file
+WARM, STEM_WARM = 0.02, 0.1  # parts of the schedule until the peak rate: what is new must not shake what is learned
 
 
 def build(config: MoondreamConfig) -> Answerer:
-    """A fresh model with its training heads and norms."""
+    """A fresh model with its training heads."""
     model = Moondream(config)
     for parameter in (model.text.wte, model.vision.pos_emb):
         nn.init.normal_(parameter, std=0.02)
     nn.init.normal_(model.region.coord_features, std=6.0)
     nn.init.normal_(model.region.size_features, std=4.0)
-    add_norms(model.vision.stem)
     assert config.classes is not None
     return Answerer(model, len(config.classes), N_PRESENT + N_ABSENT, N_OBJECTS)
 
 
-def groups(answerer: Answerer, rate: float, decay: float) -> list[dict[str, Any]]:
-    """Optimiser groups: the stem learns at a third of the rate; norms, biases and embeddings do not decay."""
+def groups(answerer: Answerer, rate: float, stem_rate: float, decay: float) -> list[dict[str, Any]]:
+    """Optimiser groups: the stem's convolutions learn later and less, at `stem_rate` of the rate; norms, biases and
+    embeddings do not decay.
+    """  # noqa: D205
     found: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in answerer.named_parameters():
         stem = ".stem." in name and not any(part in name for part in (".fine.", ".middle.", ".coarse."))
         bare = parameter.ndim < 2 or any(part in name for part in ("wte", "pos_emb", "_features"))
         found.setdefault((stem, bare), []).append(parameter)
     return [
-        {"params": params, "peak": rate * (0.3 if stem else 1.0), "weight_decay": 0.0 if bare else decay}
+        {
+            "params": params,
+            "peak": rate * (stem_rate if stem else 1.0),
+            "warm": STEM_WARM if stem else WARM,
+            "weight_decay": 0.0 if bare else decay,
+        }
         for (stem, bare), params in found.items()
     ]
 
 
-def rate_at(progress: float) -> float:
-    """Part of the peak learning rate at a part of the schedule: 2 % of warm-up, then half a cosine."""
-    return progress / 0.02 if progress < 0.02 else 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98))
+def rate_at(progress: float, warm: float) -> float:
+    """Part of the peak learning rate at a part of the schedule: a straight line up until `warm`, then half a cosine."""
+    return progress / warm if progress < warm else 0.5 * (1 + math.cos(math.pi * (progress - warm) / (1 - warm)))
 
 
 class Trainer:
@@ -74,11 +83,16 @@ class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(self.device)
+        gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+        if gpu:
+            torch.cuda.set_device(self.device)
         if self.world > 1:
-            dist.init_process_group("nccl")
+            dist.init_process_group("nccl" if gpu else "gloo")
         args.out.mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:  # beside the weights to come, these make the folder a model
+            for path in args.config.parent.glob("*.json"):
+                shutil.copyfile(path, args.out / path.name)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.manual_seed(0)
         self.config = MoondreamConfig.from_file(args.config)
@@ -89,13 +103,21 @@ class Trainer:
         tokenizer = Tokenizer.from_file(str(args.config.with_name("tokenizer.json")))
         ids = [tokenizer.encode(f" {name}").ids[0] for name in self.train.classes]
         self.words = torch.tensor(ids, device=self.device)
-        answerer = build(self.config)
-        add_drops(answerer.model, args.drop)
-        load_imagenet(answerer.model.vision.stem, load_file(args.stem))
-        self.answerer = answerer.to(self.device)
-        self.answerer.model.vision.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.answerer = build(self.config).to(self.device)
+        stem = self.answerer.model.vision.stem
+        assert isinstance(stem, CspStem)
+        load_start(stem, load_file(args.stem))
+        sample = torch.linspace(0, len(self.train.images) - 1, 64).long().to(self.device)
+        add_norms(stem, plain_batch(self.train, sample, self.config.vision.crop_size).images)
+        if self.world > 1:
+            for tensor in floats(self.answerer):
+                dist.broadcast(tensor, 0)
+        stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        add_drops(self.answerer.model, args.drop)
         self.average = copy.deepcopy(self.answerer).eval().requires_grad_(False)
-        self.optimiser = torch.optim.AdamW(groups(self.answerer, args.rate, args.decay), betas=(0.9, 0.98), fused=True)
+        self.optimiser = torch.optim.AdamW(
+            groups(self.answerer, args.rate, args.stem_rate, args.decay), betas=(0.9, 0.98), fused=True
+        )
         self.forward: Forward = torch.compile(self.answerer) if args.compile else self.answerer
         self.similar = similar_classes(self.train.classes, self.device)
         self.picture_weights, self.shares = balance(self.train)
@@ -115,7 +137,7 @@ class Trainer:
         """All losses of one batch by name."""
         prompts = choose_prompts(batch, self.shares, self.similar, N_PRESENT, N_ABSENT, N_OBJECTS)
         n_classes = len(self.train.classes)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             images = batch.images.contiguous(memory_format=torch.channels_last)
             words = self.words[prompts.classes]
             hidden, dense = forward(images, words, prompts.points, read_back(prompts.boxes, noise))
@@ -129,7 +151,7 @@ class Trainer:
         mosaic = self.args.mosaic if progress < 0.9 else 0.0  # the last tenth sees pictures as they come
         batch = make_batch(self.train, index, self.config.vision.crop_size, mosaic)
         for group in self.optimiser.param_groups:
-            group["lr"] = group["peak"] * rate_at(progress)
+            group["lr"] = group["peak"] * rate_at(progress, group["warm"])
         losses = self.loss(batch, self.forward, noise=0.04)
         total = torch.stack([WEIGHTS[name] * value for name, value in losses.items()]).sum()
         self.optimiser.zero_grad(set_to_none=True)
@@ -166,7 +188,7 @@ class Trainer:
         """Train until this run's or the whole schedule's time is over, then leave a checkpoint and the weights."""
         args, offset = self.args, self.seconds
         self.train_step()  # compiles, outside the schedule
-        torch.cuda.synchronize()
+        self.synchronise()
         self.say("compiled")
         began = time.monotonic()
         sums: dict[str, torch.Tensor] = {}
@@ -176,7 +198,7 @@ class Trainer:
             for name, value in losses.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach()
             if self.step % 10 == 0:
-                torch.cuda.synchronize()
+                self.synchronise()
                 self.seconds = offset + time.monotonic() - began
                 if self.world > 1:  # all ranks must take the same decision
                     clock = torch.tensor([self.seconds], device=self.device)
@@ -204,6 +226,11 @@ class Trainer:
         if self.world > 1:
             dist.barrier()
             dist.destroy_process_group()
+
+    def synchronise(self) -> None:
+        """Wait until the GPU has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def save(self, folder: Path) -> None:
         """Leave `model.safetensors` (averaged weights, norms folded, float16) and the shards of a checkpoint."""
@@ -272,30 +299,32 @@ def balance(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
 def export(model: Moondream, path: Path) -> None:
     """Write the weights that run: norms folded, float16, published names."""
     plain = copy.deepcopy(model)
+    assert isinstance(plain.vision.stem, CspStem)
     plain.vision.stem = fold_norms(plain.vision.stem)
     save_file({f"model.{name}": t.half().contiguous().cpu() for name, t in plain.state_dict().items()}, path)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("--data", type=Path, required=True, help="folder of the data pack")
-    parser.add_argument("--config", type=Path, default=here / "config.json")
-    parser.add_argument("--stem", type=Path, required=True, help="EfficientNet-Lite0 weights as safetensors")
+    parser.add_argument("--config", type=Path, default=here / "config.json", help="beside tokenizer.json")
+    parser.add_argument("--stem", type=Path, required=True, help="the stem's start, from engine.training.stem")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
     parser.add_argument("--resume", type=Path, help="folder with a checkpoint to go on from")
-    parser.add_argument("--budget", type=float, default=1200, help="seconds of the whole schedule")
+    parser.add_argument("--budget", type=float, default=420, help="seconds of the whole schedule")
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds of this run")
     parser.add_argument("--report", type=float, default=30, help="seconds between two reports")
     parser.add_argument("--batch", type=int, default=256, help="pictures a step and GPU")
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--decay", type=float, default=0.1)
-    parser.add_argument("--drop", type=float, default=0.15, help="chance of leaving out a block or a token in training")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
+    parser.add_argument("--stem-rate", type=float, default=0.1, help="part of it that the stem's convolutions have")
+    parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--drop", type=float, default=0.1, help="chance of leaving out a block or a token in training")
     parser.add_argument("--average", type=float, default=0.999, help="decay of the weights' moving average")
     parser.add_argument("--mosaic", type=float, default=0.4, help="part of the pictures shown four at a time")
     parser.add_argument("--compile", action="store_true", help="a third faster, after two minutes")
-    Trainer(parser.parse_args()).run()
+    Trainer(parser.parse_args(arguments)).run()
 
 
 if __name__ == "__main__":
