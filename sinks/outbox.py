@@ -34,16 +34,16 @@ class Outbox:
     Args:
         newest: keep only the newest record of each stream, in the place of the one that it replaces.
         max_records: how many messages it holds.
-        max_bytes: how many bytes of text it holds; a longer message is lost at once.
+        max_bytes: how many bytes of text it holds; a longer message is lost, and all that wait with it.
     """
 
     def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self._newest = newest
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[tuple[Message, int]] = deque()  # each with the records of its stream lost just before it
         self._bytes = 0
-        self._lost: dict[str, int] = {}  # records lost since the last message of a stream was taken
+        self._lost: dict[str, int] = {}  # by stream, older than everything inside
         self.dropped = 0
         """Records lost so far, those that the producer lost before included."""
 
@@ -57,15 +57,15 @@ class Outbox:
 
     @property
     def newest(self) -> bool:
-        """Whether only the newest record of each stream is kept. Turning it on drops those that are not."""
+        """Whether only the newest record of each stream is kept. Turning it on drops the others."""
         return self._newest
 
     @newest.setter
     def newest(self, on: bool) -> None:
         self._newest = on
         waiting, self._waiting, self._bytes = self._waiting, deque(), 0
-        for message in waiting:
-            self.put(message)
+        for message, lost_before in waiting:
+            self._add(message, lost_before)
 
     def put(self, message: Message, lost_before: int = 0) -> None:
         """Add `message`; what must make way for it is lost.
@@ -74,41 +74,40 @@ class Outbox:
             message: what is to be sent.
             lost_before: how many records of its stream the producer itself lost just before it.
         """
-        self._lose(message.stream, lost_before)
-        if len(message.text) > self._max_bytes:
-            self._lose(message.stream, int(message.record))
-            return
-        if self._newest and message.record and (place := self._place_of(message.stream)) is not None:
-            self._bytes += len(message.text) - len(self._waiting[place].text)
-            self._waiting[place] = message
-            self._lose(message.stream, 1)
-        else:
-            self._waiting.append(message)
-            self._bytes += len(message.text)
+        self.dropped += lost_before
+        self._add(message, lost_before)
         while len(self._waiting) > self._max_records or self._bytes > self._max_bytes:
-            oldest = self._pop()
-            self._lose(oldest.stream, int(oldest.record))
+            oldest, lost = self._pop()
+            self._lost[oldest.stream] = self._lost.get(oldest.stream, 0) + lost + oldest.record
+            self.dropped += oldest.record
 
     def take(self) -> tuple[Message, int] | None:
-        """The oldest message, and how many records of its stream were lost before it; None if empty."""
+        """The oldest message, and how many records of its stream were lost just before it; None if empty."""
         if not self._waiting:
             return None
-        message = self._pop()
-        return message, self._lost.pop(message.stream, 0)
+        message, lost_before = self._pop()
+        return message, lost_before + self._lost.pop(message.stream, 0)
 
-    def _pop(self) -> Message:
-        oldest = self._waiting.popleft()
-        self._bytes -= len(oldest.text)
-        return oldest
+    def _add(self, message: Message, lost_before: int) -> None:
+        self._bytes += len(message.text)
+        place = self._place_of(message.stream) if self._newest and message.record else None
+        if place is None:
+            self._waiting.append((message, lost_before))
+            return
+        old, lost = self._waiting[place]
+        self._waiting[place] = message, lost + 1 + lost_before
+        self._bytes -= len(old.text)
+        self.dropped += 1
 
-    def _lose(self, stream: str, count: int) -> None:
-        if count:
-            self._lost[stream] = self._lost.get(stream, 0) + count
-            self.dropped += count
+    def _pop(self) -> tuple[Message, int]:
+        message, lost_before = self._waiting.popleft()
+        self._bytes -= len(message.text)
+        return message, lost_before
 
     def _place_of(self, stream: str) -> int | None:
         """Where the stream's newest record waits, if no notice of the stream came after it."""
         for place in range(len(self._waiting) - 1, -1, -1):
-            if self._waiting[place].stream == stream:
-                return place if self._waiting[place].record else None
+            message, _ = self._waiting[place]
+            if message.stream == stream:
+                return place if message.record else None
         return None
