@@ -28,9 +28,9 @@ def open_sink(
     - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: the same in segments.
     - `out.jsonl`: records; `out.jsonl?max_mb=100&keep=5`: rotated by size. `-`: records on standard output.
     - `display`: a window.
-    - `ws://HOST:PORT`, `wss://…`: a WebSocket feed to connect to.
-    - `mqtt://HOST/PREFIX`, `mqtts://…`: an MQTT broker.
-    - `http://…`, `https://…`: a webhook.
+    - `ws://HOST:PORT`, `wss://…`: a WebSocket feed to connect to; see `WebSocketSink`.
+    - `mqtt://HOST/PREFIX`, `mqtts://…`: an MQTT broker; see `MqttSink`.
+    - `http://…`, `https://…`: a webhook; see `WebhookSink`.
 
     Args:
         target: one of the above.
@@ -71,6 +71,14 @@ def _open_address(text: str, scheme: str) -> Sink:
         from sinks.websocket import WebSocketSink
 
         return WebSocketSink(text)
+    if scheme in ("mqtt", "mqtts"):
+        from sinks.mqtt import MqttSink
+
+        return MqttSink(text)
+    if scheme in ("http", "https"):
+        from sinks.webhook import WebhookSink
+
+        return WebhookSink(text)
     if scheme == "whep":
         raise _whep()
     raise SinkError(f"there are no {scheme}:// sinks: {redact(text)} should be ws, mqtt or http, or a file")

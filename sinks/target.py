@@ -18,6 +18,7 @@ from sinks.base import SinkError
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
+_HOST = re.compile(r"([^\s:@\[\]]*|\[[^\]]*\])(:\d*)?")
 
 
 def redact(text: str) -> str:
@@ -25,8 +26,11 @@ def redact(text: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text
-    host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
-    return f"{scheme}://{host}"
+    for place in (rest, rest.rpartition("@")[2]):  # the second for passwords with a /, ? or # that should be a %XX
+        host = re.split(r"[/?#]", place, maxsplit=1)[0].rpartition("@")[2]
+        if _HOST.fullmatch(host):
+            return f"{scheme}://{host}"
+    return f"{scheme}://***"
 
 
 class Options:
@@ -150,10 +154,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, ports: dict[str, int], example: str) -> Self:
-        """Take the address apart, options excluded.
+        """Take the address apart.
 
         Args:
-            text: as typed.
+            text: as typed, with or without options.
             ports: the schemes that may be, and the port each has by itself.
             example: shown to whoever typed something else.
 
