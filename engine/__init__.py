@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine import Engine, Image, ModelInfo
     from .errors import (
+        DeadlineError,
         EngineClosedError,
         EngineError,
         ModelFilesError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "engine": ("Engine", "Image", "ModelInfo"),
     "errors": (
+        "DeadlineError",
         "EngineClosedError",
         "EngineError",
         "ModelFilesError",
@@ -42,6 +44,7 @@ __all__ = [
     "EMBEDDED",
     "Box",
     "Caption",
+    "DeadlineError",
     "Detect",
     "Detections",
     "Engine",

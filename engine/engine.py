@@ -6,10 +6,13 @@ Knows nothing of sources, sinks or pipelines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 
 import numpy as np
@@ -28,6 +31,7 @@ from .pages import PagePool
 from .requests import Request
 from .results import Detections, Points, Result, Text
 from .scheduler import Scheduler
+from .streaming import TextStream
 from .tasks import Caption, CaptionLength, Detect, Point, Query, Task
 from .vocabulary import Vocabulary
 
@@ -133,7 +137,9 @@ class Engine:
             return list(dict.fromkeys(label.strip() for label in labels))
         return self._vocabulary.resolve(labels)
 
-    def submit(self, image: Image, tasks: Sequence[Task], tiles: int = 1) -> Future[Result]:
+    def submit(
+        self, image: Image, tasks: Sequence[Task], tiles: int = 1, *, deadline_s: float | None = None
+    ) -> Future[Result]:
         """Queue tasks on a picture; all of them share one look at it.
 
         Args:
@@ -141,6 +147,7 @@ class Engine:
             tasks: what to ask; labels are understood as `resolve` does.
             tiles: with n > 1, `Detect` tasks look at n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
+            deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -148,22 +155,21 @@ class Engine:
         Raises:
             UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
             EngineClosedError: after `close`.
-            ValueError: if the picture is not what it should be, or `tiles` is not 1 or more.
+            ValueError: if the picture is not what it should be, `tiles` is not 1 or more, or `deadline_s` is no number.
         """
-        if tiles < 1:
-            raise ValueError(f"tiles is 1 or more; got {tiles}")
-        array = _as_array(image)
-        understood = [one for task in tasks for one in self._understand(task)]
-        try:
-            request = Request(array, understood, tiles, self._config, self._prompts, N_LANES)
-        except PromptError as error:
-            failed: Future[Result] = Future()
-            failed.set_exception(error)
-            return failed
-        for look in request.looks:
-            self._loop.add(look)
-        request.future.add_done_callback(lambda future: self._drop(request) if future.cancelled() else None)
-        return request.future
+        return self._begin(image, tasks, tiles, deadline_s)
+
+    def stream(self, image: Image, task: Query | Caption, *, deadline_s: float | None = None) -> TextStream:
+        """Queue a question or a caption, and get its text piece by piece while it is written.
+
+        The pieces joined are the text that `submit` gives. `submit` says what else there is to know.
+
+        Returns:
+            An iterator of pieces, none of them empty. Closing it early, or letting go of it, drops the work; what goes
+            wrong after `stream` has returned is raised by the iterator.
+        """
+        pieces: SimpleQueue[str | None] = SimpleQueue()
+        return TextStream(self._begin(image, [task], 1, deadline_s, pieces.put), pieces)
 
     def detect(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1) -> Detections:
         """Boxes of everything that `label` means ('person', 'people', 'truck or bus'). Waits for the answer."""
@@ -195,6 +201,32 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _begin(
+        self,
+        image: Image,
+        tasks: Sequence[Task],
+        tiles: int,
+        deadline_s: float | None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Future[Result]:
+        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        if tiles < 1:
+            raise ValueError(f"tiles is 1 or more; got {tiles}")
+        if math.isnan(deadline):
+            raise ValueError("deadline_s is a number of seconds")
+        array = _as_array(image)
+        understood = [one for task in tasks for one in self._understand(task)]
+        try:
+            request = Request(array, understood, tiles, self._config, self._prompts, N_LANES, deadline, on_text)
+        except PromptError as error:
+            failed: Future[Result] = Future()
+            failed.set_exception(error)
+            return failed
+        for look in request.looks:
+            self._loop.add(look)
+        request.future.add_done_callback(lambda future: self._drop(request) if _came_to_nothing(future) else None)
+        return request.future
+
     def _understand(self, task: Task) -> list[Task]:
         """The task in the model's own names: one, or several for a label such as 'truck or bus'."""
         skill = _SKILLS[type(task)]
@@ -210,6 +242,10 @@ class Engine:
     def _drop(self, request: Request) -> None:
         for look in request.looks:
             self._loop.cancel(look, CancelledError())
+
+
+def _came_to_nothing(future: Future[Result]) -> bool:
+    return future.cancelled() or future.exception() is not None
 
 
 def choose_device(name: str) -> torch.device:

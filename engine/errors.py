@@ -39,5 +39,13 @@ class UnsupportedTaskError(EngineError):
     """The model has no such skill."""
 
 
+class DeadlineError(EngineError):
+    """The deadline given with a task passed before its answer was complete."""
+
+    def __init__(self, begun: bool) -> None:
+        told = "while it was answered: ask for less" if begun else "before it was begun: ask less often"
+        super().__init__(f"the deadline passed {told}, or allow more time")
+
+
 class EngineClosedError(EngineError):
     """The engine was closed before the task was done."""

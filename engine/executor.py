@@ -6,7 +6,7 @@ a step can be launched before the one before it is read. Knows nothing of reques
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from .cache import PagedPool, PagedRows
 from .models.moondream.image import normalise
 from .models.moondream.model import Moondream
 from .models.moondream.region import size_value
+from .sampling import sample
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import Event, open_stream
@@ -31,6 +32,19 @@ class Crops:
 
     pixels: NDArray[np.uint8]
     tiling: tuple[int, int]
+
+
+class _Mirror:
+    """A pinned buffer (slots, rows, …) on the host, and its copy on the device at a fixed address."""
+
+    __slots__ = ("device", "host")
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *shape: int) -> None:
+        self.host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.device = torch.zeros(shape, dtype=dtype, device=device)
+
+    def upload(self, slot: int, count: int) -> None:
+        self.device[slot, :count].copy_(self.host[slot, :count], non_blocking=True)
 
 
 class Executor:
@@ -56,6 +70,9 @@ class Executor:
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step, on the device
         self._ready: list[Event | None] = [None] * depth
         self._choice = model.begin_or_stop()
+        self._heat = _Mirror(device, torch.float32, depth, n_lanes, 2)  # temperature and top-p of each row
+        self._noise = _Mirror(device, torch.int64, depth, n_lanes, 2)  # its seed and its step
+        self._masks = _Mirror(device, torch.bool, depth, n_lanes, model.config.text.vocab_size)
 
     def launch(self, slot: int, step: Step[Crops]) -> None:
         """Put a step's forward on the compute stream."""
@@ -89,10 +106,14 @@ class Executor:
         self._compute.run(torch.inference_mode()(forward))
 
     def finalize(self, slot: int, step: Step[Crops]) -> None:
-        """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it."""
+        """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
+
+        To be called once the step before is committed: what a grammar allows depends on that.
+        """
         present = {row.phase for row in step.rows}
         count = len(step.rows)
-        self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present)))
+        draw = self._draw(slot, step) if Phase.TOKEN in present else _likeliest
+        self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, draw)))
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
@@ -135,7 +156,38 @@ class Executor:
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
         text.remember(x, PagedRows(self.pool, pages))
 
-    def _sample(self, slot: int, present: set[Phase]) -> None:
+    def _draw(self, slot: int, step: Step[Crops]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From logits (rows, vocab) to tokens (rows,), as each row wants them; what that takes is put on its way."""
+        count = len(step.rows)
+        how = [row.answer.skill.sampling for row in step.rows]
+        allowed = [None if row.answer.finalized else row.answer.skill.allowed() for row in step.rows]
+        masked = any(ids is not None for ids in allowed)
+        if not masked and all(one.temperature == 0 for one in how):
+            return _likeliest
+        # A step's number is the place of what it feeds: no two steps of a sequence share one.
+        ends = [len(row.answer.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in step.rows]
+        steps = [row.position + end for row, end in zip(step.rows, ends, strict=True)]
+        self._heat.host[slot, :count] = torch.tensor([(one.temperature, one.top_p) for one in how])
+        self._noise.host[slot, :count] = torch.tensor([(one.seed, at) for one, at in zip(how, steps, strict=True)])
+        if masked:
+            mask = self._masks.host[slot, :count].fill_(True)
+            for row, ids in zip(mask, allowed, strict=True):
+                if ids is not None:
+                    row.fill_(False)[list(ids)] = True
+
+        def upload() -> None:
+            for mirror in (self._heat, self._noise, *([self._masks] if masked else [])):
+                mirror.upload(slot, count)
+
+        self._copy.run(upload)
+        self._compute.wait(self._copy.record())
+        temperature, top_p = self._heat.device[slot, :count].unbind(-1)
+        seed, at = self._noise.device[slot, :count].unbind(-1)
+        narrow = top_p if any(one.top_p < 1 for one in how) else None
+        seen = self._masks.device[slot, :count] if masked else None
+        return lambda logits: sample(logits.float(), temperature, narrow, seed, at, seen)
+
+    def _sample(self, slot: int, present: set[Phase], draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
         hidden, rows = self._hidden[slot], self._rows[slot]
         assert hidden is not None
@@ -157,7 +209,7 @@ class Executor:
             values = torch.where(phase == Phase.SIZE, F.pad(size, (0, SAMPLED - 2)), values)
             state = torch.where(phase == Phase.SIZE, region.encode_size(size), state)
         if Phase.TOKEN in present:
-            token = text.logits(hidden).argmax(-1)
+            token = draw(text.logits(hidden))
             values = torch.where(phase == Phase.TOKEN, token.unsqueeze(-1).float(), values)
             state = torch.where(phase == Phase.TOKEN, text.embed(token), state)
         self._state[lanes] = state
@@ -177,3 +229,7 @@ class Executor:
         if self.model.device.type == "cuda":
             return held.pin_memory().to(self.model.device, non_blocking=True)
         return held
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(-1)

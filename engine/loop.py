@@ -83,6 +83,7 @@ class StepLoop:
         return closing is None or bool(self._flights) or self._scheduler.busy
 
     def _tick(self) -> None:
+        self._scheduler.expire(time.monotonic())
         step = self._scheduler.next_step() if self._slots.can_launch else None
         slot = -1
         if step is not None:

@@ -5,8 +5,10 @@ Knows results and tasks; knows nothing of devices or threads, except that it is 
 
 from __future__ import annotations
 
+import math
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -21,9 +23,10 @@ from .models.moondream.image import make_crops
 from .models.moondream.prompts import Prompts
 from .results import Box, Detections, Points, Result, Spot, Text, Timings
 from .scheduler import Answer, Look
-from .skills import FindObjects, WriteText
-from .tasks import Detect, Point, Query, Task
+from .skills import Choose, FindBoxes, FindObjects, FindPoints, Sampling, Skill, WriteText
+from .tasks import Caption, Detect, Point, Query, Task
 from .tiles import Window, merge, place, windows
+from .transcript import Transcript
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,6 +48,8 @@ class Request:
         config: the model's.
         prompts: the model's.
         n_together: most prompts on one look; more are asked in further looks.
+        deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
+        on_text: told each piece of its texts as it comes, in the loop's thread.
 
     Raises:
         PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
@@ -58,19 +63,20 @@ class Request:
         config: MoondreamConfig,
         prompts: Prompts,
         n_together: int,
+        deadline: float = math.inf,
+        on_text: Callable[[str], None] | None = None,
     ) -> None:
         self.future: Future[Result] = Future()
         self._began = time.monotonic()
         self._tasks = tuple(tasks)
         self._height, self._width = image.shape[:2]
         self._config, self._prompts = config, prompts
+        self._on_text = on_text
+        self._transcripts: dict[int, Transcript] = {}  # by the task's number
+        self._choices: dict[int, dict[tuple[int, ...], str]] = {}  # what the ways to spell them mean, likewise
         self._parts: list[_Part] = []
         # A task of which nothing is wanted is not asked.
-        everything = [
-            i
-            for i, task in enumerate(self._tasks)
-            if (task.max_objects if isinstance(task, Detect | Point) else task.max_tokens) > 0
-        ]
+        everything = [i for i, task in enumerate(self._tasks) if _wanted(task)]
         boxes = [i for i in everything if isinstance(self._tasks[i], Detect)]
         for number, window in enumerate(windows(self._width, self._height, tiles if boxes else 1)):
             asked = boxes if number else everything
@@ -78,7 +84,7 @@ class Request:
             crops = Crops(*make_crops(np.ascontiguousarray(view), config.vision))
             for start in range(0, max(1, len(asked)), n_together):
                 chosen = tuple(asked[start : start + n_together])
-                look = Look(crops, [self._answer(self._tasks[i]) for i in chosen], self._look_done)
+                look = Look(crops, [self._answer(i) for i in chosen], self._look_done, deadline)
                 self._parts.append(_Part(window, chosen, look))
         self._left = len(self._parts)
         self._crops_ms = (time.monotonic() - self._began) * 1e3
@@ -88,26 +94,48 @@ class Request:
         """What the loop has to run."""
         return [part.look for part in self._parts]
 
-    def _answer(self, task: Task) -> Answer[Crops]:
-        config, prompts = self._config, self._prompts
+    def _answer(self, number: int) -> Answer[Crops]:
+        config, prompts, task = self._config, self._prompts, self._tasks[number]
         if isinstance(task, Detect | Point):
             ids = prompts.objects("detect" if isinstance(task, Detect) else "point", task.label)
         else:
             ids = prompts.query(task.question) if isinstance(task, Query) else prompts.caption(task.length)
-        # Checked here, since on a GPU an id past the table would take the whole device context down, not one request.
-        if max(ids) >= config.text.vocab_size:
-            raise PromptError(f"the model has no token for a part of '{_words(task)}'")
+        self._require_tokens(ids, task.label if isinstance(task, Detect | Point) else getattr(task, "question", ""))
         # The last thing sampled is never fed back, hence one step more than there are places.
         room = config.text.max_context - config.text.prefix_attn - len(ids) + 1
-        skill: FindObjects | WriteText
+        skill: Skill
         if isinstance(task, Detect | Point):
-            skill = FindObjects(isinstance(task, Detect), task.max_objects, task.conf, room)
+            skill = (FindBoxes if isinstance(task, Detect) else FindPoints)(task.max_objects, task.conf, room)
         else:
-            skill = WriteText(config.tokenizer.eos_id, task.max_tokens, room)
+            skill = self._words(number, task, room)
         if skill.steps < 1:
             most = config.text.max_context - config.text.prefix_attn
             raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the picture")
         return Answer(tuple(ids), skill)
+
+    def _words(self, number: int, task: Query | Caption, room: int) -> Skill:
+        """The skill that answers in words, and where they will be found."""
+        eos, prompts = self._config.tokenizer.eos_id, self._prompts
+        seed = secrets.randbits(63) if task.seed is None else task.seed % (1 << 63)
+        sampling = Sampling(task.temperature, task.top_p, seed)
+        if isinstance(task, Query) and task.choices:
+            spelled = {}
+            for choice in task.choices:
+                for words in (choice, f" {choice}"):  # whichever the model would rather say
+                    ids = prompts.ids(words)
+                    self._require_tokens(ids, choice)
+                    if not ids or eos in ids:
+                        raise PromptError(f"'{_short(choice)}' cannot be a choice: the model would end before or in it")
+                    spelled[tuple(ids)] = choice
+            self._choices[number] = spelled
+            return Choose(eos, list(spelled), room, sampling)
+        transcript = self._transcripts[number] = Transcript(prompts.text, task.stop, self._on_text)
+        return WriteText(eos, task.max_tokens, room, sampling, transcript.add)
+
+    def _require_tokens(self, ids: Sequence[int], words: str) -> None:
+        # Checked here, since on a GPU an id past the table would take the whole device context down, not one request.
+        if ids and max(ids) >= self._config.text.vocab_size:
+            raise PromptError(f"the model has no token for a part of '{_short(words)}'")
 
     def _look_done(self, look: Look[Crops], error: BaseException | None) -> None:
         """Told by the loop, once for each look."""
@@ -124,14 +152,19 @@ class Request:
 
     def _result(self) -> Result:
         found: list[list[Found]] = [[] for _ in self._tasks]
-        tokens: list[list[int]] = [[] for _ in self._tasks]
+        words = [""] * len(self._tasks)
         for part in self._parts:
             for i, answer in zip(part.tasks, part.look.answers, strict=True):
-                if isinstance(answer.skill, WriteText):
-                    tokens[i] = answer.skill.tokens
-                    continue
-                placed = (place(one, part.window, self._width, self._height) for one in answer.skill.found)
-                found[i] += [one for one in placed if one is not None]
+                if isinstance(answer.skill, FindObjects):
+                    placed = (place(one, part.window, self._width, self._height) for one in answer.skill.found)
+                    found[i] += [one for one in placed if one is not None]
+                elif isinstance(answer.skill, Choose):
+                    words[i] = self._choices[i][tuple(answer.skill.tokens)]
+                    if self._on_text is not None:
+                        self._on_text(words[i])
+                else:
+                    self._transcripts[i].end()
+                    words[i] = self._transcripts[i].text
         tiled = len({part.window for part in self._parts}) > 1
         boxes: list[Box] = []
         spots: list[Spot] = []
@@ -144,7 +177,7 @@ class Request:
                 spots += [Spot(task.label, one.score, one.x, one.y) for one in found[i]]
             else:
                 asked = task.question if isinstance(task, Query) else f"caption: {task.length}"
-                texts.append(Text(asked, self._prompts.text(tokens[i])))
+                texts.append(Text(asked, words[i]))
         return Result(
             Detections(tuple(boxes), self._width, self._height),
             Points(tuple(spots), self._width, self._height),
@@ -165,8 +198,13 @@ class Request:
         )
 
 
-def _words(task: Task) -> str:
-    words = task.label if isinstance(task, Detect | Point) else getattr(task, "question", "")
+def _wanted(task: Task) -> bool:
+    if isinstance(task, Detect | Point):
+        return task.max_objects > 0
+    return task.max_tokens > 0 or (isinstance(task, Query) and bool(task.choices))
+
+
+def _short(words: str) -> str:
     return words if len(words) <= 40 else words[:39] + "…"
 
 

@@ -10,14 +10,16 @@ prefill of `looks_per_prefill` pictures.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+from .errors import DeadlineError
 from .pages import PagePool
-from .skills import FindObjects, Phase, WriteText
+from .skills import Phase, Skill
 
 Picture = TypeVar("Picture")
 """Whatever the executor takes for one."""
@@ -42,7 +44,7 @@ class Answer(Generic[Picture]):
     """
 
     prompt: tuple[int, ...]
-    skill: FindObjects | WriteText
+    skill: Skill
     look: Look[Picture] = field(init=False)
     lane: int = -1
     pages: tuple[int, ...] = ()
@@ -59,6 +61,7 @@ class Look(Generic[Picture]):
         image: the picture, for the executor.
         answers: its sequences.
         done: called once when every answer is complete, or with the error that ended it.
+        deadline: `time.monotonic()` at which it is ended if it is not over.
         pages: pages of the image's prefix, held once by each answer.
         admitted: its prefill has been launched.
         over: `done` has been called.
@@ -68,6 +71,7 @@ class Look(Generic[Picture]):
     image: Picture
     answers: list[Answer[Picture]]
     done: Callable[[Look[Picture], BaseException | None], None]
+    deadline: float = math.inf
     pages: tuple[int, ...] = ()
     admitted: bool = False
     over: bool = False
@@ -128,6 +132,8 @@ class Scheduler(Generic[Picture]):
         self._capacity = pool.n_free
         self._waiting: deque[Look[Picture]] = deque()
         self._decoding: list[Answer[Picture]] = []
+        self._timed: dict[Look[Picture], None] = {}  # those with a deadline that are not over, in order of arrival
+        self._soonest = math.inf  # no deadline is before this
         self._prefill_next = True
         self.zombies = 0
 
@@ -148,9 +154,9 @@ class Scheduler(Generic[Picture]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether every page and lane is free and nothing waits."""
+        """Whether every page and lane is free and nothing waits, for its turn or its deadline."""
         free = self.pool.n_free == self._capacity and len(self._lanes) == self._n_lanes
-        return free and not self._waiting and not self._decoding
+        return free and not (self._waiting or self._decoding or self._timed)
 
     def add(self, look: Look[Picture]) -> None:
         """Queue a look.
@@ -165,6 +171,17 @@ class Scheduler(Generic[Picture]):
                 f"there are {self._capacity}, for {self._n_lanes} prompts at most: ask less at a time"
             )
         self._waiting.append(look)
+        if look.deadline < math.inf:
+            self._timed[look] = None
+            self._soonest = min(self._soonest, look.deadline)
+
+    def expire(self, now: float) -> None:
+        """End looks whose deadline has passed; a single comparison while there are none."""
+        if now < self._soonest:
+            return
+        for look in [look for look in self._timed if look.deadline <= now]:
+            self.cancel(look, DeadlineError(begun=look.admitted))
+        self._soonest = min((look.deadline for look in self._timed), default=math.inf)
 
     def next_step(self) -> Step[Picture] | None:
         """The next launch, with its resources taken; None when there is nothing to launch now."""
@@ -277,6 +294,7 @@ class Scheduler(Generic[Picture]):
 
     def _end(self, look: Look[Picture], error: BaseException | None) -> None:
         look.over = True
+        self._timed.pop(look, None)
         look.done(look, error)
 
     def _private_pages(self, answer: Answer[Picture]) -> int:

@@ -25,7 +25,7 @@ from engine.models.moondream.model import Moondream, load
 from engine.models.moondream.prompts import CodePointCodec, Prompts
 from engine.pages import PagePool
 from engine.scheduler import Answer, Look, NeverFitsError, Scheduler
-from engine.skills import FindObjects, WriteText
+from engine.skills import FindBoxes, FindObjects, FindPoints, WriteText
 
 PAGE = 16
 WAIT_S = 60.0
@@ -97,7 +97,7 @@ def test_a_crowd_of_looks_answers_as_the_plain_loop_does(nano: Moondream, rig: R
         for _ in range(dice.randint(1, 4)):
             sized, most, conf = dice.random() < 0.6, dice.randint(1, 4), dice.choice([0.0, 0.02, 0.5])
             ids = [7 if sized else 8, dice.randint(10, 40), 3]
-            answers.append(Answer[Crops](tuple(ids), FindObjects(sized, most, conf, 60)))
+            answers.append(Answer[Crops](tuple(ids), (FindBoxes if sized else FindPoints)(most, conf, 60)))
             expected.append(plainly(nano, image, ids, sized, most, conf))
         looks.append(rig.look(crops_of(nano, image), answers))
         wanted.append(expected)
@@ -135,7 +135,10 @@ def test_the_golden_answers_hold_in_a_mixed_batch(depth: int) -> None:
                 for bias, objects in list(by_bias.items())[::3]:
                     conf = 1 / (1 + np.exp(-float(bias)))
                     answers.append(
-                        Answer(tuple(prompts.objects(skill, name)), FindObjects(skill == "detect", 6, conf, 999))
+                        Answer(
+                            tuple(prompts.objects(skill, name)),
+                            (FindBoxes if skill == "detect" else FindPoints)(6, conf, 999),
+                        )
                     )
                     checks.append((answers[-1], objects))
         for key, ids in (("query", prompts.query("how many?")), ("caption_short", prompts.caption("short"))):
@@ -167,8 +170,8 @@ def test_the_golden_answers_hold_in_a_mixed_batch(depth: int) -> None:
 def test_what_can_never_fit_fails_alone(nano: Moondream) -> None:
     rig = Rig(nano, 2, n_pages=40)
     crops = crops_of(nano, noise(32, 32))
-    huge = rig.look(crops, [Answer((7, 10, 3), FindObjects(True, 50, 0.0, 400)) for _ in range(4)])
-    small = rig.look(crops, [Answer((7, 10, 3), FindObjects(True, 2, 0.0, 400))])
+    huge = rig.look(crops, [Answer((7, 10, 3), FindBoxes(50, 0.0, 400)) for _ in range(4)])
+    small = rig.look(crops, [Answer((7, 10, 3), FindBoxes(2, 0.0, 400))])
     rig.loop.add(huge)
     rig.loop.add(small)
     rig.wait([huge, small])
@@ -181,7 +184,7 @@ def test_when_pages_are_short_looks_wait_and_all_are_answered(nano: Moondream) -
     rig = Rig(nano, 2, n_pages=45)  # room for two looks at a time
     image = noise(32, 32)
     wanted = plainly(nano, image, [7, 10, 3], True, 3, 0.0)
-    looks = [rig.look(crops_of(nano, image), [Answer((7, 10, 3), FindObjects(True, 3, 0.0, 400))]) for _ in range(6)]
+    looks = [rig.look(crops_of(nano, image), [Answer((7, 10, 3), FindBoxes(3, 0.0, 400))]) for _ in range(6)]
     for look in looks:
         rig.loop.add(look)
     rig.wait(looks)
@@ -195,10 +198,10 @@ def test_when_pages_are_short_looks_wait_and_all_are_answered(nano: Moondream) -
 def test_an_error_on_the_stream_ends_its_looks_only(nano: Moondream) -> None:
     rig = Rig(nano, 2)
     crops = crops_of(nano, noise(32, 32))
-    bad = rig.look(crops, [Answer((7, 10_000, 3), FindObjects(True, 2, 0.0, 400))])  # no such token
+    bad = rig.look(crops, [Answer((7, 10_000, 3), FindBoxes(2, 0.0, 400))])  # no such token
     rig.loop.add(bad)
     rig.wait([bad])
-    good = rig.look(crops, [Answer((7, 10, 3), FindObjects(True, 2, 0.0, 400))])
+    good = rig.look(crops, [Answer((7, 10, 3), FindBoxes(2, 0.0, 400))])
     rig.loop.add(good)
     rig.wait([good])
     rig.close()

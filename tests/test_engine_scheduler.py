@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.pages import PagePool
 from engine.scheduler import Answer, Look, NeverFitsError, Scheduler, Step, StepKind
-from engine.skills import FindObjects, Phase, WriteText
+from engine.skills import FindBoxes, FindObjects, FindPoints, Phase, WriteText
 from engine.slots import SlotState, StepSlots
 
 EOS = 0
@@ -96,7 +96,7 @@ def test_there_are_one_or_two_slots(depth: int) -> None:
 
 
 def test_objects_are_begun_placed_and_sized_in_turn() -> None:
-    skill = FindObjects(sized=True, max_objects=2, conf=0.5, max_steps=100)
+    skill = FindBoxes(max_objects=2, conf=0.5, max_steps=100)
     assert [skill.next_phase() for _ in range(7)] == [Phase.BEGIN, Phase.Y, Phase.SIZE] * 2 + [None]
     assert not skill.commit((1.0, 0.25, 0.0))
     assert not skill.commit((0.5, 0.0, 0.0))
@@ -107,8 +107,8 @@ def test_objects_are_begun_placed_and_sized_in_turn() -> None:
 
 
 def test_an_answer_ends_where_the_context_does() -> None:
-    assert FindObjects(True, 50, 0.5, max_steps=8).steps == 6
-    assert FindObjects(False, 50, 0.5, max_steps=8).steps == 8
+    assert FindBoxes(50, 0.5, max_steps=8).steps == 6
+    assert FindPoints(50, 0.5, max_steps=8).steps == 8
     assert WriteText(EOS, 50, max_steps=8).steps == 8
 
 
@@ -160,7 +160,7 @@ def alone(image: int, prompt: tuple[int, ...], skill: FindObjects | WriteText) -
 def make_skill(noise: random.Random) -> FindObjects | WriteText:
     if noise.random() < 0.3:
         return WriteText(EOS, noise.randint(1, 9), 20)
-    return FindObjects(noise.random() < 0.6, noise.randint(1, 4), noise.choice([0.1, 0.5, 0.7]), 20)
+    return (FindBoxes if noise.random() < 0.6 else FindPoints)(noise.randint(1, 4), noise.choice([0.1, 0.5, 0.7]), 20)
 
 
 @settings(max_examples=200)

@@ -97,6 +97,10 @@ class Prompts:
         """Ids that ask for a description of some length."""
         return list(self._templates["caption"][length])
 
+    def ids(self, words: str) -> list[int]:
+        """Ids of words as they are."""
+        return self._codec.encode(words)
+
     def text(self, ids: Sequence[int]) -> str:
         """Text of an answer."""
         return self._codec.decode(ids)
@@ -104,4 +108,4 @@ class Prompts:
     def wrap(self, skill: str, words: str) -> list[int]:
         """Ids of a skill's template around words as they are."""
         template = self._templates[skill]
-        return [*template["prefix"], *self._codec.encode(words), *template["suffix"]]
+        return [*template["prefix"], *self.ids(words), *template["suffix"]]
