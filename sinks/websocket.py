@@ -248,11 +248,14 @@ class WebSocketSink:
         server.close(close_connections=False)
         for client in self._clients:
             client.leave()
+        for connection in list(self._connections):
+            if connection.request is None:  # nothing asked yet, nothing to be answered
+                connection.transport.abort()
         for seconds in (2 * _CLOSE_S, _CLOSE_S):
             try:
                 async with asyncio.timeout(seconds):
                     await server.wait_closed()
                     break
             except TimeoutError:
-                for connection in list(self._connections):  # that do not read, or have not even asked yet
+                for connection in list(self._connections):  # of those who do not read
                     connection.transport.abort()
