@@ -211,7 +211,8 @@ class MqttSink:
                     await self._session(client, worker)
             except aiomqtt.MqttError as error:
                 failures = 1 if connected_at is not None and time.monotonic() - connected_at > 10 else failures + 1
-                if (reason := " ".join(str(error).split())) != told:
+                reason = "connection lost" if connected_at is not None else " ".join(str(error).split())
+                if reason != told:
                     log.warning("%s: %s; trying again", self._address.shown, reason)
                     told = reason
                 await worker.rest(backoff_s(failures))
