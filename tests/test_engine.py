@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from engine_support import GOLDEN, REPO, TINY, noise, random_model, square, write_model
+from engine_support import GOLDEN, REPO, TINY, Held, noise, random_model, square, write_model
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -58,28 +58,6 @@ def busy() -> NDArray[np.uint8]:
     """A picture on which nano, asked with a low conf, sees many things."""
     with Image.open(GOLDEN / "images" / "0.png") as picture:
         return np.asarray(picture.convert("RGB"))
-
-
-class Held:
-    """Keeps an engine's worker busy until `release`: what is submitted meanwhile waits."""
-
-    def __init__(self, engine: Engine, image: NDArray[np.uint8]) -> None:
-        self._gate, self._held = threading.Event(), threading.Event()
-        caller = threading.current_thread()
-
-        def hold(_: Future[Result]) -> None:
-            if threading.current_thread() is not caller:  # else it was done before it could be held
-                self._held.set()
-                self._gate.wait(WAIT_S)
-
-        while not self._held.is_set():
-            self.first = engine.submit(image, [Detect("x", 3, 0.0)])
-            self.first.add_done_callback(hold)
-            self.first.result(WAIT_S)
-            self._held.wait(0.1)
-
-    def release(self) -> None:
-        self._gate.set()
 
 
 def same(a: Result, b: Result) -> bool:
