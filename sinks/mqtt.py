@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import ssl
 import threading
 import time
@@ -39,6 +40,7 @@ MAX_EVENTS = 1000
 MAX_RECORDS = 64  # some seconds: older ones are worth nothing
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 EXAMPLE = "mqtt://user:password@host:1883/saccade"
 
 
@@ -147,7 +149,7 @@ class MqttSink:
         with self._lock:
             left = len(self._events) + len(self._stale) + (self._event is not None)
             if left and not closed:
-                log.warning("%s: closed with %d messages undelivered", self._address.shown, left)
+                log.warning("%s: closed; messages undelivered: %d", self._address.shown, left)
 
     # ---- under the lock
 
@@ -211,7 +213,7 @@ class MqttSink:
                     await self._session(client, worker)
             except aiomqtt.MqttError as error:
                 failures = 1 if connected_at is not None and time.monotonic() - connected_at > 10 else failures + 1
-                reason = "connection lost" if connected_at is not None else " ".join(str(error).split())
+                reason = "connection lost" if connected_at is not None else _ERRNO.sub("", " ".join(str(error).split()))
                 if reason != told:
                     log.warning("%s: %s; trying again", self._address.shown, reason)
                     told = reason

@@ -5,11 +5,13 @@ Knows frames and results, but no source, model or pipeline.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import threading
 import time
+from base64 import b64encode
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
@@ -125,7 +127,7 @@ class WebhookSink:
             closed, self._closed = self._closed, True
         self._worker.close(CLOSE_S)
         if not closed and (lost := self.dropped + len(self._spool)):
-            log.warning("%s: closed; %d messages were lost in all", self._address.shown, lost)
+            log.warning("%s: closed; messages lost: %d", self._address.shown, lost)
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:
@@ -136,12 +138,12 @@ class WebhookSink:
     async def _work(self, worker: Worker) -> None:
         import aiohttp
 
-        auth = None
-        if self._address.user is not None:
-            auth = aiohttp.BasicAuth(self._address.user, self._address.password or "", "utf-8")
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         headers = {"Content-Type": "application/json", "User-Agent": "saccade"}
-        async with aiohttp.ClientSession(auth=auth, timeout=timeout, headers=headers) as session:
+        if self._address.user is not None:
+            login = f"{self._address.user}:{self._address.password or ''}"
+            headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
             while True:
                 stopping = worker.stopping  # before looking for work: what close() left behind is still done
                 with self._lock:
@@ -160,16 +162,16 @@ class WebhookSink:
                     await worker.pause(60)
 
     async def _deliver(self, session: aiohttp.ClientSession, message: Message, worker: Worker) -> bool:
-        """Post the message until it is taken, True, or refused; on closing, once more."""
+        """Post the message until it is taken, True, or refused."""
         failures = 0
         while True:
-            last = worker.stopping
             reason, wait_s = await self._post(session, message.text)
-            if reason is None or wait_s is None or last:
+            if reason is None or wait_s is None:
                 break
             failures += 1
             self._say(f"{reason}; trying again")
-            await worker.rest(max(wait_s, backoff_s(failures)))
+            wait_s = max(wait_s, backoff_s(failures))
+            await (asyncio.sleep(wait_s) if worker.stopping else worker.rest(wait_s))
         self._say(f"{reason}; message lost" if reason else "")
         return reason is None
 
@@ -202,5 +204,5 @@ class WebhookSink:
 
     def _log_losses(self) -> None:
         if self.dropped > self._dropped_said and time.monotonic() - self._dropped_said_at > _LOG_EVERY_S:
-            log.warning("%s: %d messages lost so far", self._address.shown, self.dropped)
+            log.warning("%s: messages lost so far: %d", self._address.shown, self.dropped)
             self._dropped_said, self._dropped_said_at = self.dropped, time.monotonic()
