@@ -54,6 +54,8 @@ def open_sink(
     if path.lower().endswith(_JSONL_SUFFIXES):
         megabytes, keep = options.number("max_mb"), options.count("keep", 5, 1000)
         options.done()
+        if options and megabytes is None:
+            raise SinkError(f"{path}: keep is for files with max_mb, such as {path}?max_mb=100&keep={keep}")
         return JsonlSink(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep)
     if path.lower().endswith(_MP4_SUFFIXES):
         segment = options.seconds("segment", DEFAULT_S)

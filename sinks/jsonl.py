@@ -6,7 +6,6 @@ Knows frames and results, but no source, model or pipeline.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import BinaryIO, ClassVar
 
 from engine.results import Result
 from sinks.base import SinkClosedError, SinkError
-from sinks.record import Latency, make_record
+from sinks.record import Latency, make_record, to_json
 from sources.frame import Frame
 
 
@@ -39,6 +38,7 @@ class JsonlSink:
         self._max_bytes = None if self._path == "-" else max_bytes
         self._keep = keep
         self._lock = threading.Lock()
+        self._gone = False  # whoever read the pipe
         self._file: BinaryIO = sys.stdout.buffer if self._path == "-" else self._open()
         self._size = 0
         if self._max_bytes is not None and (old := Path(self._path)).stat().st_size:
@@ -55,21 +55,20 @@ class JsonlSink:
             SinkClosedError: if the reader of the pipe has gone.
             SinkError: if the line cannot be written, such as on a full disk.
         """
-        # Compact and with allow_nan=False: every line is what any JSON parser takes.
-        text = json.dumps(
-            make_record(frame, result, latency), ensure_ascii=False, separators=(",", ":"), allow_nan=False
-        )
-        line = text.encode("utf-8", "replace") + b"\n"
+        line = to_json(make_record(frame, result, latency)) + b"\n"
         with self._lock:
             try:
+                if self._gone:
+                    raise BrokenPipeError
                 if self._max_bytes is not None and 0 < self._size > self._max_bytes - len(line):
                     self._rotate()
                 self._size += self._file.write(line)
                 self._file.flush()
             except BrokenPipeError:
-                if self._path == "-":
+                if self._path == "-" and not self._gone:
                     # Else the interpreter fails once more at its end, when it flushes what nobody reads.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+                self._gone = True
                 raise SinkClosedError(f"nobody reads {self._path} any more") from None
             except OSError as error:
                 raise SinkError(f"cannot write {self._path}: {error.strerror}") from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +16,17 @@ import pytest
 from conftest import REPO
 
 from engine.results import Box, Detections, Points, Result, Spot, Text
-from sinks import DisplaySink, JsonlSink, Latency, Mp4Sink, SinkError, make_record, open_sink
+from sinks import (
+    CallbackSink,
+    DisplaySink,
+    JsonlSink,
+    Latency,
+    Mp4Sink,
+    SinkClosedError,
+    SinkError,
+    make_record,
+    open_sink,
+)
 from sinks.record import drawn_latency
 from sources import Frame
 
@@ -132,6 +144,122 @@ def test_a_full_disk_is_one_clear_line() -> None:
     sink.close()
 
 
+def numbered(path: Path) -> list[int]:
+    return [json.loads(line)["frame"] for line in path.read_bytes().splitlines()]
+
+
+def test_a_file_is_rotated_at_a_line_and_the_oldest_go(tmp_path: Path) -> None:
+    line = len(json.dumps(RECORD, ensure_ascii=False, separators=(",", ":")).encode()) + 1
+    sink = open_sink(f"{tmp_path}/out.jsonl?max_mb={3.5 * line / 1e6}&keep=2")
+    for index in range(1000, 1011):
+        sink.write(replace(FRAME, index=index), RESULT, LATENCY)
+    sink.close()
+    assert {path.name: numbered(path) for path in tmp_path.iterdir()} == {
+        "out.jsonl": [1009, 1010],
+        "out.jsonl.1": [1006, 1007, 1008],
+        "out.jsonl.2": [1003, 1004, 1005],
+    }
+
+
+def test_a_rotated_file_is_continued_and_half_a_line_stays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    for index in (1, 2):
+        sink = JsonlSink(path, max_bytes=10_000)
+        sink.write(replace(FRAME, index=index), RESULT, LATENCY)
+        sink.close()
+    assert numbered(path) == [1, 2]
+    with path.open("ab") as torn:
+        torn.write(b'{"half')
+    sink = JsonlSink(path, max_bytes=10_000)
+    sink.write(replace(FRAME, index=3), RESULT, LATENCY)
+    sink.close()
+    lines = path.read_bytes().splitlines()
+    assert lines[2] == b'{"half'
+    assert json.loads(lines[3])["frame"] == 3
+    assert len(lines) == 4
+
+
+def test_a_line_longer_than_a_file_may_be_is_still_written(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "out.jsonl", max_bytes=1, keep=3)
+    for index in (1, 2):
+        sink.write(replace(FRAME, index=index), RESULT, LATENCY)
+    sink.close()
+    assert numbered(tmp_path / "out.jsonl.1") == [1]
+    assert numbered(tmp_path / "out.jsonl") == [2]
+
+
+def test_several_streams_write_whole_lines(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "out.jsonl", max_bytes=20_000, keep=100)
+    assert sink.shared
+
+    def run(stream: str) -> None:
+        for index in range(100):
+            sink.write(replace(FRAME, stream=stream, index=index), RESULT, LATENCY)
+
+    threads = [threading.Thread(target=run, args=(stream,)) for stream in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sink.close()
+    paths = sorted(tmp_path.iterdir(), key=lambda path: -int(path.suffix[1:]) if path.suffix != ".jsonl" else 0)
+    assert len(paths) > 3
+    assert all(path.stat().st_size <= 20_000 for path in paths)
+    records = [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+    for stream in "abcd":
+        assert [record["frame"] for record in records if record["stream"] == stream] == list(range(100))
+
+
+def test_a_rotation_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl.1").mkdir()
+    sink = JsonlSink(tmp_path / "out.jsonl", max_bytes=1, keep=1)
+    sink.write(FRAME, RESULT, LATENCY)
+    with pytest.raises(SinkError, match=r"^cannot write .+out.jsonl: Is a directory$"):
+        sink.write(FRAME, RESULT, LATENCY)
+    sink.close()
+
+
+def test_a_callback_is_called_for_every_frame_until_it_is_closed() -> None:
+    calls: list[tuple[object, ...]] = []
+    sink = CallbackSink(lambda *given: calls.append(given))
+    assert sink.shared
+    sink.write(FRAME, RESULT, LATENCY)
+    sink.close()
+    sink.close()
+    with pytest.raises(SinkClosedError):
+        sink.write(FRAME, RESULT, LATENCY)
+    assert calls == [(FRAME, RESULT, LATENCY)]
+
+
+def test_a_callback_is_called_by_one_thread_at_a_time() -> None:
+    inside, most = 0, 0
+
+    def callback(*_: object) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        inside -= 1
+
+    sink = CallbackSink(callback)
+    threads = [
+        threading.Thread(target=lambda: [sink.write(FRAME, RESULT, LATENCY) for _ in range(10)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_what_a_callback_raises_comes_through() -> None:
+    def callback(*_: object) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        CallbackSink(callback).write(FRAME, RESULT, LATENCY)
+
+
 def test_the_ending_chooses_the_sink(tmp_path: Path) -> None:
     assert isinstance(open_sink(tmp_path / "a.mp4"), Mp4Sink)
     assert isinstance(open_sink(str(tmp_path / "a.JSONL")), JsonlSink)
@@ -144,6 +272,10 @@ def test_the_ending_chooses_the_sink(tmp_path: Path) -> None:
         ("out.avi", "end it in .mp4 or .jsonl"),
         ("out", "end it in .mp4 or .jsonl"),
         ("rtmp://user:secret@host/live", "there are no rtmp:// sinks"),
+        ("out.jsonl?max_mb=0", "out.jsonl: max_mb should be a number above 0, not '0'"),
+        ("out.jsonl?keep=none", "out.jsonl: keep should be a whole number from 1 to 1000, not 'none'"),
+        ("out.jsonl?keep=2", "out.jsonl: keep is for files with max_mb"),
+        ("out.jsonl?max=1", "out.jsonl: unknown option 'max'; did you mean 'max_mb'?"),
         ("no/such/folder/out.jsonl", "cannot write no/such/folder/out.jsonl: No such file or directory"),
         ("no/such/folder/out.mp4", "cannot write no/such/folder/out.mp4: No such file or directory"),
     ],
