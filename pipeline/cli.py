@@ -67,7 +67,7 @@ def root(
 def run(
     context: typer.Context,
     source: Annotated[
-        str | None, typer.Argument(help="A video file, a picture, a folder, a live address or 0.")
+        list[str] | None, typer.Argument(help="A video file, a picture, a folder, a live address or 0; or several.")
     ] = None,
     detect: Detect = None,
     classes: Classes = None,
@@ -77,6 +77,22 @@ def run(
     jsonl: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON lines to write, one a picture; - prints them.")
     ] = None,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl; "
+            "again for more. {stream} in it is the stream's name.",
+        ),
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /healthz, /metrics and /streams there.")
+    ] = None,
+    http_token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a client of --http must know."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the stream is called (default: after its source).")] = None,
     display: Annotated[bool | None, typer.Option(help="Show the annotated pictures in a window.")] = None,
     model: Model = None,
     device: Device = None,
@@ -102,19 +118,27 @@ def run(
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
     settings = _settings(context, config)
-    from pipeline.setup import opened_run
-    from pipeline.terminal import follow, summary
+    from pipeline.follow import follow
+    from pipeline.outputs import shown_targets
+    from pipeline.session import opened_session
+    from pipeline.terminal import summary
 
-    with opened_run(settings) as job:
-        interrupted = follow(job, quiet=quiet)
-    if job.error:
-        raise RunFailed from job.error
+    with opened_session(settings) as session:
+        runs, interrupted = follow(session, quiet=quiet)
+    failed = [run for run in runs if run.error]
+    if failed and len(runs) == 1:
+        raise RunFailed from failed[0].error
     if not quiet:
-        targets = [target for target in (settings.out, settings.jsonl) if target]
+        targets = shown_targets(settings)
         # Where the records are printed, nothing else may be.
         stream = sys.stderr if "-" in targets else sys.stdout
-        print(summary(job.report(), [target for target in targets if target != "-"]), file=stream)
-    return INTERRUPTED if interrupted else 0
+        for run in runs:
+            named = f"{run.name}: " if len(runs) > 1 else ""
+            print(named + summary(run.report()), file=stream)
+        for target in targets:
+            if target != "-":
+                print(f"→ {target}", file=stream)
+    return FAILED if failed else INTERRUPTED if interrupted else 0
 
 
 @app.command()
@@ -300,6 +324,10 @@ def _given(context: typer.Context) -> dict[str, object]:
     from pipeline.config import RunConfig
 
     values = dict(context.params)
+    values["sinks"] = values.get("sink")
+    if isinstance(sources := values.get("source"), list | tuple):
+        values["source"] = sources[0] if len(sources) == 1 else None
+        values["streams"] = [{"source": source} for source in sources] if len(sources) > 1 else None
     names = [*(values.get("detect") or []), *filter(None, [values.get("classes")])]
     values["detect"] = ",".join(names) if names else None
     values["point"] = ",".join(values.get("point") or []) or None

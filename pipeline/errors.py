@@ -73,9 +73,12 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error}; `saccade doctor` shows what is missing", FAILED
     # Only now, because these bring torch and FFmpeg with them.
     from engine import EngineError
+    from pipeline.streams import StreamError
     from sinks import SinkError
     from sources import SourceError
 
+    if isinstance(error, StreamError):
+        return str(error), FAILED
     if isinstance(error, EngineError | SinkError | SourceError):
         return str(error), BAD_INPUT
     return f"internal error: {type(error).__name__}: {error}; SACCADE_DEBUG=1 shows where", FAILED

@@ -23,7 +23,7 @@ from engine.tasks import Task
 from pipeline.queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from pipeline.stats import Report, Stats
 from sinks import EndsStreams, Latency, Sink, SinkClosedError
-from sources import Frame, LiveSource, Source
+from sources import Frame, Source
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -136,18 +136,6 @@ class Run:
     def expected_frames(self) -> int | None:
         """About how many pictures the source has; None when unknown."""
         return self._source.info.frames
-
-    @property
-    def connection(self) -> str | None:
-        """How the connection to a live source is doing, in half a line; None for files."""
-        source = self._source
-        if not isinstance(source, LiveSource):
-            return None
-        status, info = source.status, source.info
-        what = (
-            f", {info.codec} {info.width}x{info.height}, decoded by {source.decoder}" if status.state == "live" else ""
-        )
-        return f"{source.name}: {status}{what}"
 
     def start(self) -> None:
         """Begin; returns at once."""

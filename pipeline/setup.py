@@ -1,47 +1,40 @@
-"""Opens what a configuration names, in an order in which a mistake costs little time and leaves no file behind."""
+"""Makes of a stream's configuration what a run is given: its source, the model, and what to ask it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from engine.tasks import Detect, Point, Query, Task
-from pipeline.config import ConfigError, RunConfig
-from pipeline.queue import NEWEST, WAIT, QueuePolicy
+from pipeline.config import ConfigError, Prompts, RunConfig, StreamConfig
+from pipeline.names import free_name
+from pipeline.queue import QueuePolicy
 from pipeline.run import Output, Run
-from sinks import DisplaySink, JsonlSink, Sink, open_sink
+from pipeline.streams import Streams
 from sources import Source, open_source
 
 if TYPE_CHECKING:
     from engine import Engine
 
+OutputsOf = Callable[[str, Source], list[Output]]
 
-@contextmanager
-def opened_run(config: RunConfig) -> Iterator[Run]:
-    """Open source, model and sinks; yield the run, not yet started; close the model in the end.
+
+def source_of(config: StreamConfig) -> Source:
+    """Open the source of a stream.
 
     Raises:
-        ConfigError: if the outputs would overwrite each other or the source, or nothing is asked for.
-        SourceError, EngineError, SinkError: if one of them cannot be used.
+        SourceError: if it cannot be used.
     """
-    check_outputs(config)
-    with (
-        open_source(
-            config.source,
-            vid_stride=config.vid_stride,
-            start=config.start,
-            end=config.end,
-            hwaccel=config.hwaccel,
-            rtsp_transport=config.rtsp_transport,
-        ) as source,
-        load_engine(config) as engine,
-    ):
-        tasks = tasks_for(engine, config)
-        outputs = _open_sinks(config, source)
-        queue = QueuePolicy.parse(config.queue) if config.queue else NEWEST if source.info.live else WAIT
-        yield Run(source, engine, tasks, outputs, tiles=config.tiles, queue=queue, in_flight=config.in_flight)
+    return open_source(
+        config.source,
+        stream=config.name,
+        vid_stride=config.vid_stride,
+        start=config.start,
+        end=config.end,
+        hwaccel=config.hwaccel,
+        rtsp_transport=config.rtsp_transport,
+    )
 
 
 def load_engine(config: RunConfig) -> Engine:
@@ -55,7 +48,7 @@ def load_engine(config: RunConfig) -> Engine:
     return Engine.load(config.model, device=config.device)
 
 
-def tasks_for(engine: Engine, config: RunConfig) -> list[Task]:
+def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
     """What the configuration asks of each picture, in the model's own names.
 
     Raises:
@@ -63,51 +56,70 @@ def tasks_for(engine: Engine, config: RunConfig) -> list[Task]:
         ConfigError: if the model has not learned to do what is asked.
     """
     for skill in ("detect", "point", "query"):
-        if getattr(config, skill) and skill not in engine.model.skills:
+        if getattr(prompts, skill) and skill not in engine.model.skills:
             raise ConfigError(f"{engine.model.name} can {' and '.join(engine.model.skills)}, not {skill}")
     return [
-        *(Detect(label, config.max_objects, config.conf) for label in engine.resolve(config.detect)),
-        *(Point(label, config.max_objects, config.conf) for label in engine.resolve(config.point)),
-        *(Query(question) for question in config.query),
+        *(Detect(label, prompts.max_objects, prompts.conf) for label in engine.resolve(prompts.detect)),
+        *(Point(label, prompts.max_objects, prompts.conf) for label in engine.resolve(prompts.point)),
+        *(Query(question) for question in prompts.query),
     ]
 
 
-def check_outputs(config: RunConfig) -> None:
-    """Refuse outputs that would overwrite the source or each other.
+def prompts_of(tasks: Iterable[Task]) -> Prompts:
+    """What is asked, as a configuration says it: the opposite of `tasks_for`."""
+    asked: dict[str, Any] = {}
+    for task in tasks:
+        if isinstance(task, Detect | Point):
+            asked.setdefault("detect" if isinstance(task, Detect) else "point", []).append(task.label)
+            asked["conf"], asked["max_objects"] = task.conf, task.max_objects
+        elif isinstance(task, Query):
+            asked.setdefault("query", []).append(task.question)
+    return Prompts.model_construct(**asked)
+
+
+def add(
+    streams: Streams,
+    name: str,
+    config: StreamConfig,
+    source: Source,
+    tasks: Sequence[Task],
+    outputs: Sequence[Output],
+) -> Run:
+    """Add a stream, opened as its configuration says, to those that run.
 
     Raises:
-        ConfigError: if they would.
+        StreamError: if its name is taken, or too many run.
     """
-    source = Path(config.source)
-    files = {f"--{name}": Path(value) for name, value in (("out", config.out), ("jsonl", config.jsonl)) if value}
-    for flag, path in files.items():
-        if path.exists() and source.exists() and path.samefile(source):
-            raise ConfigError(f"{flag}: {path} is the source itself")
-    if len({path.resolve() for path in files.values()}) < len(files):
-        raise ConfigError(f"--out and --jsonl are the same file, {config.out}")
+    return streams.add(
+        name,
+        source,
+        tasks,
+        outputs=outputs,
+        tiles=config.tiles,
+        queue=QueuePolicy.parse(config.queue) if config.queue else None,
+        in_flight=config.in_flight,
+    )
 
 
-def _open_sinks(config: RunConfig, source: Source) -> list[Output]:
-    """Open the sinks; should one fail, close those already open, which then leave nothing behind."""
-    outputs: list[Output] = []
+def begin(streams: Streams, config: StreamConfig, outputs_of: OutputsOf = lambda name, source: []) -> Run:
+    """Open a stream and add it to those that run.
+
+    Args:
+        streams: those that run.
+        config: what to begin.
+        outputs_of: opens the outputs of its own, given its name and its source.
+
+    Raises:
+        ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
+        StreamError: if its name is taken, or too many run.
+    """
     with ExitStack() as on_failure:
-
-        def add(sink: Sink, outbox: QueuePolicy = WAIT) -> None:
-            on_failure.callback(sink.close)
-            outputs.append(Output(sink, outbox))
-
-        if config.display:
-            add(DisplaySink(), NEWEST)  # a window shows what is newest, and must not hold back what is written
-        if config.out:
-            rate = source.info.average_rate
-            add(
-                open_sink(
-                    config.out,
-                    rate=rate / config.vid_stride if rate else None,
-                    audio_from=config.source if source.info.audio else None,
-                )
-            )
-        if config.jsonl:
-            add(JsonlSink(config.jsonl))  # last, because to open it is to empty the file that was there
+        source = on_failure.enter_context(source_of(config))
+        name = config.name or free_name(source.name, streams.names)
+        tasks = tasks_for(streams.engine, config)
+        outputs = outputs_of(name, source)
+        for output in outputs:
+            on_failure.callback(output.sink.close)
+        run = add(streams, name, config, source, tasks, outputs)
         on_failure.pop_all()
-    return outputs
+    return run

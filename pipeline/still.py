@@ -10,8 +10,9 @@ from PIL import Image
 
 from engine.results import Result
 from pipeline.config import ConfigError, RunConfig
+from pipeline.outputs import check_targets, targets_of
 from pipeline.run import latency_of
-from pipeline.setup import check_outputs, load_engine, tasks_for
+from pipeline.setup import load_engine, tasks_for
 from sinks import Latency, SinkError, draw, make_record
 from sources import Frame, SourceError, open_source
 
@@ -63,7 +64,7 @@ def look(config: RunConfig) -> Seen:
         ConfigError: if the source is more than one picture, or would be overwritten.
         SourceError, EngineError: if source or model cannot be used.
     """
-    check_outputs(config)
+    check_targets(targets_of(config), [config.source])
     with open_source(config.source) as source:
         if source.info.frames != 1:
             raise ConfigError(f"{source.info.url} is more than one picture; use `saccade run` for it")

@@ -49,6 +49,7 @@ class StreamStatus:
             `failed`, for good.
         reason: why it is not well, in half a line; None when it is.
         live: whether the source is live.
+        detail: of a live source that is live: codec, size and decoder, in half a line.
         tasks: what is looked for.
         report: what was done so far.
     """
@@ -58,6 +59,7 @@ class StreamStatus:
     state: State | Literal["running", "stuck", "failed"]
     reason: str | None
     live: bool
+    detail: str | None
     tasks: tuple[Task, ...]
     report: Report
 
@@ -70,16 +72,20 @@ class StreamStatus:
 def status_of(run: Run) -> StreamStatus:
     """How a run is doing."""
     source, error = run.source, run.error
+    info = source.info
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
+    detail: str | None = None
     if isinstance(source, LiveSource):
-        state, reason = source.status.state, source.status.reason
+        status = source.status
+        state, reason = status.state, status.reason
+        if state == "live":
+            detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
     elif (owed_s := run.waiting_s) > _OWED_S:
         state, reason = "stuck", f"the model owes a result for {owed_s:.0f} s"
-    info = source.info
-    return StreamStatus(run.name, redact(info.url), state, reason, info.live, run.tasks, run.report())
+    return StreamStatus(run.name, redact(info.url), state, reason, info.live, detail, run.tasks, run.report())
 
 
 class Streams:
@@ -207,6 +213,14 @@ class Streams:
             runs = [*self._runs.values(), *self._failed.values()]
         return [status_of(run) for run in runs]
 
+    def stop(self) -> list[Run]:
+        """Tell every stream to end, and return those told; does not wait for them."""
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.stop()
+        return runs
+
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """End every stream, then close the shared sinks. A second call does nothing.
 
@@ -218,10 +232,8 @@ class Streams:
             if self._closed:
                 return
             self._closed = True
-            runs = list(self._runs.values())
         deadline = time.monotonic() + timeout_s
-        for run in runs:
-            run.stop()
+        runs = self.stop()
         late = [run.name for run in runs if not run.join(max(0.0, deadline - time.monotonic()))]
         errors = self._close_sinks(max(1.0, deadline - time.monotonic()))
         if errors:

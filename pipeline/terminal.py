@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TimeRemainingColumn
 
-from pipeline.run import Run
 from pipeline.stats import Report
 
 if TYPE_CHECKING:
     from engine.evaluation import Evaluation
     from engine.golden import Quantity
-
-POLL_S = 0.1
 
 LOST = {
     "lost": "lost or damaged on the way",
@@ -30,82 +25,24 @@ LOST = {
 """Cause of a drop as in `Report.drops` → what to tell."""
 
 
-def follow(run: Run, *, quiet: bool) -> bool:
-    """Start `run` and show its progress until it ends; Ctrl-C or SIGTERM ends it early, and a second one at once.
-
-    What becomes of a live source's connection is told in a line each time it changes, with or without a terminal.
-
-    Args:
-        run: the run, not yet started.
-        quiet: show nothing.
-
-    Returns:
-        True if it was ended early by a signal.
-    """
-    figures = "{task.fields[fps]:.1f} fps · {task.fields[ms]:.0f} ms a frame · {task.fields[objects]} objects"
-    bar = _bar(TextColumn("{task.description}" + figures), quiet=quiet)
-    task = bar.add_task("", total=run.expected_frames, fps=0.0, ms=0.0, objects=0)
-    with _signals() as caught, bar:
-        run.start()
-        stopping = False
-        told: str | None = None
-        while not run.join(POLL_S):
-            connection = run.connection
-            if connection and connection != told and not quiet and not stopping:
-                told = connection
-                bar.console.print(f"saccade: {connection}", markup=False, highlight=False, soft_wrap=True)
-            report = run.report()
-            live = f"{connection.partition(',')[0]} · " if connection else ""
-            bar.update(
-                task,
-                description=live,
-                completed=report.frames,
-                fps=report.fps,
-                ms=report.model_ms,
-                objects=report.objects,
-            )
-            if caught and not stopping:
-                stopping = True
-                run.stop()
-        return bool(caught)
-
-
 @contextmanager
 def counting() -> Iterator[Callable[[int, int], None]]:
     """Show the progress of what calls the function yielded with (done, all)."""
-    bar = _bar()
+    bar = progress_bar()
     task = bar.add_task("")
     with bar:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _bar(*figures: ProgressColumn, quiet: bool = False) -> Progress:
+def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
     """A progress bar on standard error that leaves nothing behind, and is not there where no terminal is."""
-    console = Console(stderr=True)
+    console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in the list yielded; the second of a kind ends the process as it would have anyway."""
-    caught: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        # Only this: the handler interrupts the main thread anywhere, so taking a lock here could be for ever.
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def summary(report: Report, written: Sequence[str]) -> str:
-    """A few lines on what was done and where it went."""
+def summary(report: Report) -> str:
+    """A line or two on what was done."""
     latency = report.latency
     lines = [
         f"{report.frames} frames in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, {report.model_ms:.1f} ms a frame "
@@ -116,7 +53,6 @@ def summary(report: Report, written: Sequence[str]) -> str:
         lost.append(f"{report.corrupt_packets} damaged packets skipped")
     if lost:
         lines.append(", ".join(lost))
-    lines += [f"→ {path}" for path in written]
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("- a\n", ":1:1: should be a mapping of keys to values, not a list"),
         ("source: a\n\n  \ndetct: [person]\n", ":4:1: unknown key 'detct'; did you mean 'detect'?"),
         ("source: a\nvid-stride: 2\n", ":2:1: unknown key 'vid-stride'; did you mean 'vid_stride'?"),
-        ("source: a\nxyzzy: 2\n", ":2:1: unknown key 'xyzzy'; known keys: source, model, "),
+        ("source: a\nxyzzy: 2\n", ":2:1: unknown key 'xyzzy'; known keys: detect, point, "),
         ("source: a\nconf: 1.5\n", ":2:1: conf: should be less than or equal to 1, got 1.5"),
         ("source: a\nconf: high\n", ":2:1: conf: should be a valid number"),
         ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
@@ -99,7 +99,10 @@ def test_every_field_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_the_configs_that_ship_are_valid_and_name_every_key(path: Path) -> None:
+def test_the_configs_that_ship_are_valid(path: Path) -> None:
     load(path, {})
-    text = path.read_text()
-    assert [key for key in RunConfig.model_fields if f"{key}:" not in text] == []
+
+
+def test_one_of_them_is_the_manual_of_every_key() -> None:
+    text = (REPO / "configs" / "file.yaml").read_text()
+    assert [key for key in RunConfig.model_fields if f"\n{key}:" not in text] == []

@@ -35,7 +35,7 @@ def demo_picture() -> Any:
 def test_the_config_that_ships_looks_at_what_is_published(tmp_path: Path) -> None:
     port, out = free_port(), tmp_path / "seen.mp4"
     source = f"webrtc://127.0.0.1:{port}/door?token={TOKEN}"
-    config = str(REPO / "configs" / "webrtc.yaml")
+    config = str(REPO / "configs" / "webrtc-demo.yaml")
     command = [sys.executable, "-m", "pipeline", "run", "--config", config, source, "--out", str(out), "--conf", "0.2"]
     paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
     pipe = subprocess.PIPE

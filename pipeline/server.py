@@ -1,0 +1,179 @@
+"""The HTTP server of a session: the streams (`pipeline.api`), and whatever else other parts hang on it.
+
+Whatever is wrong is told as {"error": "one line"}. Runs in a thread of its own, with its own event loop. Knows who may
+come in, not what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from pipeline.api import MAX_BODY_BYTES, Api
+from pipeline.config import ConfigError, StreamConfig
+from pipeline.errors import one_line
+from pipeline.run import Run
+from pipeline.setup import begin
+from pipeline.streams import Streams
+from sources.door import Door, refusal
+
+_LOOP_S = 10.0  # for anything asked of the event loop
+_SHUTDOWN_S = 1.0
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Hook = Callable[[web.Application], Awaitable[None]]
+
+
+class HttpServer:
+    """Serves from construction on, until `close`.
+
+    Args:
+        streams: what it tells of and changes; None for a server of `routes` alone.
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what clients must know, as `Authorization: Bearer` or `?token=`.
+        origins: pages that may connect, besides those of this server itself.
+        routes: further routes, behind the same door.
+        public: paths of further routes that need no token, such as that of a page that asks for it.
+        on_startup: called on the event loop before anybody is let in.
+        on_cleanup: called on the event loop when nobody is let in any more.
+        add: begins a stream as POST asks for it; by default one whose results go where those of all streams go.
+
+    Raises:
+        ConfigError: if the address cannot be had, or others could reach it and there is no token.
+    """
+
+    def __init__(
+        self,
+        streams: Streams | None,
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        token: str | None = None,
+        *,
+        origins: Sequence[str] = (),
+        routes: Sequence[web.AbstractRouteDef] = (),
+        public: Sequence[str] = (),
+        on_startup: Sequence[Hook] = (),
+        on_cleanup: Sequence[Hook] = (),
+        add: Callable[[StreamConfig], Run] | None = None,
+    ) -> None:
+        check_open(host, token)
+        self._token = token
+        self._door = Door(token, origins)
+        self._public = frozenset(public)
+        self._application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        if streams:
+            self._application.add_routes(Api(streams, self._door, add or (lambda one: begin(streams, one))).routes())
+        self._application.add_routes(routes)
+        self._application.on_startup.extend(on_startup)
+        self._application.on_cleanup.extend(on_cleanup)
+        self._closing = threading.Lock()
+        self.loop = asyncio.new_event_loop()
+        """Where it runs, for what the routes of others must do there."""
+        self._thread = threading.Thread(target=self.loop.run_forever, name="saccade-http", daemon=True)
+        self._thread.start()
+        try:
+            self._runner, bound = self._on_loop(self._open(host, port))
+        except OSError as error:
+            self._end_loop()
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        except BaseException:
+            self._end_loop()
+            raise
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        """Where it is."""
+
+    def close(self) -> None:
+        """Let nobody in any more and give the port back. Callable from any other thread, repeatedly."""
+        with self._closing:
+            if self.loop.is_closed():
+                return
+            try:
+                self._on_loop(self._runner.cleanup())
+            finally:
+                self._end_loop()
+
+    async def _open(self, host: str, port: int) -> tuple[web.AppRunner, int]:
+        # No access log: addresses may hold tokens.
+        runner = web.AppRunner(self._application, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        try:
+            await runner.setup()
+            await web.TCPSite(runner, host, port).start()
+        except BaseException:
+            await runner.cleanup()
+            raise
+        return runner, runner.addresses[0][1]
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let in who may come in, and tell of errors in one line of JSON."""
+        cors: dict[str, str] = {}
+        try:
+            if self._token is None and not _is_address(request.host):
+                # Any page can have its own name resolve to this machine, and then read what no token protects.
+                raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
+            public = request.method == "OPTIONS" or request.path in self._public
+            cors = self._door.check_origin(request) if public else self._door.admit(request)
+            response = await handler(request)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
+            told = {"error": one_line(error.text or error.reason)}
+            return web.json_response(told, status=error.status, headers={**cors, **kept})
+        if not response.prepared:
+            response.headers.update(cors)
+        return response
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(_LOOP_S)
+
+    def _end_loop(self) -> None:
+        with suppress(TimeoutError):  # a handler in a thread may still wait for a stream to end
+            self._on_loop(_end_tasks())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def check_open(host: str, token: str | None) -> None:
+    """Refuse to let everybody on the network in.
+
+    Raises:
+        ConfigError: if `host` can be reached by others, and there is no token.
+    """
+    if token is None and not _is_loopback(host):
+        raise ConfigError(f"{host} can be reached by others, so a token is needed: --http-token or SACCADE_TOKEN")
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _is_address(place: str) -> bool:
+    """Whether a `Host` header holds an address or localhost, and no other name."""
+    with suppress(ValueError):
+        host = urlsplit(f"//{place}").hostname or ""
+        if host == "localhost":
+            return True
+        ipaddress.ip_address(host)
+        return True
+    return False
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()

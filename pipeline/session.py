@@ -1,0 +1,153 @@
+"""A whole `saccade run`: everything a configuration names, opened, run and closed.
+
+It is opened in an order in which a mistake costs little time and leaves no file behind. Knows nothing of terminals or
+signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from engine.tasks import Task
+from pipeline.config import RunConfig, StreamConfig, parse_place
+from pipeline.errors import RunFailed
+from pipeline.names import free_name
+from pipeline.outputs import Target, check_targets, open_output, targets_of
+from pipeline.run import Output, Run
+from pipeline.server import HttpServer, check_open
+from pipeline.setup import add, begin, load_engine, source_of, tasks_for
+from pipeline.streams import Streams
+from sources import Source
+
+
+@dataclass(slots=True, frozen=True)
+class _Opened:
+    """A stream with everything it needs."""
+
+    name: str
+    config: StreamConfig
+    source: Source
+    tasks: Sequence[Task]
+    outputs: list[Output]
+
+
+class Session:
+    """The streams of one command, opened but not begun. Made by `opened_session`.
+
+    Attributes:
+        streams: those that run.
+        endless: whether it goes on when no stream runs any more, since others may be added.
+    """
+
+    def __init__(self, streams: Streams, first: Sequence[_Opened], common: Sequence[Target]) -> None:
+        self.streams = streams
+        self.endless = not first
+        self._waiting = list(first)
+        self._each = [target for target in common if target.each]
+        self._server: HttpServer | None = None
+
+    def start(self) -> list[Run]:
+        """Begin the streams that were configured; returns at once."""
+        runs = []
+        while self._waiting:
+            one = self._waiting.pop(0)
+            runs.append(add(self.streams, one.name, one.config, one.source, one.tasks, one.outputs))
+        return runs
+
+    def add(self, config: StreamConfig) -> Run:
+        """Begin another stream. Its results go where those of every stream go.
+
+        Raises:
+            ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
+            StreamError: if its name is taken, or too many run.
+        """
+        return begin(
+            self.streams,
+            config,
+            lambda name, source: _open_all([target.of(name) for target in self._each], source, config),
+        )
+
+    def serve(self, place: tuple[str, int], token: str | None) -> None:
+        """Tell of the streams and take orders over HTTP.
+
+        Raises:
+            ConfigError: if nobody can listen there.
+        """
+        self._server = HttpServer(self.streams, *place, token, add=self.add)
+
+    def close(self) -> None:
+        """End everything. A second call does nothing.
+
+        Raises:
+            RunFailed: if what was written could not be finished, or a stream does not end.
+        """
+        if self._server:
+            self._server.close()
+        for one in self._waiting:  # never begun
+            for output in one.outputs:
+                output.sink.close()
+        try:
+            self.streams.close()
+        except Exception as error:
+            raise RunFailed from error
+
+
+@contextmanager
+def opened_session(config: RunConfig) -> Iterator[Session]:
+    """Open sources, model and outputs; yield the session, with nothing begun; close everything in the end.
+
+    Raises:
+        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked.
+        SourceError, EngineError, SinkError: if one of them cannot be used.
+        RunFailed: if in the end something could not be finished.
+    """
+    common, wanted = targets_of(config), config.each()
+    place = parse_place(config.http) if config.http else None
+    if place:
+        check_open(place[0], config.http_token)
+    with ExitStack() as stack:
+        sources = [stack.enter_context(source_of(one)) for one in wanted]
+        names = {number: one.name for number, one in enumerate(wanted) if one.name}
+        for number, source in enumerate(sources):
+            names.setdefault(number, free_name(source.name, names.values()))
+        own = [
+            [target.of(names[n]) for target in (*(t for t in common if t.each), *map(Target, one.sinks))]
+            for n, one in enumerate(wanted)
+        ]
+        together = [target for target in common if not target.each]
+        check_targets([*together, *(target for targets in own for target in targets)], [one.source for one in wanted])
+        engine = stack.enter_context(load_engine(config))
+        tasks = [tasks_for(engine, one) for one in wanted]
+        with ExitStack() as on_failure:
+            first = []
+            for n, one in enumerate(wanted):
+                outputs = _open_all(own[n], sources[n], one)
+                for output in outputs:
+                    on_failure.callback(output.sink.close)
+                first.append(_Opened(names[n], one, sources[n], tasks[n], outputs))
+            # A video is no shared output; where there is one stream only, it is that one's.
+            alone = first[0] if len(first) == 1 else None
+            shared: list[Output] = []
+            for target in together:
+                output = open_output(target, alone.source, alone.config.vid_stride) if alone else open_output(target)
+                on_failure.callback(output.sink.close)
+                (alone.outputs if alone and not output.sink.shared else shared).append(output)
+            session = Session(Streams(engine, shared), first, common)
+            on_failure.pop_all()
+        stack.callback(session.close)
+        if place:
+            session.serve(place, config.http_token)
+        yield session
+
+
+def _open_all(targets: Sequence[Target], source: Source, config: StreamConfig) -> list[Output]:
+    """Open the outputs of one stream; should one fail, close those already open, which then leave nothing behind."""
+    outputs = []
+    with ExitStack() as on_failure:
+        for target in targets:
+            outputs.append(open_output(target, source, config.vid_stride))
+            on_failure.callback(outputs[-1].sink.close)
+        on_failure.pop_all()
+    return outputs
