@@ -1,4 +1,4 @@
-"""What waits for one client of a feed: bounded in number and in bytes, the oldest goes, and every loss is counted.
+"""What waits for one receiver: bounded in number and in bytes, the oldest goes, and every loss is counted.
 
 Pure data. Knows nothing of sockets, threads or clocks.
 """
