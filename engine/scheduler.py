@@ -4,8 +4,11 @@ A *look* is one picture (or a part of one) with the prompts on it; each prompt i
 prefilled as one unit; its answers are then decoded together with everybody else's. Resources are taken for the whole of
 an answer when a look is admitted, so none waits in the middle.
 
-Prefill and decode take turns while both have work: a picture waits for at most one decode step, a token for at most one
-prefill of `looks_per_prefill` pictures.
+Who is next: prefill and decode take turns while both can go on. Every sequence is in every decode step, so it waits for
+at most one prefill, of at most `looks_per_prefill` pictures, between two of its tokens. The n-th picture in line, once
+there is room for it, is prefilled within 2 · ⌈n / looks_per_prefill⌉ steps, however many sequences are being decoded.
+Pictures are admitted in the order of their arrival: one that waits for room lets none pass, or the small ones would
+starve the large.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+from .adapters import NO_SLOT, Adapter, AdapterSlots
 from .errors import DeadlineError
 from .pages import PagePool
 from .skills import Phase, Skill
@@ -61,8 +65,10 @@ class Look(Generic[Picture]):
         image: the picture, for the executor.
         answers: its sequences.
         done: called once when every answer is complete, or with the error that ended it.
+        adapter: what its prefix and its answers are computed with besides the model.
         deadline: `time.monotonic()` at which it is ended if it is not over.
         pages: pages of the image's prefix, held once by each answer.
+        adapter_slot: where its adapter is on the device, held likewise.
         admitted: its prefill has been launched.
         over: `done` has been called.
         launched_at, prefilled_at: `time.monotonic()` when its prefill was launched and committed.
@@ -72,7 +78,9 @@ class Look(Generic[Picture]):
     answers: list[Answer[Picture]]
     done: Callable[[Look[Picture], BaseException | None], None]
     deadline: float = math.inf
+    adapter: Adapter | None = None
     pages: tuple[int, ...] = ()
+    adapter_slot: int = NO_SLOT
     admitted: bool = False
     over: bool = False
     launched_at: float = 0.0
@@ -117,10 +125,17 @@ class Scheduler(Generic[Picture]):
         prefix_length: tokens of a picture's prefix.
         n_lanes: most sequences at a time.
         looks_per_prefill: most pictures in one prefill.
+        n_adapters: most adapters on the device at a time; looks that want one more wait.
     """
 
     def __init__(
-        self, pool: PagePool, page_size: int, prefix_length: int, n_lanes: int, looks_per_prefill: int
+        self,
+        pool: PagePool,
+        page_size: int,
+        prefix_length: int,
+        n_lanes: int,
+        looks_per_prefill: int,
+        n_adapters: int = 0,
     ) -> None:
         self.pool = pool
         self._page_size = page_size
@@ -130,6 +145,7 @@ class Scheduler(Generic[Picture]):
         self._lanes = list(range(n_lanes - 1, -1, -1))
         self._looks_per_prefill = looks_per_prefill
         self._capacity = pool.n_free
+        self._adapters, self._n_adapters = AdapterSlots(n_adapters), n_adapters
         self._waiting: deque[Look[Picture]] = deque()
         self._decoding: list[Answer[Picture]] = []
         self._timed: dict[Look[Picture], None] = {}  # those with a deadline that are not over, in order of arrival
@@ -154,15 +170,16 @@ class Scheduler(Generic[Picture]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether every page and lane is free and nothing waits, for its turn or its deadline."""
-        free = self.pool.n_free == self._capacity and len(self._lanes) == self._n_lanes
-        return free and not (self._waiting or self._decoding or self._timed)
+        """Whether all pages, lanes and adapter slots are free and nothing waits, for its turn or its deadline."""
+        pages, lanes = self.pool.n_free == self._capacity, len(self._lanes) == self._n_lanes
+        idle = not (self._waiting or self._decoding or self._timed)
+        return pages and lanes and self._adapters.n_free == self._n_adapters and idle
 
     def add(self, look: Look[Picture]) -> None:
         """Queue a look.
 
         Raises:
-            NeverFitsError: if it needs more pages or lanes than there are in all.
+            NeverFitsError: if it needs more pages, lanes or adapter slots than there are in all.
         """
         pages = self._pages_of(look)
         if pages > self._capacity or len(look.answers) > self._n_lanes:
@@ -170,6 +187,8 @@ class Scheduler(Generic[Picture]):
                 f"{len(look.answers)} prompts on one picture need {pages} cache pages of {self._page_size} tokens; "
                 f"there are {self._capacity}, for {self._n_lanes} prompts at most: ask less at a time"
             )
+        if look.adapter is not None and not self._n_adapters:
+            raise NeverFitsError("there is no place for an adapter")
         self._waiting.append(look)
         if look.deadline < math.inf:
             self._timed[look] = None
@@ -237,7 +256,8 @@ class Scheduler(Generic[Picture]):
         looks: list[Look[Picture]] = []
         while self._waiting and len(looks) < self._looks_per_prefill:
             look = self._waiting[0]
-            if self._pages_of(look) > self.pool.n_free or len(look.answers) > len(self._lanes):
+            slot = self._adapters.find(look.adapter)
+            if self._pages_of(look) > self.pool.n_free or len(look.answers) > len(self._lanes) or slot is None:
                 break
             self._waiting.popleft()
             if not look.answers:
@@ -245,7 +265,7 @@ class Scheduler(Generic[Picture]):
                 self._end(look, None)
                 continue
             looks.append(look)
-            self._admit(look)
+            self._admit(look, slot)
         if not looks:
             return None
         rows: list[Row[Picture]] = []
@@ -267,12 +287,14 @@ class Scheduler(Generic[Picture]):
                 answer.position += 1
         return Step(StepKind.DECODE, tuple(rows)) if rows else None
 
-    def _admit(self, look: Look[Picture]) -> None:
+    def _admit(self, look: Look[Picture], adapter_slot: int) -> None:
         look.admitted = True
+        look.adapter_slot = adapter_slot
         look.pages = self.pool.take(self._prefix_pages)
         for number, answer in enumerate(look.answers):
             if number:
                 self.pool.share(look.pages)
+            self._adapters.hold(adapter_slot, look.adapter)
             answer.lane = self._lanes.pop()
             answer.pages = self.pool.take(self._private_pages(answer))
             answer.position = self._prefix_length
@@ -289,6 +311,7 @@ class Scheduler(Generic[Picture]):
         if answer.finalized and not answer.inflight_refs and answer.lane >= 0:
             self.pool.give_back(answer.look.pages)
             self.pool.give_back(answer.pages)
+            self._adapters.give_back(answer.look.adapter_slot)
             self._lanes.append(answer.lane)
             answer.lane, answer.pages = -1, ()
 

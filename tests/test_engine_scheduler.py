@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.adapters import NO_SLOT, Adapter, AdapterSlots
+from engine.errors import DeadlineError
 from engine.pages import PagePool
 from engine.scheduler import Answer, Look, NeverFitsError, Scheduler, Step, StepKind
-from engine.skills import FindBoxes, FindObjects, FindPoints, Phase, WriteText
+from engine.skills import Choose, FindBoxes, FindObjects, FindPoints, Phase, WriteText
 from engine.slots import SlotState, StepSlots
 
 EOS = 0
@@ -110,6 +112,34 @@ def test_an_answer_ends_where_the_context_does() -> None:
     assert FindBoxes(50, 0.5, max_steps=8).steps == 6
     assert FindPoints(50, 0.5, max_steps=8).steps == 8
     assert WriteText(EOS, 50, max_steps=8).steps == 8
+
+
+def test_a_choice_is_made_where_only_one_is_left() -> None:
+    options = [(7,), (7, 8), (9, 5, 5), (9, 6)]
+    for tokens, seen in (
+        ([7, EOS], [{7, 9}, {EOS, 8}]),
+        ([7, 8], [{7, 9}, {EOS, 8}]),
+        ([9, 5, 5], [{7, 9}, {5, 6}, {5}]),
+    ):
+        skill = Choose(EOS, options, 3)
+        assert skill.steps == 3
+        for n, token in enumerate(tokens, 1):
+            assert set(skill.allowed()) == seen[n - 1]
+            assert skill.commit((token, 0, 0)) == (n == len(tokens))
+        assert skill.tokens == [token for token in tokens if token != EOS]
+    assert Choose(EOS, options, 2).steps == 0
+
+
+def test_text_ends_when_the_listener_has_heard_enough() -> None:
+    heard: list[int] = []
+
+    def enough(token: int) -> bool:
+        heard.append(token)
+        return token == 8
+
+    skill = WriteText(EOS, 9, 100, enough=enough)
+    assert [skill.commit((token, 0, 0)) for token in (7, 9, 8)] == [False, False, True]
+    assert heard == skill.tokens == [7, 9, 8]
 
 
 def test_text_ends_at_the_end_token_or_the_last_one() -> None:
@@ -247,6 +277,114 @@ def test_prefill_and_decode_take_turns() -> None:
         kinds.append(step.kind)
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
     assert kinds == [StepKind.PREFILL, StepKind.DECODE] * 6
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), together=st.integers(1, 4), depth=st.integers(1, 2))
+def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int) -> None:
+    """There is room for all. Pictures come in bursts as fast as they are prefilled, and faster; texts are long."""
+    dice = random.Random(seed)
+    scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together)
+    launched = deque[Step[int]]()
+    line: dict[int, int] = {}  # pictures that wait, and the step by which they are to be prefilled
+    last: dict[Answer[int], int] = {}  # sequences and the step that they were last part of
+    image = 0
+    for now in range(150):
+        for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
+            answers = [Answer[int]((1,), WriteText(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
+            scheduler.add(Look(image, answers, lambda look, error: None))
+            line[image] = now + 2 * -(-(len(line) + 1) // together)
+            image += 1
+        step = scheduler.next_step()
+        if step is not None:
+            launched.append(step)
+            for look in step.looks:
+                assert now < line.pop(look.image)
+            for row in step.rows:
+                assert now - last.get(row.answer, now) <= 2
+                last[row.answer] = now
+        assert all(now < latest for latest in line.values())
+        assert all(now - then < 2 for answer, then in last.items() if not answer.finalized)
+        while len(launched) >= depth:
+            done = launched.popleft()
+            scheduler.commit(done, [(float(dice.random() > 0.05), 0.0, 0.0)] * len(done.rows))
+    assert image > 60
+
+
+def test_deadlines_end_looks_wherever_they_are() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 2, 1)
+    ended: dict[int, BaseException | None] = {}
+
+    def look(image: int, deadline: float) -> Look[int]:
+        def done(look: Look[int], error: BaseException | None) -> None:
+            ended[look.image] = error
+
+        return Look(image, [Answer((1,), WriteText(-1, 20, 20))], done, deadline)
+
+    for image, deadline in enumerate([5.0, 9.0, 2.0, 7.0, 1e9]):
+        scheduler.add(look(image, deadline))
+    flying = [scheduler.next_step() for _ in range(2)]
+    scheduler.expire(1.9)
+    assert ended == {}
+    scheduler.expire(2.0)  # waits for a lane
+    assert list(ended) == [2]
+    scheduler.expire(5.0)  # in flight: its lane is let go of when both steps are committed
+    assert list(ended) == [2, 0]
+    assert "while it was answered" in str(ended[0])
+    assert "before it was begun" in str(ended[2])
+    for step in flying:
+        assert step is not None
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    scheduler.expire(8.0)
+    assert list(ended) == [2, 0, 3]
+    scheduler.expire(1e8)
+    assert list(ended) == [2, 0, 3, 1]
+    assert all(isinstance(error, DeadlineError) for error in ended.values())
+    assert not scheduler.at_rest
+    scheduler.expire(1e9)
+    assert scheduler.at_rest
+
+
+def test_looks_wait_for_an_adapter_slot_and_share_it() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4, n_adapters=1)
+    red, blue = Adapter("red", {}), Adapter("blue", {})
+
+    def look(image: int, adapter: Adapter | None) -> Look[int]:
+        return Look(image, [Answer((1,), WriteText(-1, 2, 20))], lambda look, error: None, adapter=adapter)
+
+    looks = [look(0, red), look(1, None), look(2, red), look(3, blue), look(4, None)]
+    for one in looks:
+        scheduler.add(one)
+    launches = []
+    while not scheduler.at_rest:
+        step = scheduler.next_step()
+        assert step is not None
+        launches.append([one.image for one in step.looks])
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    assert launches == [[0, 1, 2], [], [3, 4], []]
+    assert [one.adapter_slot for one in looks] == [1, NO_SLOT, 1, 1, NO_SLOT]
+    none: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4)
+    with pytest.raises(NeverFitsError, match="adapter"):
+        none.add(look(5, red))
+
+
+def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
+    slots, (a, b, c) = AdapterSlots(2), (Adapter(name, {}) for name in "abc")
+    for adapter, slot in ((a, 1), (b, 2), (a, 1)):
+        assert slots.find(adapter) == slot
+        slots.hold(slot, adapter)
+    assert (slots.find(c), slots.n_free, slots.find(None)) == (None, 0, NO_SLOT)
+    with pytest.raises(ValueError, match="held for 'a'"):
+        slots.hold(1, c)
+    slots.give_back(1)
+    slots.give_back(2)
+    assert (slots.find(c), slots.find(b)) == (2, 2)
+    slots.give_back(1)
+    assert (slots.find(c), slots.find(a), slots.n_free) == (2, 1, 2)  # b was let go of before a
+    slots.hold(2, c)
+    assert slots.find(b) == 1
+    with pytest.raises(ValueError, match="does not hold"):
+        slots.give_back(1)
 
 
 def test_a_failed_step_ends_its_looks_and_frees_all() -> None:
