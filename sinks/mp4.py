@@ -46,6 +46,8 @@ class Mp4Sink:
     - Until it is closed the file is fragmented, one fragment a group of pictures of 2 s, so a killed process loses at
       most the last group; closing turns it into an ordinary MP4.
     - Sound is copied, not encoded again, as far as the video goes.
+    - The index of all pictures is kept in memory, 9 MB an hour at 30 a second: for a stream without end, there is
+      `RecordingSink`.
 
     Args:
         path: file to write, replaced if it is there.
