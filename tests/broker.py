@@ -30,11 +30,11 @@ needs_mosquitto = pytest.mark.skipif(
 class Broker:
     """A broker that can be switched off, on, frozen and thawed; always on the same port. Switched off, it forgets."""
 
-    def __init__(self, folder: Path, *, user: str = "", password: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, user: str = "", password: str = "", certificate: tuple[Path, Path] | None = None
+    ) -> None:
         assert MOSQUITTO is not None, "CI needs mosquitto"
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.port = int(one.getsockname()[1])
+        self.port, self.tls_port = free_ports()
         self._config = folder / f"mosquitto-{self.port}.conf"
         lines = [f"listener {self.port} 127.0.0.1", "persistence false", "user root"]
         if user:
@@ -45,6 +45,8 @@ class Broker:
             lines += ["allow_anonymous false", f"password_file {passwords}"]
         else:
             lines.append("allow_anonymous true")
+        if certificate is not None:
+            lines += [f"listener {self.tls_port} 127.0.0.1", f"certfile {certificate[0]}", f"keyfile {certificate[1]}"]
         self._config.write_text("\n".join(lines) + "\n")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -125,6 +127,13 @@ class Listener:
 
     def _keep(self, client: paho.Client, userdata: object, message: paho.MQTTMessage) -> None:
         self.heard.append((message.topic, message.payload.decode(), bool(message.retain)))
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def wait_for(what: Callable[[], bool], within_s: float = LONG_S) -> None:

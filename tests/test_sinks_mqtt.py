@@ -306,6 +306,20 @@ def test_passwords_are_used_and_never_logged(tmp_path: Path, caplog: pytest.LogC
         assert secret not in repr(vars(right))
 
 
+@needs_mosquitto
+def test_tls_needs_a_certificate_that_is_trusted(
+    tmp_path: Path, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker(tmp_path, certificate=certificate) as broker, Listener(broker) as listener:
+        stranger = MqttSink(f"mqtts://127.0.0.1:{broker.tls_port}")
+        wait_for(lambda: "certificate verify failed" in caplog.text)
+        stranger.close()
+        assert listener.heard == []
+        sink = MqttSink(f"mqtts://127.0.0.1:{broker.tls_port}?ca={certificate[0]}")
+        wait_for(lambda: listener.last("saccade/available") == "online")
+        sink.close()
+
+
 def test_close_without_a_broker_is_quick_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     sink = MqttSink("mqtt://127.0.0.1:9")
     sink.write(frame_at(0), showing("person"), LATENCY)

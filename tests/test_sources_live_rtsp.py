@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -219,19 +218,6 @@ def test_close_ends_the_wait_for_a_silent_server() -> None:
         over.set()
         assert not reader.is_alive()
         assert time.monotonic() - begun < 2
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    try:
-        subprocess.run([*command, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no openssl to make a certificate with")
-    return paths
 
 
 def over_tls(talk: Talk, certificate: tuple[Path, Path]) -> Talk:
