@@ -186,11 +186,11 @@ def parse_place(text: str) -> tuple[str, int]:
     Raises:
         ValueError: if it is none of these.
     """
-    parts = urlsplit(f"//:{text}" if text.isdecimal() else f"//{text}")
     try:
+        parts = urlsplit(f"//:{text}" if text.isdecimal() else f"//{text}")
         port = 8080 if parts.port is None else parts.port
     except ValueError:
-        port = -1
+        parts, port = urlsplit(""), -1
     if port < 0 or parts.username is not None or parts.path or parts.query:
         raise ValueError("should be HOST:PORT, such as 127.0.0.1:8080")
     return parts.hostname or "127.0.0.1", port
@@ -240,7 +240,7 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
     if not from_file:
         called, inside = ("SOURCE", []) if key == "source" else (f"--{called.replace('_', '-')}", inside)
     called += "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inside)
-    given = "" if key == "http_token" else f", got {error['input']!r}"
+    given = "" if key in ("http", "http_token") else f", got {error['input']!r}"
     return f"{called}: {reason}{given}"
 
 

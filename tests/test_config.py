@@ -47,6 +47,16 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\n", ":1:1: nothing to look for: give detect, point or query"),
         ("source: &a [*a]\n", ": nested more than 8 levels deep"),
         ("1: a\n", ":1:1: "),
+        ("source: a\nhttp: me:secret@a\n", ":2:1: http: should be HOST:PORT, such as 127.0.0.1:8080"),
+        ("source: a\nhttp_token: 4711\n", ":2:1: http_token: should be a valid string"),
+        ("streams: [{source: a}]\n", ":1:1: streams[0]: nothing to look for"),
+        ("source: a\nstreams: [{source: b}]\ndetect: cat\n", ":1:1: there are a source and streams"),
+        ("streams: [{name: a}]\ndetect: cat\n", ":1:11: source is missing: What to watch"),
+        ("streams:\n  - source: a\n    cnof: 1\n", ":3:5: unknown key 'cnof'; did you mean 'conf'?"),
+        ("streams:\n  - source: a\n    conf: 3\n", ":3:5: streams[0].conf: should be less than or equal to 1, got 3"),
+        ("streams:\n  - source: a\n    model: big\n", ":3:5: unknown key 'model'; "),
+        ("streams: [{source: a, name: x/y}]\n", ":1:23: streams[0].name: 'x/y' is no name for a stream"),
+        ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams are called 'x'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
@@ -92,6 +102,32 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00source")
     with pytest.raises(ConfigError, match="not a text file"):
         load(path, {})
+
+
+def test_a_stream_takes_from_the_whole_what_it_does_not_say_itself(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text(
+        "detect: [person]\nconf: 0.3\nsinks: [ws://127.0.0.1:1]\nqueue: keep 4\nstreams:\n"
+        "  - {source: a.mp4, name: door, sinks: [door.mp4]}\n"
+        "  - {source: b.mp4, detect: cat, conf: 0.5, queue: null}\n"
+    )
+    door, other = load(path, {"vid_stride": 3}).each()
+    assert (door.name, door.detect, door.conf, door.queue, door.vid_stride) == ("door", ["person"], 0.3, "keep 4", 3)
+    assert door.sinks == ["door.mp4"]
+    assert (other.name, other.detect, other.conf, other.queue, other.sinks) == (None, ["cat"], 0.5, None, [])
+
+
+def test_sources_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text("detect: cat\nstreams: [{source: a}, {source: b}]\n")
+    assert [one.source for one in load(path, {"source": "c"}).each()] == ["c"]
+    path.write_text("detect: cat\nsource: a\n")
+    assert [one.source for one in load(path, {"streams": [{"source": "b"}, {"source": "c"}]}).each()] == ["b", "c"]
+
+
+def test_a_server_alone_needs_no_source() -> None:
+    assert load(None, {"http": "127.0.0.1:8080"}).each() == []
+    assert "sesame" not in repr(load(None, {"http": "127.0.0.1:8080", "http_token": "sesame"}))
 
 
 def test_every_field_is_described() -> None:
