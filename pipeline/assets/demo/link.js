@@ -1,0 +1,159 @@
+// Talks to the server: plain requests, and one WebRTC session that comes back by itself when it is lost.
+
+const asked = new URLSearchParams(location.search);
+let token = asked.get("token");
+try {
+  token ??= sessionStorage.getItem("token");
+  if (asked.has("token")) {
+    sessionStorage.setItem("token", token);
+    history.replaceState(null, "", location.pathname);  // so that nobody copies it along with the address
+  }
+} catch { /* no storage here; then it stays in the address */ }
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+const CONNECT_MS = 10_000;
+const LONGEST_PAUSE_MS = 5_000;
+
+/** Something that went wrong, in words for the person in front of the page. `final`: trying again would not help. */
+export class Problem extends Error {
+  constructor(message, final = false) {
+    super(message);
+    this.final = final;
+  }
+}
+
+/** Ask the server; a refusal becomes a Problem. */
+export async function ask(path, init = {}) {
+  const headers = {...init.headers, ...(token ? {Authorization: `Bearer ${token}`} : {})};
+  let response;
+  try {
+    response = await fetch(path, {signal: AbortSignal.timeout(CONNECT_MS), ...init, headers});
+  } catch {
+    throw new Problem("The server does not answer. Is saccade demo still running?");
+  }
+  if (response.ok) return response;
+  const said = await response.json().then(({error}) => error, () => "");
+  switch (response.status) {
+    case 401: throw new Problem("This server wants a token: open the address that saccade demo printed.", true);
+    case 403: throw new Problem("The server takes no visits from this address: open the one that saccade demo printed.", true);
+    case 404: throw new Problem("There is no picture of that stream now.");
+    case 503: throw new Problem(`The server has no room: ${said}.`);
+    default: throw new Problem(`The server says: ${said || response.statusText}.`, response.status < 500);
+  }
+}
+
+/**
+ * A session that sends one track (WHIP) or watches a stream (WHEP), with the data channel "results" beside the video.
+ * Told through `on`: state(state, words), open(), said(message), track(track).
+ */
+export class Link {
+  #on; #path; #source; #peer = null; #channel = null; #session = null; #wanted = true; #wake = () => {};
+
+  constructor(path, source, on) {
+    this.#path = path;
+    this.#source = source;
+    this.#on = on;
+    this.#run();
+    addEventListener("online", this.#hurry);
+  }
+
+  /** Send a message, if the channel is open. */
+  say(message) {
+    if (this.#channel?.readyState !== "open") return false;
+    this.#channel.send(JSON.stringify(message));
+    return true;
+  }
+
+  /** Milliseconds that a message takes to get here; 0 while unknown. */
+  async oneWay() {
+    for (const one of (await this.#peer?.getStats())?.values() ?? []) {
+      if (one.type === "candidate-pair" && one.nominated) return 500 * (one.currentRoundTripTime ?? 0);
+    }
+    return 0;
+  }
+
+  /** End it, for good. */
+  close() {
+    this.#wanted = false;
+    removeEventListener("online", this.#hurry);
+    this.#drop();
+    this.#wake();
+  }
+
+  #hurry = () => this.#wake();
+
+  async #run() {
+    let wait = 500;
+    while (this.#wanted) {
+      this.#on.state("busy", "connecting…");
+      try {
+        const {ended} = await this.#connect();
+        this.#on.state("live", "live");
+        wait = 500;
+        await ended;
+        if (this.#wanted) this.#on.state("lost", "The connection was lost. Connecting again…");
+      } catch (problem) {
+        if (!this.#wanted) break;
+        const known = problem instanceof Problem ? problem : new Problem("The browser cannot make the connection.");
+        if (known.final) {
+          this.#on.state("failed", known.message);
+          break;
+        }
+        this.#on.state("lost", `${known.message} Trying again…`);
+      }
+      this.#drop();
+      await Promise.race([pause(wait), new Promise((done) => { this.#wake = done; })]);
+      wait = Math.min(2 * wait, LONGEST_PAUSE_MS);
+    }
+    this.#drop();
+  }
+
+  /** Connect; `ended` resolves when the connection is over. */
+  async #connect() {
+    const peer = this.#peer = new RTCPeerConnection();
+    if (this.#source) await send(peer, this.#source);
+    else peer.addTransceiver("video", {direction: "recvonly"});
+    peer.ontrack = ({track, receiver}) => {
+      receiver.jitterBufferTarget = 0;  // the newest picture, not the smoothest
+      this.#on.track(track);
+    };
+    const channel = this.#channel = peer.createDataChannel("results");
+    let end, opened, failed;
+    const ended = new Promise((done) => { end = done; });
+    const open = new Promise((done, fail) => { [opened, failed] = [done, fail]; });
+    channel.onmessage = ({data}) => this.#on.said(JSON.parse(data));
+    channel.onopen = opened;
+    channel.onclose = end;
+    peer.onconnectionstatechange = () => {
+      if (["failed", "disconnected", "closed"].includes(peer.connectionState)) end();
+    };
+    await peer.setLocalDescription();
+    const response = await ask(this.#path, {
+      method: "POST", headers: {"Content-Type": "application/sdp"}, body: peer.localDescription.sdp,
+    });
+    this.#session = response.headers.get("Location");
+    await peer.setRemoteDescription({type: "answer", sdp: await response.text()});
+    const late = setTimeout(() => failed(new Problem("The server answers, but no video gets through (UDP may be blocked).")), CONNECT_MS);
+    await open.finally(() => clearTimeout(late));
+    this.#on.open();
+    return {ended};  // a promise alone would be waited for
+  }
+
+  #drop() {
+    if (this.#session) ask(this.#session, {method: "DELETE", keepalive: true}).catch(() => {});
+    this.#peer?.close();
+    this.#peer = this.#channel = this.#session = null;
+  }
+}
+
+async function send(peer, stream) {
+  const [track] = stream.getVideoTracks();
+  const {sender} = peer.addTransceiver(track, {direction: "sendonly", streams: [stream]});
+  const parameters = sender.getParameters();
+  parameters.degradationPreference = "maintain-resolution";  // or Chromium begins with a quarter of the pixels
+  for (const encoding of parameters.encodings) {
+    encoding.scaleResolutionDownBy = Math.max(1, (track.getSettings().width ?? 0) / 960);  // boxes come as fractions
+    encoding.maxBitrate = 4_000_000;
+  }
+  await sender.setParameters(parameters).catch(() => {});  // as it is, then
+}

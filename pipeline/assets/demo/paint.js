@@ -1,0 +1,113 @@
+// Draws a picture and what was found on it, as the server does where it burns boxes in (sinks/overlay.py).
+
+const INK = "#10131a";
+const PAPER = "#f5f7fa";
+
+/**
+ * @param canvas - filled whole; its size in pixels is the caller's
+ * @param picture - anything that can be drawn, of the canvas's shape
+ * @param seen - a record's objects and points: {objects, points}
+ * @param color - the colour of a label
+ * @param density - pixels of the canvas for one of the page
+ */
+export function paint(canvas, picture, seen, color, density = 1) {
+  const {width, height} = canvas;
+  const context = canvas.getContext("2d", {alpha: false});
+  context.drawImage(picture, 0, 0, width, height);
+  const unit = density * Math.max(0.8, Math.min(width, height) / density / 360) ** 0.6;
+  const boxes = seen.objects
+    .map(({label, score, box_norm: [x1, y1, x2, y2]}) => ({label, score, x1: x1 * width, y1: y1 * height, x2: x2 * width, y2: y2 * height}))
+    .sort((a, b) => (b.x2 - b.x1) * (b.y2 - b.y1) - (a.x2 - a.x1) * (a.y2 - a.y1));  // small ones on top
+  const spots = seen.points.map(({label, score, x_norm, y_norm}) => ({label, score, x: x_norm * width, y: y_norm * height}));
+  for (const box of boxes) drawBox(context, box, color(box.label), unit);
+  for (const spot of spots) drawSpot(context, spot, color(spot.label), unit);
+  const taken = [];  // writing comes last: nothing crosses it out
+  for (const box of boxes) writeBox(context, box, color(box.label), unit, taken);
+  for (const spot of spots) writeSpot(context, spot, color(spot.label), unit, taken);
+}
+
+function drawBox(context, {x1, y1, x2, y2}, color, unit) {
+  const line = 2 * unit;
+  const inset = line / 2;  // a box that touches the border keeps its whole line inside
+  const {width, height} = context.canvas;
+  const [left, top] = [Math.max(x1, inset), Math.max(y1, inset)];
+  const [w, h] = [Math.min(x2, width - inset) - left, Math.min(y2, height - inset) - top];
+  if (w <= 0 || h <= 0) return;
+  context.beginPath();
+  context.roundRect(left, top, w, h, Math.min(6 * unit, w / 4, h / 4));
+  stroke(context, INK, line + 1.6 * unit, 0.75);
+  stroke(context, color, line, 1);
+}
+
+function stroke(context, color, width, alpha) {
+  context.globalAlpha = alpha;
+  context.strokeStyle = color;
+  context.lineWidth = width;
+  context.stroke();
+  context.globalAlpha = 1;
+}
+
+function drawSpot(context, {x, y}, color, unit) {
+  for (const [radius, fill] of [[7.5, INK], [6.5, PAPER], [5, color]]) {
+    context.beginPath();
+    context.arc(x, y, radius * unit, 0, 2 * Math.PI);
+    context.fillStyle = fill;
+    context.fill();
+  }
+}
+
+function writeBox(context, {label, score, x1, y1, x2, y2}, color, unit, taken) {
+  const chip = measure(context, label, score, unit);
+  const gap = 2 * unit;
+  const inside = 4 * unit;
+  place(context, chip, color, taken, [
+    [x1 - gap, y1 - chip.height - gap],
+    [x2 + gap - chip.width, y1 - chip.height - gap],
+    [x1 + inside, y1 + inside],
+    [x2 - inside - chip.width, y1 + inside],
+    [x1 - gap, y2 + gap],
+    [x1 + inside, y2 - inside - chip.height],
+  ]);
+}
+
+function writeSpot(context, {label, score, x, y}, color, unit, taken) {
+  const chip = measure(context, label, score, unit);
+  const away = 10 * unit;
+  place(context, chip, color, taken, [
+    [x + away, y - chip.height / 2],
+    [x - away - chip.width, y - chip.height / 2],
+    [x - chip.width / 2, y - away - chip.height],
+    [x - chip.width / 2, y + away],
+  ]);
+}
+
+function measure(context, label, score, unit) {
+  const size = 13 * unit;
+  const font = `600 ${size}px system-ui, sans-serif`;
+  const text = `${label} ${Math.round(100 * score)}%`;
+  context.font = font;
+  return {text, font, size, width: context.measureText(text).width + 0.9 * size, height: 1.5 * size};
+}
+
+/** Write at the first of the places that is in the picture and free, else where least is covered. */
+function place(context, {text, font, size, width, height}, color, taken, places) {
+  const most = context.canvas;
+  const covered = ([x, y]) => {
+    const outside = Math.max(0, -x) + Math.max(0, -y) + Math.max(0, x + width - most.width) + Math.max(0, y + height - most.height);
+    const overlap = taken.reduce((sum, [x1, y1, x2, y2]) =>
+      sum + Math.max(0, Math.min(x + width, x2) - Math.max(x, x1)) * Math.max(0, Math.min(y + height, y2) - Math.max(y, y1)), 0);
+    return overlap + outside * height;
+  };
+  let [x, y] = places.reduce((best, one) => (covered(one) < covered(best) ? one : best));
+  x = Math.max(0, Math.min(x, most.width - width));
+  y = Math.max(0, Math.min(y, most.height - height));
+  taken.push([x, y, x + width, y + height]);
+  context.beginPath();
+  context.roundRect(x, y, width, height, 0.32 * size);
+  context.fillStyle = color;
+  context.fill();
+  context.fillStyle = INK;
+  context.font = font;
+  context.textBaseline = "middle";
+  context.fillText(text, x + 0.45 * size, y + height / 2 + 0.04 * size);
+}

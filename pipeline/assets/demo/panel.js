@@ -1,0 +1,199 @@
+// What stands beside the picture: what to find, what was found, and how long it took.
+
+import {ask} from "./link.js";
+
+const $ = (id) => document.getElementById(id);
+const FIRST = ["person", "face", "cat", "dog", "car", "bicycle", "cup", "cell phone", "laptop", "chair", "bottle", "book"];
+const IDEAS = 6;
+const PLAIN = "#c9d1e0";
+
+/** What to find: chips, points or boxes, and how sure the model must be. Calls `changed` after each change of them. */
+export class Prompts {
+  #names = [];
+  #colors = new Map();
+  #classes = null;
+  #changed;
+
+  constructor(model, changed) {
+    this.#changed = changed;
+    this.#classes = model.classes;
+    this.take(model.prompts, model.colors);
+    for (const name of this.#classes ?? []) $("names").append(Object.assign(document.createElement("option"), {value: name}));
+    $("all").hidden = !this.#classes;
+    $("all").querySelector("summary").textContent = `Everything ${model.model} knows (${this.#classes?.length})`;
+    for (const input of document.querySelectorAll("[name=skill]")) {
+      input.disabled = !model.skills.includes(input.value);
+      input.onchange = () => this.#changed();
+    }
+    $("conf").oninput = () => { $("conf-shown").textContent = `${$("conf").value}%`; };
+    $("conf").onchange = () => this.#changed();
+    $("find").onsubmit = (event) => {
+      event.preventDefault();
+      this.add($("name").value);
+    };
+    $("name").oninput = ({inputType}) => {
+      this.#tell("");
+      if (!inputType || inputType === "insertReplacementText") this.add($("name").value);  // taken from the list
+    };
+    $("name").onkeydown = ({key}) => {
+      if (key === "Backspace" && !$("name").value && this.#names.length > 1) this.#remove(this.#names.at(-1));
+    };
+  }
+
+  /** As the server wants them. */
+  get wanted() {
+    const skill = document.querySelector("[name=skill]:checked").value;
+    return {detect: [], point: [], [skill]: this.#names, conf: Number($("conf").value) / 100};
+  }
+
+  color = (label) => this.#colors.get(label) ?? PLAIN;
+
+  /** Whether a label is looked for now; what is still on its way for an old name is not shown. */
+  has = (label) => this.#names.includes(label);
+
+  /** Show what the server says is looked for. */
+  take(prompts, colors) {
+    for (const [label, color] of Object.entries(colors)) this.#colors.set(label, color);
+    this.#names = [...new Set([...prompts.detect, ...prompts.point])];
+    const skill = prompts.point.length && !prompts.detect.length ? "point" : "detect";
+    document.querySelector(`[name=skill][value=${skill}]`).checked = true;
+    $("conf").value = Math.round(100 * prompts.conf);
+    $("conf-shown").textContent = `${$("conf").value}%`;
+    this.#show();
+  }
+
+  /** Look for one more thing, as a person calls it. */
+  async add(phrase) {
+    if (!phrase.trim()) return;
+    try {
+      const response = await ask(`names?of=${encodeURIComponent(phrase)}`);
+      const {names, colors, error} = await response.json();
+      if (error) return this.#tell(error);
+      for (const [label, color] of Object.entries(colors)) this.#colors.set(label, color);
+      this.#names = [...new Set([...this.#names, ...names])];
+    } catch (problem) {
+      return this.#tell(problem.message);
+    }
+    $("name").value = "";
+    this.#tell("");
+    this.#show();
+    this.#changed();
+  }
+
+  /** Say what is wrong with a name, in plain words; nothing if "". */
+  #tell(words) {
+    $("unknown").hidden = !words;
+    const [wrong, known] = words.split(/ (?=It knows: )/);  // the list is long, and no reproach
+    $("unknown").replaceChildren(Object.assign(document.createElement("b"), {textContent: wrong}), known ?? "");
+  }
+
+  refuse(words) { this.#tell(words); }
+
+  #remove(name) {
+    if (this.#names.length === 1) return this.#tell("Something must be looked for: add another name first.");
+    this.#names = this.#names.filter((one) => one !== name);
+    this.#tell("");
+    this.#show();
+    this.#changed();
+  }
+
+  #show() {
+    $("chips").replaceChildren(...this.#names.map((name) => {
+      const chip = document.createElement("li");
+      const text = Object.assign(document.createElement("span"), {textContent: name});
+      const cross = Object.assign(document.createElement("button"), {type: "button", textContent: "×"});
+      cross.setAttribute("aria-label", `Do not look for ${name}`);
+      cross.onclick = () => {
+        this.#remove(name);
+        $("name").focus();
+      };
+      chip.style.setProperty("--chip", this.color(name));
+      chip.append(text, cross);
+      return chip;
+    }));
+    const others = (this.#classes ?? []).filter((name) => !this.#names.includes(name));
+    const common = FIRST.filter((name) => others.includes(name)).slice(0, IDEAS);
+    $("ideas").replaceChildren(...common.map((name) => this.#idea(name)));
+    $("all").querySelector("div").replaceChildren(...others.map((name) => this.#idea(name)));
+  }
+
+  #idea(name) {
+    const button = Object.assign(document.createElement("button"), {type: "button", textContent: name});
+    button.onclick = () => this.add(name);
+    return button;
+  }
+}
+
+/** What was found, and how long it took, of the last second or two. */
+export class Figures {
+  #times = [];
+  #means = null;
+  #said = "";
+  #saidAt = 0;
+  #shownAt = 0;
+
+  /**
+   * @param seen - {objects, points, answers} as they are shown
+   * @param latency - of the record, in ms
+   * @param network - ms that were not spent in the server
+   */
+  note(seen, latency, network, color) {
+    const now = performance.now();
+    this.#times = [...this.#times.filter((time) => now - time < 2000), now];
+    const parts = [network + latency.decode, latency.queue, latency.prefill, latency.decode_tokens];
+    this.#means = (this.#means ?? parts).map((mean, part) => mean + 0.15 * (parts[part] - mean));
+    if (now - this.#shownAt < 200) return;  // five times a second is as much as anybody reads
+    this.#shownAt = now;
+    this.#showFound(seen, color);
+    this.#showSpeed();
+  }
+
+  clear() {
+    [this.#times, this.#means] = [[], null];
+    $("found").replaceChildren(Object.assign(document.createElement("li"), {className: "dim", textContent: "nothing yet"}));
+    for (const place of [$("total"), $("rate"), ...document.querySelectorAll("#parts dd")]) place.textContent = "–";
+    for (const part of document.querySelectorAll("#split i")) part.style.width = 0;
+  }
+
+  #showFound({objects, points, answers}, color) {
+    const found = new Map();
+    for (const {label, score} of [...objects, ...points]) {
+      const {count, best} = found.get(label) ?? {count: 0, best: 0};
+      found.set(label, {count: count + 1, best: Math.max(best, score)});
+    }
+    const lines = [...found].sort().map(([label, {count, best}]) => {
+      const line = document.createElement("li");
+      line.style.setProperty("--chip", color(label));
+      const name = Object.assign(document.createElement("b"), {textContent: count > 1 ? `${count} × ${label}` : label});
+      const score = Object.assign(document.createElement("span"), {textContent: `${Math.round(100 * best)}%`});
+      line.append(document.createElement("i"), name, score);
+      return line;
+    });
+    for (const {prompt, text} of answers ?? []) {
+      lines.push(Object.assign(document.createElement("li"), {className: "answer", textContent: `${prompt} ${text}`}));
+    }
+    const none = Object.assign(document.createElement("li"), {className: "dim", textContent: "nothing in this picture"});
+    $("found").replaceChildren(...(lines.length ? lines : [none]));
+    const words = [...found].sort().map(([label, {count}]) => `${count} ${label}`).join(", ") || "nothing found";
+    const now = performance.now();
+    if (words !== this.#said && now - this.#saidAt > 4000) {  // for those who hear the page
+      [this.#said, this.#saidAt] = [words, now];
+      $("told").textContent = words;
+      $("picture").setAttribute("aria-label", `The live picture: ${words}`);
+    }
+  }
+
+  #showSpeed() {
+    const total = this.#means.reduce((sum, part) => sum + part, 0);
+    $("total").textContent = Math.round(total);
+    const span = this.#times.at(-1) - this.#times[0];
+    $("rate").textContent = span > 300 ? (1000 * (this.#times.length - 1) / span).toFixed(span > 0 ? 0 : 1) : "–";
+    document.querySelectorAll("#split i").forEach((part, at) => { part.style.width = `${100 * this.#means[at] / total}%`; });
+    document.querySelectorAll("#parts dd").forEach((place, at) => {
+      const ms = this.#means[at];
+      place.textContent = `${ms < 9.95 ? ms.toFixed(1) : Math.round(ms)} ms`;
+    });
+    $("split").setAttribute("aria-label", `Of ${Math.round(total)} milliseconds: ` +
+      ["network and video", "queue", "prefill", "decode"].map((name, at) => `${name} ${Math.round(this.#means[at])}`).join(", "));
+  }
+}

@@ -1,0 +1,119 @@
+// The picture on the screen: taken from a video, matched with its record, drawn; or the server's own drawing as it comes.
+
+import {paint} from "./paint.js";
+
+const $ = (id) => document.getElementById(id);
+const NONE = {objects: [], points: []};
+
+/** One stage for the whole page. `own` plays what is sent, `theirs` what the server sends. */
+export class Stage {
+  own = $("own");
+  theirs = $("theirs");
+  #canvas = $("picture");
+  #color;
+  #matcher = null;
+  #source = null;  // the video that the pictures are taken from
+  #burnt = false;
+  #shown = null;
+
+  constructor(color) {
+    this.#color = color;
+    for (const video of [this.own, this.theirs]) this.#listen(video);
+    const draw = () => {
+      requestAnimationFrame(draw);
+      this.#draw();
+    };
+    draw();
+  }
+
+  /** Take pictures from `video` (`own` or `theirs`) and match them by `matcher`. */
+  begin(video, matcher) {
+    this.end();
+    [this.#source, this.#matcher] = [video, matcher];
+    $("stage").classList.add("on");
+  }
+
+  /** Show what the server drew, instead of drawing here. */
+  set burnt(burnt) {
+    this.#burnt = burnt;
+    this.#matcher?.clear();
+  }
+
+  /** Play a track that the server sends. */
+  play(track) {
+    this.theirs.srcObject = new MediaStream([track]);
+    this.theirs.play().catch(() => {});  // stopped meanwhile
+  }
+
+  end() {
+    this.#matcher?.clear();
+    this.#source = this.#matcher = this.#shown = null;
+    this.#burnt = false;
+    for (const video of [this.own, this.theirs]) {
+      video.pause();
+      video.srcObject = null;
+      if (video.src.startsWith("blob:")) URL.revokeObjectURL(video.src);
+      video.removeAttribute("src");
+      video.load();
+    }
+    for (const one of [this.#canvas, this.theirs]) one.classList.remove("seen");
+    $("stage").classList.remove("on");
+  }
+
+  /** The picture now on the screen, in its own size, as a PNG; null if there is none. */
+  async snapshot() {
+    const picture = this.#burnt ? this.theirs : this.#shown?.bitmap;
+    const [width, height] = [picture?.videoWidth ?? picture?.width, picture?.videoHeight ?? picture?.height];
+    if (!width) return null;
+    const canvas = Object.assign(document.createElement("canvas"), {width, height});
+    paint(canvas, picture, this.#burnt ? NONE : this.#shown.record ?? NONE, this.#color);
+    return new Promise((done) => canvas.toBlob(done, "image/png"));
+  }
+
+  /** What is on the screen, for tests: size of the picture and what is drawn on it. */
+  get shown() {
+    const {width, height} = this.#shown?.bitmap ?? {};
+    return this.#shown && {width, height, ...(this.#shown.record ?? NONE)};
+  }
+
+  #listen(video) {
+    const next = (_, {captureTime, presentationTime, rtpTimestamp}) => {
+      video.requestVideoFrameCallback(next);
+      const matcher = this.#matcher;
+      if (video !== this.#source || this.#burnt) return;
+      const time = video === this.own ? performance.timeOrigin + (captureTime ?? presentationTime) : rtpTimestamp;
+      createImageBitmap(video).then((bitmap) => {
+        if (this.#matcher === matcher && !this.#burnt) matcher.frame(time, bitmap);
+        else bitmap.close();
+      }, () => {});  // no picture after all
+    };
+    video.requestVideoFrameCallback(next);
+  }
+
+  #draw() {
+    if (!this.#matcher) return;
+    const ready = this.#burnt && this.theirs.videoWidth > 0;
+    const pick = this.#burnt ? null : this.#matcher.pick();
+    if (pick) this.#paint(pick);
+    if (ready) this.#shape(this.theirs.videoWidth, this.theirs.videoHeight);
+    this.theirs.classList.toggle("seen", ready);
+    this.#canvas.classList.toggle("seen", !ready && this.#shown !== null);
+  }
+
+  #paint(pick) {
+    this.#shown = pick;
+    const {bitmap, record} = pick;
+    this.#shape(bitmap.width, bitmap.height);
+    const room = $("stage").getBoundingClientRect();
+    const density = Math.min(devicePixelRatio, 2);
+    const scale = density * Math.min(room.width / bitmap.width, room.height / bitmap.height);
+    const [width, height] = [Math.round(bitmap.width * scale), Math.round(bitmap.height * scale)];
+    if (this.#canvas.width !== width || this.#canvas.height !== height) Object.assign(this.#canvas, {width, height});
+    paint(this.#canvas, bitmap, record ?? NONE, this.#color, density);
+  }
+
+  #shape(width, height) {
+    $("stage").style.setProperty("--aspect", `${width} / ${height}`);
+    $("stage").style.setProperty("--wide", width / height);
+  }
+}

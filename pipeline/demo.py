@@ -1,0 +1,186 @@
+"""`saccade demo`: a page on which anybody sees the model at work, with a camera, a clip, a video or a running stream.
+
+    GET  /                the page, and its files beside it
+    GET  /model           what the model is and knows, and what is looked for at first
+    GET  /names?of=bike   what the model calls that: {"names": ["bicycle"], "colors": {…}}, or {"error": "one line"}
+    POST /whip            a page's own video; /whep/NAME: any stream's. Both as their RFCs say
+
+Beside the video a page may open a data channel "results": records come on it, and what is sent on it, such as
+{"detect": ["cat"]}, changes what is looked for. The answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from engine.errors import EngineError
+from engine.results import Result
+from pipeline.bench import DEMO_CLIP
+from pipeline.config import ConfigError, Prompts, explain
+from pipeline.names import free_name
+from pipeline.queue import NEWEST
+from pipeline.run import Output
+from pipeline.server import HttpServer
+from pipeline.setup import prompts_of, tasks_for
+from pipeline.streams import StreamError, Streams
+from pipeline.whep import WhepServer
+from sinks import CallbackSink, Latency, color_of, make_record
+from sinks.broadcast import BroadcastSink
+from sinks.record import to_json
+from sources import Frame
+from sources.webrtc import WebRtcSource
+from sources.webrtc_server import SILENCE_S, WebRtcServer
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+DEFAULT_PORT = 8080
+MAX_PUBLISHERS = 4
+_ASSETS = Path(__file__).parent / "assets" / "demo"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_LONGEST_NAME = 200
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Permissions-Policy": "camera=(self), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class Demo:
+    """The page and everything behind it; serves from construction on, until `close`.
+
+    Attributes:
+        streams: those that run: pages', and whatever else is added.
+        url: where the page is.
+
+    Args:
+        engine: finds things; stays the caller's.
+        prompts: what to look for until a page asks for something else.
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what a page must know; None lets everybody in who can reach it.
+        silence_s: a page of which nothing is heard for so long is gone.
+
+    Raises:
+        ConfigError: if the address cannot be had, others could reach it and there is no token, or the model cannot do
+            what is asked.
+        UnknownClassError: if the model does not know a name.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Prompts,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        token: str | None = None,
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._engine = engine
+        self._tasks = tasks_for(engine, prompts)
+        self.videos = BroadcastSink()
+        self.streams = Streams(engine, [Output(self.videos, NEWEST)])
+        self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
+        self.whep = WhepServer(self.videos, token=token, answer=self._answer, silence_s=silence_s)
+
+        async def let_go(_: web.Application) -> None:
+            await self.whep.close()
+            await self.whip.close()
+
+        files = {("/" if path.name == "index.html" else f"/{path.name}"): path for path in _ASSETS.iterdir()}
+        self._server = HttpServer(
+            self.streams,
+            host,
+            port,
+            token,
+            routes=[
+                *(web.get(place, partial(_file, path)) for place, path in files.items()),
+                web.get("/clip.mp4", _clip),
+                web.get("/model", self._model),
+                web.get("/names", self._names),
+                *self.whip.routes(),
+                *self.whep.routes(),
+            ],
+            public=[*files, "/clip.mp4"],  # no secret in them, and the page asks for the rest with its token
+            on_cleanup=[let_go],
+        )
+        self.url = f"{self._server.url}/"
+
+    def close(self) -> None:
+        """End everything but the engine. A second call does nothing."""
+        self._server.close()
+        self.streams.close()
+
+    # ---- on the event loop
+
+    def _take(self, source: WebRtcSource) -> None:
+        """Begin a stream of a page's video; it ends when the page goes."""
+        name = free_name(source.name, self.streams.names)
+
+        def tell(frame: Frame, result: Result, latency: Latency) -> None:
+            if source.messages.open:
+                source.messages.send(to_json(make_record(frame, result, latency)).decode())
+
+        source.messages.answer = partial(self._answer, name)
+        # On a CPU a second picture only waits for the first: no more come out, and each is later.
+        in_flight = 1 if self._engine.model.device == "cpu" else 2
+        self.streams.add(name, source, self._tasks, outputs=[Output(CallbackSink(tell), NEWEST)], in_flight=in_flight)
+
+    def _answer(self, stream: str, text: str) -> str:
+        """Change what is looked for in a stream as a page asks, and tell what it is now."""
+        try:
+            wanted = Prompts.model_validate(json.loads(text))
+            run = self.streams.get(stream)
+            if wanted.model_fields_set:
+                changed = {key: getattr(wanted, key) for key in wanted.model_fields_set}
+                prompts = prompts_of(run.tasks).model_copy(update=changed)
+                if prompts.nothing:
+                    raise ConfigError(prompts.nothing)
+                run.tasks = tasks_for(self._engine, prompts)
+            return json.dumps(_told(prompts_of(run.tasks)))
+        except ValidationError as error:
+            reason = explain(error.errors()[0], Prompts)
+        except (ValueError, RecursionError):
+            reason = "the message is not JSON"
+        except (ConfigError, EngineError, StreamError) as error:
+            reason = str(error)
+        return json.dumps({"error": reason})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        model = self._engine.model
+        told = {"model": model.name, "device": model.device, "classes": model.classes, "skills": model.skills}
+        return web.json_response({**told, **_told(prompts_of(self._tasks))})
+
+    async def _names(self, request: web.Request) -> web.Response:
+        try:
+            names = self._engine.resolve([request.query.get("of", "")[:_LONGEST_NAME]])
+        except EngineError as error:
+            return web.json_response({"error": str(error)})  # an answer like any other: the page asked what it means
+        return web.json_response({"names": names, "colors": _colors(names)})
+
+
+def _told(prompts: Prompts) -> dict[str, Any]:
+    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
+
+
+def _colors(labels: list[str]) -> dict[str, str]:
+    """The colours of labels, as in the pictures that are drawn here."""
+    return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
+
+
+async def _file(path: Path, request: web.Request) -> web.Response:
+    return web.Response(body=path.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8", headers=_HEADERS)
+
+
+async def _clip(request: web.Request) -> web.FileResponse:
+    return web.FileResponse(DEMO_CLIP)
