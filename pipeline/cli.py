@@ -313,6 +313,29 @@ def bench_frame(
     print(result.as_json() if as_json else result.as_text())
 
 
+@bench.command("pipeline")
+def bench_pipeline(
+    context: typer.Context,
+    fps: Annotated[float, typer.Option(min=0.1, max=1000, help="How many pictures a second.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
+    detect: Detect = None,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Time a picture from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
+
+    The pictures are those of the demo clip, at the pace of a camera. Choose a pace that the model keeps up with.
+    """
+    from pipeline.bench import DEMO_CLIP
+    from pipeline.bench_pipeline import time_pipeline
+    from pipeline.config import load
+
+    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **_given(context)})
+    result = time_pipeline(settings, fps=fps, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())
+
+
 def _settings(context: typer.Context, config: Path | None = None) -> RunConfig:
     from pipeline.config import load
 

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+
+from pipeline.bench_pipeline import _figures
+from pipeline.config import ConfigError
+
+
+def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "bench", "pipeline", "--fps", "4", "--seconds", "3", "--json"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    timed = json.loads(done.stdout)
+    assert timed["frames"] >= 5
+    assert 0 < timed["median_ms"] <= timed["p99_ms"]
+    assert timed["median_ms"] < 100  # 1 to 5 ms when nothing else runs; more would be somebody waiting for a picture
+    assert timed["model_ms"] > timed["before_ms"] >= 0
+
+
+def test_the_times_are_taken_apart() -> None:
+    latency = {"queue": 1.0, "prefill": 20.0, "decode_tokens": 10.0}
+    notice = (0.0, {"streams": []})
+    came = [notice, *((n + 0.034, {"frame": n, "latency_ms": latency}) for n in range(20))]
+    timed = _figures("nano", "cpu", 1, came, {n: float(n) for n in range(20)})
+    assert timed.frames == 10
+    assert (timed.model_ms, timed.before_ms) == (30.0, 1.0)
+    assert timed.after_ms == pytest.approx(3.0)
+    assert timed.median_ms == pytest.approx(4.0)
+
+
+def test_too_few_pictures_are_told() -> None:
+    with pytest.raises(ConfigError, match="lower --fps"):
+        _figures("nano", "cpu", 30, [], {})
