@@ -162,6 +162,7 @@ class WebSocketSink:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         everybody = self._target.max_clients + _STRANGERS
+        connection = partial(Connection, crowd=self._connections, at_most=everybody, open_s=_OPEN_S)
         try:
             server = await serve(
                 self._attend,
@@ -178,9 +179,7 @@ class WebSocketSink:
                 max_queue=4,
                 write_limit=WRITE_LIMIT,
                 logger=_library_log,
-                create_connection=cast(
-                    "type[ServerConnection]", partial(Connection, crowd=self._connections, at_most=everybody)
-                ),
+                create_connection=cast("type[ServerConnection]", connection),
             )
         except BaseException as error:
             listening.set_exception(error)
@@ -251,7 +250,7 @@ class WebSocketSink:
             client.leave()
         for connection in list(self._connections):
             if connection.request is None:  # nothing asked yet, nothing to be answered
-                connection.transport.abort()
+                connection.cut()
         for seconds in (2 * _CLOSE_S, _CLOSE_S):
             try:
                 async with asyncio.timeout(seconds):
@@ -259,4 +258,4 @@ class WebSocketSink:
                     break
             except TimeoutError:
                 for connection in list(self._connections):  # of those who do not read
-                    connection.transport.abort()
+                    connection.cut()

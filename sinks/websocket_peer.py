@@ -86,20 +86,35 @@ class Client:
 
 
 class Connection(ServerConnection):
-    """Bounds what websockets does not: connections, the bytes of a request, and pongs for a client that never reads."""
+    """Bounds what websockets does not: connections, the bytes of a request, and pongs for a client that never reads.
 
-    def __init__(self, *args: Any, crowd: set[Connection], at_most: int, **settings: Any) -> None:
+    Args:
+        crowd: the connections that there are; each adds and removes itself.
+        at_most: how many of them there may be. asyncio lets go whatever is not taken in here, before TLS takes 300 kB.
+        open_s: how long TLS may take, in seconds; nobody tells when it fails.
+    """
+
+    def __init__(self, *args: Any, crowd: set[Connection], at_most: int, open_s: float, **settings: Any) -> None:
+        if len(crowd) >= at_most:
+            raise ConnectionRefusedError("too many connections at once")
         super().__init__(*args, **settings)
         self._crowd = crowd
-        self._at_most = at_most
+        self._crowd.add(self)
+        self._opening = self.loop.call_later(open_s, crowd.discard, self)
+        self._made = False
         self._request_bytes = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let go at once whoever is one too many."""
-        super().connection_made(transport)
-        self._crowd.add(self)
-        if len(self._crowd) > self._at_most:
+    def cut(self) -> None:
+        """End it at once, whatever is still to be said."""
+        if self._made:
             self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the place in the crowd."""
+        self._opening.cancel()
+        self._crowd.add(self)
+        self._made = True
+        super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Make room for another."""
@@ -111,11 +126,11 @@ class Connection(ServerConnection):
         if self.request is None:
             self._request_bytes += len(data)
         if self._request_bytes > _MAX_REQUEST_BYTES:
-            self.transport.abort()
+            self.cut()
             return
         super().data_received(data)
         if self.transport.get_write_buffer_size() > MAX_BYTES + 2 * WRITE_LIMIT:  # more than the outbox lets out
-            self.transport.abort()
+            self.cut()
 
 
 def notice(stream: str = "", **what: Any) -> Message:

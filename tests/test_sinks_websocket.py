@@ -11,15 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from feed_support import UNREAD, ask, feed, hear, port_of, until, write
+from feed_support import UNREAD, ask, feed, hear, make_certificate, port_of, until, write
 from test_sinks_record import FRAME, LATENCY, RECORD, RESULT
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidMessage, InvalidStatus
 from websockets.sync.client import connect
@@ -207,23 +202,6 @@ def test_tls(tmp_path: Path) -> None:
         sink.close()
     with pytest.raises(SinkError, match="does not fit its key"):
         WebSocketSink(f"wss://127.0.0.1:0?cert={key}&key={key}")
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "feed")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "cert.pem", folder / "key.pem"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return paths
 
 
 # ---- the end

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from feed_support import ASKING, UNREAD, feed, hear, port_of, until, write
+from feed_support import ASKING, UNREAD, feed, hear, make_certificate, port_of, until, write
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
@@ -73,6 +73,31 @@ def test_a_client_that_only_pings_and_never_reads_is_let_go() -> None:
             while True:
                 client.sendall(ping * 1000)
         until(lambda: sink.clients == 0)
+
+
+def test_silence_before_tls_takes_a_bounded_number_of_places(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    sink = WebSocketSink(f"wss://127.0.0.1:0?max_clients=1&cert={certificate}&key={key}")
+    strangers = []
+    try:
+        for _ in range(120):
+            strangers.append(socket.create_connection(("127.0.0.1", port_of(sink)), timeout=5))
+        gone = [stranger for stranger in strangers[65:] if is_cut_off(stranger)]
+        assert len(gone) == 120 - 65
+        begun = time.monotonic()
+        sink.close()
+        assert time.monotonic() - begun < 8
+    finally:
+        sink.close()
+        for stranger in strangers:
+            stranger.close()
+
+
+def is_cut_off(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
 # ---- what bad clients cost the process, measured in one of its own
