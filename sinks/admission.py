@@ -69,7 +69,7 @@ class FeedTarget:
         except ValueError:
             raise SinkError(f"{shown} is no address to listen on; use ws://HOST:PORT/PATH?token=…") from None
         if parts.username is not None:
-            raise SinkError(f"{shown}: a token is given as ?token=…, not before an @")
+            raise SinkError(f"{shown}: a token is given by the option token, not before an @")
         options = Options(parts.query, shown)
         token = options.text("token") or None
         origins = frozenset(origin.rstrip("/") for origin in options.texts("origin"))
@@ -78,7 +78,7 @@ class FeedTarget:
         options.done()
         host = parts.hostname or "127.0.0.1"
         if token is None and not _is_loopback(host):
-            raise SinkError(f"{shown} can be reached by others, so a token is needed: ?token=…")
+            raise SinkError(f"{shown} can be reached by others, so it needs a token: add the option token")
         if token is not None and any(character.isspace() for character in token):
             raise SinkError(f"{shown}: a token has no spaces; write + as %2B")
         return cls(host, port, parts.path or "/", token, origins, max_clients, tls)

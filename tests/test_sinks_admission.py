@@ -30,11 +30,11 @@ def test_every_part_of_a_target_may_be_left_out(text: str, expected: tuple[objec
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ws://0.0.0.0", "can be reached by others, so a token is needed: ?token=…"),
+        ("ws://0.0.0.0", "can be reached by others, so it needs a token: add the option token"),
         ("ws://camera.example:8765?token=", "can be reached by others"),
         ("ws://127.0.0.1:port", "no address to listen on"),
         ("ws://127.0.0.1:70000", "no address to listen on"),
-        ("ws://sesame@127.0.0.1", "a token is given as ?token=…"),
+        ("ws://sesame@127.0.0.1", "a token is given by the option token"),
         ("ws://127.0.0.1?tokn=sesame", "did you mean 'token'?"),
         ("ws://127.0.0.1?token=a+b", "write + as %2B"),
         ("ws://127.0.0.1?max_clients=0", "max_clients should be a whole number"),
