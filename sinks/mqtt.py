@@ -14,12 +14,11 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.results import Result
+from sinks.backlog import Backlog
 from sinks.base import SinkError
-from sinks.outbox import Message, Outbox
 from sinks.presence import HOLD_S, Change, Presence, sightings_of
 from sinks.record import Latency, make_record, to_json
 from sinks.target import Address, Options
@@ -36,22 +35,10 @@ SILENT_S = 30.0  # a stream without a record for so long is offline
 KEEPALIVE_S = 15
 PUBLISH_S = 10.0
 CLOSE_S = 3.0
-MAX_EVENTS = 1000
-MAX_RECORDS = 64  # some seconds: older ones are worth nothing
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 EXAMPLE = "mqtt://user:password@host:1883/saccade"
-
-
-@dataclass(slots=True, frozen=True)
-class _Item:
-    """What is to be published next."""
-
-    topic: str
-    payload: bytes
-    qos: int
-    retain: bool
 
 
 class MqttSink:
@@ -64,7 +51,7 @@ class MqttSink:
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
     A broker that is not there is tried again for ever. What is retained is brought up to date then; events wait for it,
-    the newest 1000 of them; of the records, the newest 64.
+    the newest 1000 of them; of the records, the newest 256.
 
     Args:
         target: the address, with options behind it: `records=1`; `hold=3`, the seconds to go on counting what is not
@@ -94,12 +81,10 @@ class MqttSink:
         self._lock = threading.Lock()  # over everything below, which several threads write and the worker reads
         self._presence = Presence(hold_s)
         self._heard: dict[str, float] = {}  # the streams that are online, and when each last had a record
-        self._state: dict[str, str] = {self._topics.available: "online"}  # all that is retained, by topic
-        self._stale: dict[str, None] = {}  # topics whose state the broker may not have; a set that keeps its order
         self._unasked: dict[str, None] = {}  # streams of which the broker may have counts of an earlier run
-        self._events = Outbox(max_records=MAX_EVENTS)
-        self._event: Message | None = None  # the one under way
-        self._records = Outbox(max_records=MAX_RECORDS)
+        self._backlog = Backlog(over=frozenset({"0", "offline"}))
+        self._backlog.set(self._topics.available, "online")
+        self._may_ask = True  # on the worker's thread only
         self._closed = False
         self._worker = Worker(self._address.shown, self._work)
 
@@ -107,7 +92,7 @@ class MqttSink:
     def dropped(self) -> int:
         """Events and records that were lost because the broker was away or slow."""
         with self._lock:
-            return self._events.dropped + self._records.dropped
+            return self._backlog.dropped
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Take what a frame shows; callable from several threads, and never waits for the broker.
@@ -122,13 +107,13 @@ class MqttSink:
                 return
             if frame.stream not in self._heard:
                 self._unasked[frame.stream] = None
-                self._set(self._topics.stream_available(frame.stream), "online")
+                self._backlog.set(self._topics.stream_available(frame.stream), "online")
             self._heard[frame.stream] = time.monotonic()
             at_s = float(frame.pts * frame.time_base)
             seen = sightings_of(result, frame.width, frame.height)
             self._tell(self._presence.see(frame.stream, at_s, frame.captured_at, seen))
             if record is not None:
-                self._records.put(Message(frame.stream, record))
+                self._backlog.record(self._topics.record(frame.stream), record)
         self._worker.wake()
 
     def end(self, stream: str) -> None:
@@ -144,52 +129,24 @@ class MqttSink:
             if not closed:
                 for stream in list(self._heard):
                     self._end(stream)
-                self._set(self._topics.available, "offline")
+                self._backlog.set(self._topics.available, "offline")
         self._worker.close(CLOSE_S)
         with self._lock:
-            left = len(self._events) + len(self._stale) + (self._event is not None)
-            if left and not closed:
-                log.warning("%s: closed; messages undelivered: %d", self._address.shown, left)
+            if self._backlog and not closed:
+                log.warning("%s: closed; messages undelivered: %d", self._address.shown, len(self._backlog))
 
     # ---- under the lock
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:
-            self._events.put(Message(change.after.stream, json.dumps(change.as_json()).encode()))
-            topic = self._topics.count(change.after.stream, change.after.label)
-            if self._state.get(topic) != str(change.after.count):
-                self._set(topic, str(change.after.count))
+            now = change.after
+            self._backlog.event(self._topics.events, json.dumps(change.as_json()).encode())
+            self._backlog.set(self._topics.count(now.stream, now.label), str(now.count))
 
     def _end(self, stream: str) -> None:
         if self._heard.pop(stream, None) is not None:
             self._tell(self._presence.end(stream))
-            self._set(self._topics.stream_available(stream), "offline")
-
-    def _set(self, topic: str, payload: str) -> None:
-        self._state[topic] = payload
-        self._stale[topic] = None
-
-    def _next(self) -> _Item | None:
-        """What is to be published: first what is, then what happened, then the records."""
-        if self._stale:
-            topic = next(iter(self._stale))
-            return _Item(topic, self._state[topic].encode(), qos=1, retain=True)
-        if self._event is None and (taken := self._events.take()) is not None:
-            self._event = taken[0]
-        if self._event is not None:
-            return _Item(self._topics.events, self._event.text, qos=1, retain=False)
-        if not self._closed and (taken := self._records.take()) is not None:
-            return _Item(self._topics.record(taken[0].stream), taken[0].text, qos=0, retain=False)
-        return None
-
-    def _published(self, item: _Item) -> None:
-        if item.retain:
-            if self._state.get(item.topic) == (payload := item.payload.decode()):  # else it changed meanwhile
-                self._stale.pop(item.topic, None)
-                if payload in ("0", "offline"):  # need not be told again: streams and labels come and go for ever
-                    del self._state[item.topic]
-        elif item.qos:
-            self._event = None
+            self._backlog.set(self._topics.stream_available(stream), "offline")
 
     def _silent(self) -> None:
         """End the streams that have been silent for too long."""
@@ -237,7 +194,7 @@ class MqttSink:
 
     async def _session(self, client: aiomqtt.Client, worker: Worker) -> None:
         with self._lock:
-            self._stale = dict.fromkeys(self._state)  # the broker may have lost everything
+            self._backlog.connected()
             self._unasked = dict.fromkeys(self._heard)
         listening = asyncio.create_task(self._listen(client, worker))
         try:
@@ -260,15 +217,27 @@ class MqttSink:
         while True:
             with self._lock:
                 unasked, self._unasked = self._unasked, {}
-                item = self._next()
-            for stream in unasked:  # unsubscribed at once: what is retained has been sent by then
-                await client.subscribe(self._topics.all_of(stream), qos=1)
-                await client.unsubscribe(self._topics.all_of(stream))
+                item = self._backlog.next(records=not self._closed)
+            for stream in unasked:
+                await self._ask(client, self._topics.all_of(stream))
             if item is None:
                 return
             await client.publish(item.topic, item.payload, item.qos, item.retain)
             with self._lock:
-                self._published(item)
+                self._backlog.published(item)
+
+    async def _ask(self, client: aiomqtt.Client, topics: str) -> None:
+        """Have what is retained sent to `_listen`. Unsubscribed at once: it has been sent by then."""
+        import aiomqtt
+
+        if not self._may_ask:
+            return
+        try:
+            await client.subscribe(topics, qos=1)
+            await client.unsubscribe(topics)
+        except aiomqtt.MqttError:
+            self._may_ask = False  # some brokers throw out those who may not read, and would each time
+            raise
 
     async def _listen(self, client: aiomqtt.Client, worker: Worker) -> None:
         """Set to 0 the counts that an earlier run left behind; fail as soon as the connection does."""
@@ -277,8 +246,8 @@ class MqttSink:
                 topic = message.topic.value
                 if message.retain and message.payload != b"0" and self._topics.is_count(topic):
                     with self._lock:
-                        if topic not in self._state:
-                            self._set(topic, "0")
+                        if topic not in self._backlog:
+                            self._backlog.set(topic, "0")
                     worker.wake()
         finally:
             worker.wake()
