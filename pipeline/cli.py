@@ -142,6 +142,42 @@ def run(
 
 
 @app.command()
+def demo(
+    context: typer.Context,
+    source: Annotated[
+        list[str] | None, typer.Option(help="A stream to show there as well: a camera, or a file over and over; again.")
+    ] = None,
+    detect: Detect = None,
+    point: Point = None,
+    model: Model = None,
+    device: Device = None,
+    conf: Conf = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than 127.0.0.1 need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8080,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a page must know (made up where needed)."),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the address.")] = False,
+) -> int:
+    """Open a page that shows the model at work: on a camera, a clip, a video file or a running stream.
+
+    saccade demo --source rtsp://192.0.2.7/stream --detect person
+    """
+    from pipeline.config import load
+    from pipeline.demo import run_demo
+
+    wanted = _given(context)
+    if not wanted.keys() & {"detect", "point"}:
+        wanted["detect"] = "person"
+    run_demo(
+        load(None, {**wanted, "http": f"{host}:{port}", "http_token": token}), host, port, browser=browser, quiet=quiet
+    )
+    return 0
+
+
+@app.command()
 def image(
     context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="A picture.")],

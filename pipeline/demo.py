@@ -12,9 +12,12 @@ Beside the video a page may open a data channel "results": records come on it, a
 from __future__ import annotations
 
 import json
+import secrets
+import sys
+import webbrowser
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -22,18 +25,22 @@ from pydantic import ValidationError
 from engine.errors import EngineError
 from engine.results import Result
 from pipeline.bench import DEMO_CLIP
-from pipeline.config import ConfigError, Prompts, explain
+from pipeline.config import ConfigError, Prompts, RunConfig, StreamConfig, explain
+from pipeline.follow import follow
 from pipeline.names import free_name
+from pipeline.pages import ASSETS, file_route
 from pipeline.queue import NEWEST
-from pipeline.run import Output
-from pipeline.server import HttpServer
-from pipeline.setup import prompts_of, tasks_for
+from pipeline.run import Output, Run
+from pipeline.server import HttpServer, is_loopback
+from pipeline.session import Session
+from pipeline.setup import add, load_engine, prompts_of, source_of, tasks_for
 from pipeline.streams import StreamError, Streams
 from pipeline.whep import WhepServer
 from sinks import CallbackSink, Latency, color_of, make_record
 from sinks.broadcast import BroadcastSink
 from sinks.record import to_json
 from sources import Frame
+from sources.replay import ReplaySource
 from sources.webrtc import WebRtcSource
 from sources.webrtc_server import SILENCE_S, WebRtcServer
 
@@ -42,17 +49,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8080
 MAX_PUBLISHERS = 4
-_ASSETS = Path(__file__).parent / "assets" / "demo"
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FILES = ("demo.css", "demo.js", "link.js", "match.js", "paint.js", "panel.js", "stage.js")
 _LONGEST_NAME = 200
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Permissions-Policy": "camera=(self), microphone=()",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
-}
 
 
 class Demo:
@@ -97,14 +95,14 @@ class Demo:
             await self.whep.close()
             await self.whip.close()
 
-        files = {("/" if path.name == "index.html" else f"/{path.name}"): path for path in _ASSETS.iterdir()}
+        files = {f"/{name}": ASSETS / name for name in _FILES} | {"/": ASSETS / "index.html"}
         self._server = HttpServer(
             self.streams,
             host,
             port,
             token,
             routes=[
-                *(web.get(place, partial(_file, path)) for place, path in files.items()),
+                *(file_route(place, path) for place, path in files.items()),
                 web.get("/clip.mp4", _clip),
                 web.get("/model", self._model),
                 web.get("/names", self._names),
@@ -120,6 +118,31 @@ class Demo:
         """End everything but the engine. A second call does nothing."""
         self._server.close()
         self.streams.close()
+
+    def add(self, config: StreamConfig) -> Run:
+        """Begin a stream for pages to watch; a file is played over and over, at its own pace.
+
+        Raises:
+            SourceError, EngineError, ConfigError: if something it names cannot be used.
+            StreamError: if its name is taken, or too many run.
+        """
+        tasks = tasks_for(self._engine, config)
+        source = source_of(config)
+        if not source.info.live:
+            source.close()
+            source = ReplaySource(lambda: source_of(config))
+        name = config.name or free_name(source.name, self.streams.names)
+        return add(self.streams, name, config, source, tasks, [])
+
+    def __enter__(self) -> Self:
+        """Return the demo itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
 
     # ---- on the event loop
 
@@ -169,6 +192,31 @@ class Demo:
         return web.json_response({"names": names, "colors": _colors(names)})
 
 
+def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: bool) -> None:
+    """Serve the page until Ctrl-C or SIGTERM, and show how its streams are doing.
+
+    Args:
+        config: the model, what to look for at first, streams to begin with, and a token or none.
+        host: address to listen on; where others can reach it and there is no token, one is made up.
+        port: the port.
+        browser: open the page in one, where a person sits before a screen.
+        quiet: print only the address.
+
+    Raises:
+        ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
+    """
+    token = config.http_token or (None if is_loopback(host) else secrets.token_urlsafe(12))
+    with load_engine(config) as engine, Demo(engine, config, host, port, token) as demo:
+        for stream in config.each():
+            demo.add(stream)
+        # One that the user chose is not repeated, since what is printed may be kept.
+        known = "" if token is None else f"?token={token if config.http_token is None else '…'}"
+        print(f"saccade: open {demo.url}{known}  (Ctrl-C ends it)", flush=True)
+        if browser and sys.stdout.isatty():
+            webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
+        follow(Session(demo.streams, [], []), quiet=quiet)
+
+
 def _told(prompts: Prompts) -> dict[str, Any]:
     return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
 
@@ -176,10 +224,6 @@ def _told(prompts: Prompts) -> dict[str, Any]:
 def _colors(labels: list[str]) -> dict[str, str]:
     """The colours of labels, as in the pictures that are drawn here."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
-
-
-async def _file(path: Path, request: web.Request) -> web.Response:
-    return web.Response(body=path.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8", headers=_HEADERS)
 
 
 async def _clip(request: web.Request) -> web.FileResponse:

@@ -99,7 +99,8 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
         ConfigError: if it can only be one stream's, and there are several.
         SinkError: if it cannot be opened.
     """
-    output = Output(_open(target, source, vid_stride), NEWEST if target.text == "display" else None)
+    watched = target.text == "display" or target.text.startswith(WHEP)  # now, by people: only the newest counts
+    output = Output(_open(target, source, vid_stride), NEWEST if watched else None)
     if source is None and not output.sink.shared:
         output.sink.close()
         what = redact(target.text)

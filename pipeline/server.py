@@ -150,11 +150,12 @@ def check_open(host: str, token: str | None) -> None:
     Raises:
         ConfigError: if `host` can be reached by others, and there is no token.
     """
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise ConfigError(f"{host} can be reached by others, so a token is needed: --http-token or SACCADE_TOKEN")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

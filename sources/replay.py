@@ -1,0 +1,90 @@
+"""A file as if it were a camera: over and over, at its own pace. Knows nothing of models, results or sinks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from sources.base import Source, SourceInfo
+from sources.frame import Frame
+
+
+class ReplaySource:
+    """A live source of the frames of one that ends.
+
+    Timestamps go on from one round to the next; each frame is captured at the moment when it is due.
+
+    Args:
+        open_again: opens the source for another round.
+
+    Raises:
+        SourceError: if it cannot be opened.
+    """
+
+    def __init__(self, open_again: Callable[[], Source]) -> None:
+        self._open = open_again
+        self._closed = threading.Event()
+        self._corrupt = 0
+        with open_again() as first:
+            self._name = first.name
+            self._info = replace(first.info, live=True, frames=None, duration_s=None, audio=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the stream, as in `Frame.stream`."""
+        return self._name
+
+    @property
+    def info(self) -> SourceInfo:
+        """What is known of the source: that of the file, but live."""
+        return self._info
+
+    @property
+    def corrupt_packets(self) -> int:
+        """Damaged packets of all rounds that are over."""
+        return self._corrupt
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield the frames, each when it is due.
+
+        Raises:
+            SourceError: if the file has gone.
+        """
+        number, shift, begun = 0, 0, time.monotonic()
+        while not self._closed.is_set():
+            first: int | None = None
+            last, step = 0, 1
+            with self._open() as source:
+                for frame in source:
+                    first = frame.pts if first is None else first
+                    pts = frame.pts - first + shift
+                    step, last = max(1, pts - last), pts
+                    if self._closed.wait(max(0.0, begun + float(pts * frame.time_base) - time.monotonic())):
+                        return
+                    now = time.monotonic()
+                    yield replace(
+                        frame, index=number, pts=pts, captured_at=time.time(), capture_clock="arrival", decoded_at=now
+                    )
+                    number += 1
+                self._corrupt += source.corrupt_packets
+            if first is None:
+                return
+            shift = last + step
+
+    def close(self) -> None:
+        """End the iteration at once. Callable from any thread, repeatedly."""
+        self._closed.set()
+
+    def __enter__(self) -> Self:
+        """Return the source itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the source."""
+        self.close()
