@@ -75,6 +75,7 @@ class Engine:
         self._prompts = prompts
         self._vocabulary = vocabulary
         executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE)
+        self._prepare = executor.prepare
         pool = PagePool(n_pages)
         pool.take(1)  # page 0 is where the executor writes what nobody reads
         together = 8 if model.device.type == "cuda" else 1  # on a CPU a batch of pictures is no faster than one by one
@@ -217,7 +218,9 @@ class Engine:
         array = _as_array(image)
         understood = [one for task in tasks for one in self._understand(task)]
         try:
-            request = Request(array, understood, tiles, self._config, self._prompts, N_LANES, deadline, on_text)
+            request = Request(
+                array, understood, tiles, self._config, self._prompts, self._prepare, N_LANES, deadline, on_text
+            )
         except PromptError as error:
             failed: Future[Result] = Future()
             failed.set_exception(error)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from .cache import PagedPool, PagedRows
-from .models.moondream.image import normalise
+from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.region import size_value
 from .sampling import sample
@@ -73,6 +73,10 @@ class Executor:
         self._heat = _Mirror(device, torch.float32, depth, n_lanes, 2)  # temperature and top-p of each row
         self._noise = _Mirror(device, torch.int64, depth, n_lanes, 2)  # its seed and its step
         self._masks = _Mirror(device, torch.bool, depth, n_lanes, model.config.text.vocab_size)
+
+    def prepare(self, view: NDArray[np.uint8]) -> Crops:
+        """Cut a picture (height, width, 3) uint8 RGB into crops; may be called by any thread."""
+        return Crops(*make_crops(view, self.model.config.vision))
 
     def launch(self, slot: int, step: Step[Crops]) -> None:
         """Put a step's forward on the compute stream."""

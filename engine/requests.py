@@ -19,7 +19,6 @@ from .errors import PromptError
 from .executor import Crops
 from .found import Found
 from .models.moondream.config import MoondreamConfig
-from .models.moondream.image import make_crops
 from .models.moondream.prompts import Prompts
 from .results import Box, Detections, Points, Result, Spot, Text, Timings
 from .scheduler import Answer, Look
@@ -47,6 +46,7 @@ class Request:
         tiles: `Detect` tasks look at `tiles` × `tiles` windows as well.
         config: the model's.
         prompts: the model's.
+        prepare: the executor's.
         n_together: most prompts on one look; more are asked in further looks.
         deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
         on_text: told each piece of its texts as it comes, in the loop's thread.
@@ -62,6 +62,7 @@ class Request:
         tiles: int,
         config: MoondreamConfig,
         prompts: Prompts,
+        prepare: Callable[[NDArray[np.uint8]], Crops],
         n_together: int,
         deadline: float = math.inf,
         on_text: Callable[[str], None] | None = None,
@@ -81,7 +82,7 @@ class Request:
         for number, window in enumerate(windows(self._width, self._height, tiles if boxes else 1)):
             asked = boxes if number else everything
             view = image[window.y : window.y + window.height, window.x : window.x + window.width]
-            crops = Crops(*make_crops(np.ascontiguousarray(view), config.vision))
+            crops = prepare(np.ascontiguousarray(view))
             for start in range(0, max(1, len(asked)), n_together):
                 chosen = tuple(asked[start : start + n_together])
                 look = Look(crops, [self._answer(i) for i in chosen], self._look_done, deadline)

@@ -130,14 +130,14 @@ class CudaStream:
     """A CUDA stream; launching happens in the calling thread."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)
         self._error: BaseException | None = None
 
     def run(self, work: Callable[[], None]) -> None:
         """Launch work on the stream; what launching raises is told by the next event."""
         if self._error is None:
             try:
-                with torch.cuda.stream(self._stream):
+                with torch.cuda.stream(self.stream):
                     work()
             except BaseException as error:
                 self._error = error
@@ -145,7 +145,7 @@ class CudaStream:
     def record(self) -> Event:
         """An event behind all work given so far."""
         event = torch.cuda.Event(blocking=True)
-        event.record(self._stream)
+        event.record(self.stream)
         told, self._error = _CudaEvent(event, self._error), None
         return told
 
@@ -153,11 +153,11 @@ class CudaStream:
         """Let work given from now on begin only after the event."""
         assert isinstance(event, _CudaEvent)
         self._error = self._error or event.error
-        self._stream.wait_event(event.event)
+        self.stream.wait_event(event.event)
 
     def close(self) -> None:
         """Wait for the work on the stream."""
-        self._stream.synchronize()
+        self.stream.synchronize()
 
 
 def open_stream(device: torch.device, name: str) -> Stream:
