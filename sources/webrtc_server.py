@@ -127,7 +127,7 @@ class WebRtcServer:
             raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/json", cors)
         try:
             offer = json.loads(await self._read(request, cors))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise refusal(web.HTTPBadRequest, "the body is not JSON", cors) from None
         if not isinstance(offer, dict) or offer.get("type") != "offer" or not isinstance(offer.get("sdp"), str):
             raise refusal(web.HTTPBadRequest, 'the body must be {"type": "offer", "sdp": "…"}', cors)
