@@ -25,7 +25,7 @@ class Item:
 class Backlog:
     """State is kept by topic and published again to every new connection; events and records wait in outboxes.
 
-    Nothing leaves before it is `published`, except for a record, which is not worth a second attempt.
+    Nothing leaves before it is `published`: what was on its way when a connection broke comes `next` again.
 
     Args:
         over: payloads that say that there is nothing: their topics are forgotten once published, since streams and
@@ -39,6 +39,7 @@ class Backlog:
         self._events = Outbox(max_records=MAX_EVENTS)
         self._event: Item | None = None  # the one under way
         self._records = Outbox()
+        self._record: Item | None = None  # the same
 
     def __len__(self) -> int:
         """How many topics and events the broker still has to hear of; records do not count."""
@@ -79,14 +80,18 @@ class Backlog:
             self._event = Item(taken[0].stream, taken[0].text, qos=1, retain=False)
         if self._event is not None:
             return self._event
-        if records and (taken := self._records.take()) is not None:
-            return Item(taken[0].stream, taken[0].text, qos=0, retain=False)
-        return None
+        if not records:
+            return None
+        if self._record is None and (taken := self._records.take()) is not None:
+            self._record = Item(taken[0].stream, taken[0].text, qos=0, retain=False)
+        return self._record
 
     def published(self, item: Item) -> None:
         """The broker has it."""
         if item is self._event:
             self._event = None
+        elif item is self._record:
+            self._record = None
         elif item.retain and self._state.get(item.topic) == (payload := item.payload.decode()):  # else it has changed
             self._stale.pop(item.topic, None)
             if payload in self._over:
