@@ -25,7 +25,7 @@ from engine import EngineError
 from pipeline.config import ConfigError, Prompts, StreamConfig, explain
 from pipeline.metrics import Metrics
 from pipeline.run import Run
-from pipeline.setup import prompts_of, tasks_for
+from pipeline.setup import change_prompts, prompts_of
 from pipeline.streams import StreamError, Streams, StreamStatus, status_of
 from sinks import SinkError
 from sources import SourceError
@@ -96,13 +96,8 @@ class Api:
     async def _change(self, request: web.Request) -> web.Response:
         wanted = await _body(request, Prompts)
         run = self._run(request)
-        prompts = prompts_of(run.tasks).model_copy(
-            update={key: getattr(wanted, key) for key in wanted.model_fields_set}
-        )
-        if prompts.nothing:
-            raise refusal(web.HTTPUnprocessableEntity, prompts.nothing)
         try:
-            run.tasks = tasks_for(self._streams.engine, prompts)
+            change_prompts(run, self._streams.engine, wanted)
         except (ConfigError, EngineError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         return web.json_response(_told(status_of(run)))

@@ -33,7 +33,7 @@ from pipeline.queue import NEWEST
 from pipeline.run import Output, Run
 from pipeline.server import HttpServer, is_loopback
 from pipeline.session import Session
-from pipeline.setup import add, load_engine, prompts_of, source_of, tasks_for
+from pipeline.setup import add, change_prompts, load_engine, prompts_of, source_of, tasks_for
 from pipeline.streams import StreamError, Streams
 from pipeline.whep import WhepServer
 from sinks import CallbackSink, Latency, color_of, make_record
@@ -165,11 +165,7 @@ class Demo:
             wanted = Prompts.model_validate(json.loads(text))
             run = self.streams.get(stream)
             if wanted.model_fields_set:
-                changed = {key: getattr(wanted, key) for key in wanted.model_fields_set}
-                prompts = prompts_of(run.tasks).model_copy(update=changed)
-                if prompts.nothing:
-                    raise ConfigError(prompts.nothing)
-                run.tasks = tasks_for(self._engine, prompts)
+                change_prompts(run, self._engine, wanted)
             return json.dumps(_told(prompts_of(run.tasks)))
         except ValidationError as error:
             reason = explain(error.errors()[0], Prompts)

@@ -77,6 +77,20 @@ def prompts_of(tasks: Iterable[Task]) -> Prompts:
     return Prompts.model_construct(**asked)
 
 
+def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
+    """Have `run` look for what `wanted` says, from the next picture on; what it leaves out stays as it is.
+
+    Raises:
+        ConfigError: if nothing would be looked for, or the model has not learned to do it.
+        UnknownClassError: if the model does not know a name.
+    """
+    changed = {key: getattr(wanted, key) for key in wanted.model_fields_set}
+    prompts = prompts_of(run.tasks).model_copy(update=changed)
+    if prompts.nothing:
+        raise ConfigError(prompts.nothing)
+    run.tasks = tasks_for(engine, prompts)
+
+
 def add(
     streams: Streams,
     name: str,
