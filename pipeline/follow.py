@@ -52,8 +52,10 @@ def follow(session: Session, *, quiet: bool) -> tuple[list[Run], bool]:
                 statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
                 for name, status in statuses.items():
                     line = _line(status, quiet, alone=len(runs) == 1 and name == runs[0].name)
-                    if line and line != told.get(name) and (stopped_at is None or status.state == "failed"):
-                        told[name] = line
+                    if line == told.get(name):
+                        continue
+                    told[name] = line
+                    if line and (stopped_at is None or status.state == "failed"):
                         console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
                 show(list(statuses.values()))
                 if over and (caught or not session.endless):

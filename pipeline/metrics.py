@@ -40,6 +40,7 @@ class Metrics:
         statuses = self._streams.snapshot()
         yield from _streams(statuses)
         yield from _latencies(statuses)
+        yield _sinks(self._streams)
         counters = getattr(self._streams.engine, "counters", None)
         if counters is not None:
             yield from _engine(counters())
@@ -47,7 +48,9 @@ class Metrics:
 
 def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     one = ["stream"]
-    up = GaugeMetricFamily("saccade_stream_up", "1 while pictures come and are looked at", labels=["stream", "state"])
+    up = GaugeMetricFamily("saccade_stream_up", "1 while pictures come and are looked at", labels=one)
+    state = GaugeMetricFamily("saccade_stream_state", "1 for the state it is in", labels=["stream", "state"])
+    made = CounterMetricFamily("saccade_connections", "How often a live source has become so", labels=one)
     age = GaugeMetricFamily("saccade_result_age_seconds", "Since the newest result's picture came here", labels=one)
     read = CounterMetricFamily("saccade_frames_in", "Pictures that the source handed over", labels=one)
     out = CounterMetricFamily("saccade_frames_out", "Pictures whose result was handed to the sinks", labels=one)
@@ -57,7 +60,10 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     waiting = GaugeMetricFamily("saccade_queue_length", "What waits, by for whom", labels=["stream", "queue"])
     for status in statuses:
         report, label = status.report, [status.name]
-        up.add_metric([status.name, status.state], float(status.ok))
+        up.add_metric(label, float(status.ok))
+        state.add_metric([status.name, status.state], 1.0)
+        if status.live:
+            made.add_metric(label, status.connections)
         if report.recent.age_ms is not None:
             age.add_metric(label, report.recent.age_ms / 1000)
         read.add_metric(label, report.read)
@@ -68,7 +74,7 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
             lost.add_metric([status.name, cause], count)
         for queue, length in report.waiting.items():
             waiting.add_metric([status.name, queue], length)
-    return up, age, read, out, lost, found, corrupt, waiting
+    return up, state, made, age, read, out, lost, found, corrupt, waiting
 
 
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
@@ -80,6 +86,16 @@ def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
             buckets = [(edge, float(n)) for edge, n in zip(_EDGES, accumulate(histogram.counts), strict=True)]
             family.add_metric([status.name, stage], buckets, histogram.sum_ms / 1000)
     yield family
+
+
+def _sinks(streams: Streams) -> Metric:
+    """What receivers lost because they, or the way to them, were slow; sinks that can lose nothing count nothing."""
+    family = CounterMetricFamily("saccade_sink_dropped", "Records that a receiver did not get", labels=["sink"])
+    for number, sink in enumerate(streams.sinks):
+        dropped = getattr(sink, "dropped", None)
+        if dropped is not None:
+            family.add_metric([f"{number} {type(sink).__name__}"], dropped)
+    return family
 
 
 def _engine(counters: dict[str, float]) -> Iterable[Metric]:

@@ -6,7 +6,6 @@ configurations; knows nothing of engines or runs in progress.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +113,9 @@ def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
     if target.flag == "--jsonl":
         return JsonlSink(target.text)  # whatever its name ends in
     if target.text.startswith(WHEP):
-        opened: Sink = importlib.import_module("pipeline.viewer").open_whep(target.text)
-        return opened
+        from pipeline.viewer import open_whep  # brings aiortc, which no other output needs
+
+        return open_whep(target.text)
     if source is None:
         return open_sink(target.text)
     rate = source.info.average_rate

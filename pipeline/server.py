@@ -24,12 +24,21 @@ from pipeline.setup import begin
 from pipeline.streams import Streams
 from sources.door import Door, refusal
 
+MAX_CONNECTIONS = 256
 _LOOP_S = 10.0  # for anything asked of the event loop
 _SHUTDOWN_S = 1.0
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Hook = Callable[[web.Application], Awaitable[None]]
+
+
+class _Full(asyncio.Protocol):
+    """For a connection too many: cameras and recordings need the process's files as well."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 class HttpServer:
@@ -97,7 +106,7 @@ class HttpServer:
             if self.loop.is_closed():
                 return
             try:
-                self._on_loop(self._runner.cleanup())
+                self._on_loop(self._shut())
             finally:
                 self._end_loop()
 
@@ -106,11 +115,21 @@ class HttpServer:
         runner = web.AppRunner(self._application, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         try:
             await runner.setup()
-            await web.TCPSite(runner, host, port).start()
+            server = runner.server
+            assert server is not None  # there is one from setup() on
+
+            def connected() -> asyncio.Protocol:
+                return server() if len(server.connections) < MAX_CONNECTIONS else _Full()
+
+            self._listener = await self.loop.create_server(connected, host, port)
         except BaseException:
             await runner.cleanup()
             raise
-        return runner, runner.addresses[0][1]
+        return runner, self._listener.sockets[0].getsockname()[1]
+
+    async def _shut(self) -> None:
+        self._listener.close()
+        await self._runner.cleanup()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

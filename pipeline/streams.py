@@ -22,6 +22,7 @@ from pipeline.names import check_name
 from pipeline.queue import QueuePolicy
 from pipeline.run import Output, Run
 from pipeline.stats import Report
+from sinks import Sink
 from sources import LiveSource, Source, State, redact
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class StreamStatus:
             `failed`, for good.
         reason: why it is not well, in half a line; None when it is.
         live: whether the source is live.
+        connections: how often a live source has become so.
         detail: of a live source that is live: codec, size and decoder, in half a line.
         tasks: what is looked for.
         report: what was done so far.
@@ -59,6 +61,7 @@ class StreamStatus:
     state: State | Literal["running", "stuck", "failed"]
     reason: str | None
     live: bool
+    connections: int
     detail: str | None
     tasks: tuple[Task, ...]
     report: Report
@@ -76,16 +79,18 @@ def status_of(run: Run) -> StreamStatus:
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
     detail: str | None = None
+    connections = 0
     if isinstance(source, LiveSource):
         status = source.status
-        state, reason = status.state, status.reason
+        state, reason, connections = status.state, status.reason, status.connections
         if state == "live":
             detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
     elif (owed_s := run.waiting_s) > _OWED_S:
         state, reason = "stuck", f"the model owes a result for {owed_s:.0f} s"
-    return StreamStatus(run.name, redact(info.url), state, reason, info.live, detail, run.tasks, run.report())
+    url = redact(info.url)
+    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.tasks, run.report())
 
 
 class Streams:
@@ -174,6 +179,11 @@ class Streams:
             self._failed.pop(name, None)
             run.start()
         return run
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """Where the results of every stream go."""
+        return [output.sink for output in self._shared]
 
     @property
     def names(self) -> list[str]:

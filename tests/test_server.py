@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine import Engine
 from engine.tasks import Detect
 from pipeline.config import ConfigError, parse_place
-from pipeline.server import HttpServer
+from pipeline.server import MAX_CONNECTIONS, HttpServer
 from pipeline.streams import Streams
 from sources import open_source
 
@@ -129,7 +130,8 @@ def test_prometheus_reads_what_happened(server: HttpServer, streams: Streams, mo
     report = run.report()
     assert 3 <= value("saccade_frames_out", "saccade_frames_out_total", stream="clip") <= report.frames
     assert 3 <= value("saccade_frames_in", "saccade_frames_in_total", stream="clip") <= report.read
-    assert value("saccade_stream_up", stream="clip", state="running") == 1
+    assert value("saccade_stream_up", stream="clip") == 1
+    assert value("saccade_stream_state", stream="clip", state="running") == 1
     assert value("saccade_queue_length", stream="clip", queue="engine") >= 0
     assert value("saccade_result_age_seconds", stream="clip") > 0
     assert value("saccade_engine_steps", "saccade_engine_steps_total") == 7
@@ -209,6 +211,30 @@ def test_a_body_without_end_is_cut_off(server: HttpServer) -> None:
         except OSError:
             pass  # it was cut off already
         assert b" 413 " in connection.recv(64)
+
+
+def test_connections_too_many_are_hung_up_on(server: HttpServer) -> None:
+    place = urlsplit(server.url)
+    with ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            address = (place.hostname or "", place.port or 0)
+            return stack.enter_context(socket.create_connection(address, timeout=LONG_S))
+
+        first, *_ = [connect() for _ in range(MAX_CONNECTIONS)]
+        first.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in first.recv(64)  # and all the others have been seen by now
+        for _ in range(20):
+            with suppress(ConnectionResetError):
+                assert connect().recv(1) == b""
+    wait_for(lambda: not _refused(server))
+
+
+def _refused(server: HttpServer) -> bool:
+    try:
+        return ask(server, "GET", "/healthz").status != 200
+    except OSError:
+        return True
 
 
 def test_with_a_token_only_those_who_know_it_come_in(streams: Streams) -> None:

@@ -207,6 +207,15 @@ def test_the_status_of_a_camera_that_is_not_there(engine: Engine) -> None:
     assert no_threads_left()
 
 
+def test_a_model_that_does_not_answer_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.streams._OWED_S", 0.01)
+    with Streams(engine) as streams:
+        streams.add("door", clip(), PERSON, tiles=4)
+        wait_for(lambda: streams.snapshot()[0].state == "stuck")
+        (status,) = streams.snapshot()
+        assert (status.ok, status.reason) == (False, "the model owes a result for 0 s")
+
+
 def test_what_happens_now_is_counted(engine: Engine) -> None:
     with Streams(engine) as streams:
         run = streams.add("door", clip(), PERSON)
