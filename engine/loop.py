@@ -44,7 +44,7 @@ class StepLoop:
         with self._wake:
             if self._closing is not None:
                 raise self._closing
-            self._inbox.append(lambda: self._admit(look))
+            self._inbox.append(lambda: self._scheduler.add(look))
             self._wake.notify()
 
     def cancel(self, look: Look[Crops], error: BaseException) -> None:
@@ -111,9 +111,3 @@ class StepLoop:
             for look in step.looks:
                 look.prefilled_at = time.monotonic()
         self._scheduler.commit(step, sampled)
-
-    def _admit(self, look: Look[Crops]) -> None:
-        try:
-            self._scheduler.add(look)
-        except ValueError as error:
-            look.done(look, error)

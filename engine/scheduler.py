@@ -176,23 +176,21 @@ class Scheduler(Generic[Picture]):
         return pages and lanes and self._adapters.n_free == self._n_adapters and idle
 
     def add(self, look: Look[Picture]) -> None:
-        """Queue a look.
-
-        Raises:
-            NeverFitsError: if it needs more pages, lanes or adapter slots than there are in all.
-        """
+        """Queue a look; one that needs more than there is in all ends at once, with NeverFitsError."""
         pages = self._pages_of(look)
         if pages > self._capacity or len(look.answers) > self._n_lanes:
-            raise NeverFitsError(
+            told = (
                 f"{len(look.answers)} prompts on one picture need {pages} cache pages of {self._page_size} tokens; "
                 f"there are {self._capacity}, for {self._n_lanes} prompts at most: ask less at a time"
             )
-        if look.adapter is not None and not self._n_adapters:
-            raise NeverFitsError("there is no place for an adapter")
-        self._waiting.append(look)
-        if look.deadline < math.inf:
-            self._timed[look] = None
-            self._soonest = min(self._soonest, look.deadline)
+            self._end(look, NeverFitsError(told))
+        elif look.adapter is not None and not self._n_adapters:
+            self._end(look, NeverFitsError("there is no place for an adapter"))
+        else:
+            self._waiting.append(look)
+            if look.deadline < math.inf:
+                self._timed[look] = None
+                self._soonest = min(self._soonest, look.deadline)
 
     def expire(self, now: float) -> None:
         """End looks whose deadline has passed; a single comparison while there are none."""

@@ -423,6 +423,16 @@ def test_an_error_belongs_to_its_future_and_the_thread_lives_on(tiny: Engine) ->
     assert after.result(WAIT_S).detections == before
 
 
+def test_what_can_never_fit_fails_alone_and_the_thread_lives_on(tiny_folder: Path) -> None:
+    with Engine.load(str(tiny_folder), "cpu") as whole:
+        model, prompts = whole._loop._executor.model, whole._prompts
+        with Engine(model, prompts, whole.model, None, n_pages=8) as small:
+            future = small.submit(noise(16, 16), [Detect("x", 9, 0.0)] * 9)
+            with pytest.raises(ValueError, match="ask less at a time"):
+                future.result(WAIT_S)
+            assert len(small.detect(noise(16, 16), "x", 2, 0.0)) == 2
+
+
 def test_an_error_of_a_callback_does_not_stop_the_thread(tiny: Engine) -> None:
     def fail(_: Future[Result]) -> None:
         raise RuntimeError("a caller's own mistake")
