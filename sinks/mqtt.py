@@ -13,7 +13,6 @@ import ssl
 import threading
 import time
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.results import Result
@@ -148,7 +147,7 @@ class MqttSink:
             self._tell(self._presence.end(stream))
             self._backlog.set(self._topics.stream_available(stream), "offline")
 
-    def _silent(self) -> None:
+    def _end_silent(self) -> None:
         """End the streams that have been silent for too long."""
         for stream, heard in list(self._heard.items()):
             if time.monotonic() - heard > SILENT_S:
@@ -196,35 +195,37 @@ class MqttSink:
         with self._lock:
             self._backlog.connected()
             self._unasked = dict.fromkeys(self._heard)
-        listening = asyncio.create_task(self._listen(client, worker))
+        # Both, since a connection that breaks is told to whoever listens, and not to whoever waits for an answer.
+        tasks = {
+            asyncio.create_task(self._deliver(client, worker)),
+            asyncio.create_task(self._listen(client, worker)),
+        }
         try:
-            while True:
-                stopping = worker.stopping  # before looking for work: what close() left behind is still done
-                await self._deliver(client)
-                if stopping:
-                    return
-                await worker.pause(SILENT_S / 6)
-                if listening.done():
-                    listening.result()
-                with self._lock:
-                    self._silent()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            listening.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await listening
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _deliver(self, client: aiomqtt.Client) -> None:
+    async def _deliver(self, client: aiomqtt.Client, worker: Worker) -> None:
         while True:
+            stopping = worker.stopping  # before looking for work: what close() left behind is still done
             with self._lock:
+                self._end_silent()
                 unasked, self._unasked = self._unasked, {}
                 item = self._backlog.next(records=not self._closed)
             for stream in unasked:
                 await self._ask(client, self._topics.all_of(stream))
-            if item is None:
+            if item is not None:
+                await client.publish(item.topic, item.payload, item.qos, item.retain)
+                with self._lock:
+                    self._backlog.published(item)
+            elif stopping:
                 return
-            await client.publish(item.topic, item.payload, item.qos, item.retain)
-            with self._lock:
-                self._backlog.published(item)
+            else:
+                await worker.pause(SILENT_S / 6)
 
     async def _ask(self, client: aiomqtt.Client, topics: str) -> None:
         """Have what is retained sent to `_listen`. Unsubscribed at once: it has been sent by then."""
@@ -241,16 +242,13 @@ class MqttSink:
 
     async def _listen(self, client: aiomqtt.Client, worker: Worker) -> None:
         """Set to 0 the counts that an earlier run left behind; fail as soon as the connection does."""
-        try:
-            async for message in client.messages:
-                topic = message.topic.value
-                if message.retain and message.payload != b"0" and self._topics.is_count(topic):
-                    with self._lock:
-                        if topic not in self._backlog:
-                            self._backlog.set(topic, "0")
-                    worker.wake()
-        finally:
-            worker.wake()
+        async for message in client.messages:
+            topic = message.topic.value
+            if message.retain and message.payload != b"0" and self._topics.is_count(topic):
+                with self._lock:
+                    if topic not in self._backlog:
+                        self._backlog.set(topic, "0")
+                worker.wake()
 
 
 def _tls(address: Address, authorities: str) -> ssl.SSLContext | None:

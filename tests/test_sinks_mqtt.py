@@ -200,6 +200,34 @@ def test_nothing_but_the_gap_is_lost_when_the_broker_restarts(
 
 
 @needs_mosquitto
+def test_a_restart_is_noticed_at_once_by_a_busy_sink(
+    broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_module, "PUBLISH_S", 10.0 * LONG_S)  # an answer that will never come
+    sink = MqttSink(url(broker, "/?hold=0.01"))
+    stop = threading.Event()
+
+    def run() -> None:
+        second = 0
+        while not stop.is_set():
+            sink.write(frame_at(second), showing(*("cat",) * (1 + second % 3)), LATENCY)
+            second += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_for(lambda: len(listener.events()) > 20)
+        broker.off()
+        listener.heard.clear()
+        broker.on()
+        wait_for(lambda: len(listener.events()) > 20)
+    finally:
+        stop.set()
+        thread.join()
+        sink.close()
+
+
+@needs_mosquitto
 def test_a_broker_that_comes_later_hears_all_that_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker(tmp_path)
     with caplog.at_level(logging.INFO):
