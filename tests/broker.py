@@ -94,7 +94,7 @@ class Listener:
         self._client = paho.Client(CallbackAPIVersion.VERSION2)
         if user:
             self._client.username_pw_set(user, password)
-        self._client._reconnect_min_delay = self._client._reconnect_max_delay = 0.05  # type: ignore[assignment]
+        self._client.reconnect_delay_set(0.05, 0.05)
         self._client.on_connect = lambda client, *_: client.subscribe("#", qos=1)
         self._client.on_subscribe = lambda *_: self.subscribed.set()
         self._client.on_disconnect = lambda *_: self.subscribed.clear()
