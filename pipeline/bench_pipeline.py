@@ -9,22 +9,23 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from pipeline.bench import DEMO_CLIP
+from engine.results import Result
 from pipeline.config import ConfigError, RunConfig
 from pipeline.run import Output
 from pipeline.setup import load_engine, tasks_for
 from pipeline.streams import Streams
+from sinks import CallbackSink, Latency
 from sinks.websocket import WebSocketSink
-from sources import Frame, SourceInfo, open_source
+from sources import Frame, open_source
+from sources.replay import ReplaySource
 
 _WARM_UP = 10  # pictures: the first ones find cold caches, and a client that is only just there
 _LONG_S = 30.0
@@ -66,76 +67,40 @@ class PipelineBench:
         )
 
 
-class _Camera:
-    """The demo clip as a camera: again and again, at its own pace, each picture decoded when it is due."""
-
-    corrupt_packets = 0
-
-    def __init__(self, fps: float) -> None:
-        self._fps = fps
-        self._closed = threading.Event()
-        with open_source(DEMO_CLIP) as clip:
-            self.info: SourceInfo = replace(clip.info, live=True, frames=None)
-        self.name = "bench"
-        self.decoded_at: dict[int, float] = {}
-
-    def __iter__(self) -> Iterator[Frame]:
-        begun, number = time.monotonic(), 0
-        while not self._closed.is_set():
-            with open_source(DEMO_CLIP) as clip:
-                frames = iter(clip)
-                while not self._closed.wait(max(0.0, begun + number / self._fps - time.monotonic())):
-                    frame = next(frames, None)
-                    if frame is None:
-                        break
-                    self.decoded_at[number] = frame.decoded_at
-                    yield replace(frame, index=number, capture_clock="arrival")
-                    number += 1
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def time_pipeline(config: RunConfig, *, fps: float, seconds: float) -> PipelineBench:
-    """Play for `seconds` at `fps` and measure.
+def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
+    """Play the configuration's source, a file, for `seconds` at its own pace and measure.
 
     Raises:
-        EngineError: if the model cannot be used.
+        SourceError, EngineError: if source or model cannot be used.
         ConfigError: if too few records came to say anything: the model is too slow for the pace.
     """
-    camera = _Camera(fps)
     came: list[tuple[float, dict[str, Any]]] = []
+    decoded_at: dict[int, float] = {}
+
+    def note(frame: Frame, result: Result, latency: Latency) -> None:
+        decoded_at[frame.index] = frame.decoded_at
+
+    source = ReplaySource(lambda: open_source(config.source, vid_stride=config.vid_stride))
+    fps = float(source.info.average_rate or 0) / config.vid_stride
     with load_engine(config) as engine:
-        tasks = tasks_for(engine, config)
         sink = WebSocketSink("ws://127.0.0.1:0")
-        with Streams(engine, [Output(sink)]) as streams, connect(sink.url) as client:
+        with Streams(engine, [Output(CallbackSink(note)), Output(sink)]) as streams, connect(sink.url) as client:
 
             def listen() -> None:
-                try:
+                with suppress(ConnectionClosed):
                     while True:
                         text = client.recv()
                         came.append((time.monotonic(), json.loads(text)))
-                except ConnectionClosed:
-                    return
 
             listener = threading.Thread(target=listen, name="bench-client", daemon=True)
             listener.start()
-            run = streams.add("bench", camera, tasks)
-            run.join(seconds + _WARM_UP / fps)
+            run = streams.add("bench", source, tasks_for(engine, config))
+            run.join(seconds)
             streams.close()
             listener.join(_LONG_S)
             if run.error:
                 raise run.error
-        model, device = engine.model.name, engine.model.device
-    return _figures(model, device, fps, came, camera.decoded_at)
+        return _figures(engine.model.name, engine.model.device, fps, came, decoded_at)
 
 
 def _figures(
@@ -149,11 +114,11 @@ def _figures(
         before.append(latency["queue"])
         after.append(1000 * (received_at - decoded_at[record["frame"]]) - model_ms - latency["queue"])
     if not models:
-        raise ConfigError(f"no picture came through at {fps:g} fps: give a lower --fps or more --seconds")
+        raise ConfigError(f"too few pictures came through at {fps:g} fps: give more --seconds, or --vid-stride 2")
     both = [sum(parts) for parts in zip(before, after, strict=True)]
     return PipelineBench(
         model=model,
-        device=str(device),
+        device=device,
         fps=fps,
         frames=len(both),
         median_ms=statistics.median(both),

@@ -36,6 +36,7 @@ Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoi
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default auto).")]
 Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
 Tiles = Annotated[int | None, typer.Option(metavar="N", help="Look at N x N parts as well, for small objects.")]
+VidStride = Annotated[int | None, typer.Option(metavar="N", help="Look at every Nth picture (default 1).")]
 MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name on one picture (default 50).")]
 HwAccel = Annotated[str | None, typer.Option(metavar="HOW", help="Decode live video by auto, cuda or none.")]
 RtspTransport = Annotated[str | None, typer.Option(metavar="HOW", help="RTSP over tcp (default) or udp.")]
@@ -99,7 +100,7 @@ def run(
     conf: Conf = None,
     max_objects: MaxObjects = None,
     tiles: Tiles = None,
-    vid_stride: Annotated[int | None, typer.Option(help="Look at every Nth picture (default 1).")] = None,
+    vid_stride: VidStride = None,
     start: Annotated[str | None, typer.Option(metavar="TIME", help="Where to begin: seconds, or 1:30.")] = None,
     end: Annotated[str | None, typer.Option(metavar="TIME", help="Where to stop: seconds, or 1:30.")] = None,
     queue: Annotated[
@@ -352,8 +353,8 @@ def bench_frame(
 @bench.command("pipeline")
 def bench_pipeline(
     context: typer.Context,
-    fps: Annotated[float, typer.Option(min=0.1, max=1000, help="How many pictures a second.")] = 10.0,
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
+    vid_stride: VidStride = None,
     detect: Detect = None,
     model: Model = None,
     device: Device = None,
@@ -361,14 +362,14 @@ def bench_pipeline(
 ) -> None:
     """Time a picture from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
 
-    The pictures are those of the demo clip, at the pace of a camera. Choose a pace that the model keeps up with.
+    The pictures are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
     """
     from pipeline.bench import DEMO_CLIP
     from pipeline.bench_pipeline import time_pipeline
     from pipeline.config import load
 
     settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **_given(context)})
-    result = time_pipeline(settings, fps=fps, seconds=seconds)
+    result = time_pipeline(settings, seconds=seconds)
     print(result.as_json() if as_json else result.as_text())
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 from engine.results import Result
 from sinks import Latency
+from sinks.record import drawn_latency
 from sources import Frame
 
 BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2500.0, 5000.0)
@@ -37,8 +38,9 @@ class Recent:
 
     Attributes:
         fps: results a second in the last 5 s.
-        p50_ms, p99_ms: total latency of the last 512 pictures; None before the first.
-        age_ms: how long ago the picture of the newest result came here; None before the first.
+        p50_ms, p99_ms: latency of the last 512 pictures, of files without the wait that comes of reading ahead; None
+            before the first.
+        age_ms: how long ago the picture of the newest result came here; None before the first, and for files.
         objects: boxes and points on that picture.
     """
 
@@ -100,8 +102,9 @@ class Stats:
         self._objects = 0
         self._first_submit: float | None = None
         self._last_result = 0.0
-        self._newest: tuple[float, int] | None = None  # when the picture of the newest result came, and its objects
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the total latency
+        self._came_at: float | None = None  # when the picture of the newest result came
+        self._objects_now = 0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
@@ -124,8 +127,9 @@ class Stats:
             self._frames += 1
             self._objects += objects
             self._last_result = now
-            self._newest = (frame.decoded_at - frame.decode_ms / 1000, objects)
-            self._recent.append((now, latency.total))
+            self._came_at = None if frame.capture_clock == "file" else frame.decoded_at - frame.decode_ms / 1000
+            self._objects_now = objects
+            self._recent.append((now, drawn_latency(frame, latency)))
             for stage, ms in asdict(latency).items():
                 counts = self._counts.setdefault(stage, [0] * (len(BUCKETS_MS) + 1))
                 counts[bisect_left(BUCKETS_MS, ms)] += 1
@@ -152,10 +156,9 @@ class Stats:
             )
 
     def _now(self) -> Recent:
-        if self._newest is None:
+        if not self._recent:
             return Recent()
         now = time.monotonic()
-        came_at, objects = self._newest
         lately = [at for at, _ in self._recent if at > now - _RECENT_S]
         span = lately[-1] - lately[0] if lately else 0.0
         totals = sorted(total for _, total in self._recent)
@@ -163,6 +166,6 @@ class Stats:
             fps=(len(lately) - 1) / span if span > 0 else 0.0,
             p50_ms=totals[len(totals) // 2],
             p99_ms=totals[min(len(totals) - 1, len(totals) * 99 // 100)],
-            age_ms=1000 * (now - came_at),
-            objects=objects,
+            age_ms=None if self._came_at is None else 1000 * (now - self._came_at),
+            objects=self._objects_now,
         )

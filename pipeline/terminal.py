@@ -47,6 +47,8 @@ def summary(report: Report) -> str:
     lines = [
         f"{report.frames} frames in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, {report.model_ms:.1f} ms a frame "
         f"(prefill {latency.prefill:.1f}, decode {latency.decode_tokens:.1f}), {report.objects} objects"
+        if report.frames
+        else "no frames"
     ]
     lost = [f"{count} frames {LOST[cause]}" for cause, count in report.drops.items()]
     if report.corrupt_packets:

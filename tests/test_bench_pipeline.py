@@ -13,7 +13,7 @@ from pipeline.config import ConfigError
 
 def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "bench", "pipeline", "--fps", "4", "--seconds", "3", "--json"],
+        [sys.executable, "-m", "pipeline", "bench", "pipeline", "--vid-stride", "3", "--seconds", "6", "--json"],
         cwd=REPO,
         capture_output=True,
         text=True,
@@ -22,7 +22,8 @@ def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     timed = json.loads(done.stdout)
-    assert timed["frames"] >= 5
+    assert timed["frames"] >= 3
+    assert timed["fps"] == pytest.approx(10 / 3)
     assert 0 < timed["median_ms"] <= timed["p99_ms"]
     assert timed["median_ms"] < 100  # 1 to 5 ms when nothing else runs; more would be somebody waiting for a picture
     assert timed["model_ms"] > timed["before_ms"] >= 0
@@ -40,5 +41,5 @@ def test_the_times_are_taken_apart() -> None:
 
 
 def test_too_few_pictures_are_told() -> None:
-    with pytest.raises(ConfigError, match="lower --fps"):
+    with pytest.raises(ConfigError, match="--vid-stride 2"):
         _figures("nano", "cpu", 30, [], {})

@@ -21,6 +21,7 @@ from pipeline.config import ConfigError, parse_place
 from pipeline.server import MAX_CONNECTIONS, HttpServer
 from pipeline.streams import Streams
 from sources import open_source
+from sources.replay import ReplaySource
 
 REPO = Path(__file__).resolve().parent.parent
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
@@ -118,7 +119,7 @@ def test_it_is_well_while_every_stream_is(server: HttpServer, streams: Streams) 
 
 def test_prometheus_reads_what_happened(server: HttpServer, streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "counters", lambda self: {"steps_total": 7, "pages free": 9.5}, raising=False)
-    run = streams.add("clip", open_source(CLIP), [Detect("person")])
+    run = streams.add("clip", ReplaySource(lambda: open_source(CLIP)), [Detect("person")])
     wait_for(lambda: run.report().frames >= 3)
     answer = ask(server, "GET", "/metrics")
     assert (answer.status, answer.headers["Content-Type"].split(";")[0]) == (200, "text/plain")

@@ -231,7 +231,7 @@ def test_a_terminal_shows_a_table_of_the_streams(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     for heading in ("stream", "state", "fps", "age", "dropped", "p50", "p99", "objects"):
         assert heading in text
-    assert re.search(r"demo-2 +running +\d+\.\d +\d+ ms +0 +\d+ ms +\d+ ms +\d+", text)
+    assert re.search(r"demo-2 +running +\d+\.\d +– +0 +\d+ ms +\d+ ms +\d+", text)
 
 
 def test_the_table_says_what_is_wrong() -> None:
