@@ -66,7 +66,7 @@ class Tab:
     """
 
     def __init__(self, url: str) -> None:
-        self._socket = connect(url, max_size=None, compression=None)
+        self._socket = connect(url, max_size=None, compression=None).__enter__()
         self._numbers = itertools.count(1)
         self.said: list[str] = []
         for domain in ("Page", "Runtime", "Log"):

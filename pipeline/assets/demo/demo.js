@@ -219,7 +219,9 @@ async function listStreams() {
       const light = Object.assign(document.createElement("i"), {className: ok ? "ok" : ""});
       button.append(light, name);
       button.title = how;
-      return Object.assign(document.createElement("li"), {}).appendChild(button).parentNode;
+      const item = document.createElement("li");
+      item.append(button);
+      return item;
     }));
     if ($("message").dataset.kind === "lost") hush();
   } catch (problem) {

@@ -26,9 +26,8 @@ export class Stage {
     draw();
   }
 
-  /** Take pictures from `video` (`own` or `theirs`) and match them by `matcher`. */
+  /** Take pictures from `video` (`own` or `theirs`) and match them by `matcher`; after `end`. */
   begin(video, matcher) {
-    this.end();
     [this.#source, this.#matcher] = [video, matcher];
     $("stage").classList.add("on");
   }
@@ -36,6 +35,7 @@ export class Stage {
   /** Show what the server drew, instead of drawing here. */
   set burnt(burnt) {
     this.#burnt = burnt;
+    this.#shown = null;
     this.#matcher?.clear();
   }
 
@@ -70,10 +70,9 @@ export class Stage {
     return new Promise((done) => canvas.toBlob(done, "image/png"));
   }
 
-  /** What is on the screen, for tests: size of the picture and what is drawn on it. */
+  /** The picture on the screen and its record; null before the first. */
   get shown() {
-    const {width, height} = this.#shown?.bitmap ?? {};
-    return this.#shown && {width, height, ...(this.#shown.record ?? NONE)};
+    return this.#shown;
   }
 
   #listen(video) {

@@ -1,0 +1,217 @@
+"""The demo's page in a real browser, whose camera shows the demo clip."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from browser import Tab, needs_chromium, tab
+from PIL import Image
+from webrtc_support import until
+
+from engine import Engine
+from pipeline.bench import DEMO_CLIP
+from pipeline.config import Prompts, StreamConfig
+from pipeline.demo import Demo
+from sinks import color_of
+
+pytestmark = [pytest.mark.e2e, needs_chromium]
+
+SEEN = "saccade.stage.shown?.record"
+PEOPLE = slice(85, 145)  # pictures of the demo clip in each of which somebody is found
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def demo(engine: Engine) -> Iterator[Demo]:
+    with Demo(engine, Prompts(detect=["person"]), port=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Chromium's fake camera shows."""
+    path = tmp_path_factory.mktemp("film") / "people.mjpeg"
+    with av.open(str(DEMO_CLIP)) as clip, av.open(str(path), "w", format="mjpeg") as out:
+        stream = out.add_stream("mjpeg", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 640, 360, "yuvj420p"
+        stream.codec_context.flags |= 2  # by quality, not by bit rate
+        stream.codec_context.global_quality = 2 * 118
+        for picture in itertools.islice(clip.decode(video=0), PEOPLE.start, PEOPLE.stop):
+            image = picture.to_ndarray(format="rgb24")
+            for _ in range(3):  # 10 a second become 30
+                out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        out.mux(stream.encode(None))
+    return path
+
+
+def press(page: Tab, what: str) -> None:
+    page.eval(f"document.querySelector({what!r}).click()")
+
+
+def look_for(page: Tab, name: str) -> None:
+    page.eval(f"document.getElementById('name').value = {name!r}; document.getElementById('find').requestSubmit()")
+
+
+def words(page: Tab, what: str) -> str:
+    """What a part of the page says; "" while it is hidden."""
+    told: str = page.eval(
+        f"document.querySelector({what!r}).checkVisibility() ? {what!r} && "
+        f"document.querySelector({what!r}).innerText : ''"
+    )
+    return told
+
+
+def picture(page: Tab, make: str) -> Any:
+    """The PNG that a promise in the page comes to, as an array."""
+    script = f"""{make}.then((png) => new Promise((done) => {{
+        const reader = new FileReader();
+        reader.onload = () => done(reader.result.split(",")[1]);
+        reader.readAsDataURL(png);
+    }}))"""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(page.eval(script)))).convert("RGB"))
+
+
+def overlap(a: list[float], b: tuple[float, ...]) -> float:
+    """Intersection over union of two boxes."""
+    inner = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    return inner / (sum((one[2] - one[0]) * (one[3] - one[1]) for one in (a, b)) - inner)
+
+
+def test_boxes_are_there_soon_and_on_their_own_picture(demo: Demo, engine: Engine, film: Path, tmp_path: Path) -> None:
+    with tab(demo.url, tmp_path, camera=film) as page:
+        page.until("!!window.saccade")
+        begun = time.monotonic()
+        press(page, "#use-camera")
+        page.until(f"{SEEN}?.objects.length > 0")
+        assert time.monotonic() - begun < 3
+        page.until("saccade.stage.shown && document.getElementById('status').dataset.state === 'live'")
+        agreed = []
+        for _ in range(6):
+            time.sleep(0.3)
+            page.until(f"{SEEN}?.objects.length > 0")
+            # The picture on the screen and the boxes on it, taken at the same instant.
+            page.eval(f"""(() => {{
+                const {{bitmap}} = saccade.stage.shown, canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+                canvas.getContext("2d").drawImage(bitmap, 0, 0);
+                window.taken = {{png: canvas.convertToBlob(), boxes: {SEEN}.objects.map((one) => one.box_norm)}};
+            }})()""")
+            image = picture(page, "taken.png")
+            assert image.shape == (360, 640, 3)
+            here = [(box.x1, box.y1, box.x2, box.y2) for box in engine.detect(image, "person").boxes]
+            agreed += [max((overlap(box, one) for one in here), default=0.0) for box in page.eval("taken.boxes")]
+        assert np.median(agreed) > 0.8, agreed
+        assert page.said == []  # not a word on the console: nothing missing, nothing refused by the policy
+    until(lambda: demo.whip.peers == 0 and not demo.streams.names, seconds=30)  # one that is killed does not
+
+
+def test_what_is_looked_for_changes_while_it_runs(demo: Demo, film: Path, tmp_path: Path) -> None:
+    with tab(demo.url, tmp_path, camera=film) as page:
+        page.until("!!window.saccade")
+        press(page, "#use-camera")
+        page.until(f"{SEEN}?.objects.length > 0")
+        look_for(page, "zebra crossing")
+        page.until("!document.getElementById('unknown').hidden")
+        assert "zebra crossing" in words(page, "#unknown")
+        assert "dining table" in words(page, "#unknown")  # it says what there is
+        look_for(page, "dogs")
+        page.until("document.getElementById('chips').innerText.includes('dog')")
+        assert words(page, "#unknown") == ""
+        press(page, "#chips button[aria-label='Do not look for person']")
+        page.until(f"{SEEN}?.objects.length === 0")
+        (name,) = demo.streams.names
+        until(lambda: [task.label for task in demo.streams.get(name).tasks] == ["dog"])  # type: ignore[union-attr]
+        look_for(page, "people")
+        press(page, "[name=skill][value=point]")
+        page.until(f"{SEEN}?.points.some((one) => one.label === 'person') && {SEEN}.objects.length === 0")
+        assert "person" in words(page, "#found")
+
+
+def test_a_clip_is_sent_back_with_the_boxes_burnt_in(demo: Demo, tmp_path: Path) -> None:
+    with tab(demo.url, tmp_path) as page:
+        page.until("!!window.saccade")
+        press(page, "#use-clip")
+        page.until(f"{SEEN}?.objects.length > 0")
+        press(page, "[name=view][value=burnt]")
+        page.until("document.getElementById('theirs').matches('.seen')")
+        green, ours = np.array(color_of("person")), []
+        deadline = time.monotonic() + 20
+        while not (ours and ours[-1] > 300) and time.monotonic() < deadline:
+            image = picture(page, "saccade.stage.snapshot()")
+            ours.append(int((np.abs(image.astype(int) - green).max(axis=2) < 60).sum()))
+        assert image.shape == (360, 640, 3)
+        assert ours[-1] > 300  # pixels in the colour of a person's box, which the clip does not have
+        press(page, "[name=view][value=here]")
+        page.until(f"{SEEN}?.objects.length > 0")
+        press(page, "#stop")
+        until(lambda: not demo.streams.names)
+        assert demo.whep.viewers == 0
+
+
+def test_a_running_stream_is_watched_either_way(demo: Demo, tmp_path: Path) -> None:
+    demo.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="room", conf=0.4))
+    with tab(demo.url, tmp_path) as page:
+        page.until("!!window.saccade")
+        page.until("!!document.querySelector('#streams button')")
+        press(page, "#streams button")
+        page.until(f"{SEEN}?.objects.length > 0", seconds=25)
+        assert page.eval("document.getElementById('conf').value") == "40"  # the stream's own
+        first = page.eval("saccade.stage.shown.bitmap.width")
+        assert first == 640
+        press(page, "[name=view][value=burnt]")
+        page.until("document.getElementById('theirs').matches('.seen')")
+        pictures = []
+        for _ in range(4):
+            pictures.append(picture(page, "saccade.stage.snapshot()").astype(int))
+            time.sleep(0.4)
+        assert max(np.abs(a - b).max() for a, b in itertools.pairwise(pictures)) > 40  # it moves
+        assert demo.whep.viewers == 1
+        page.do("Page.navigate", url="about:blank")  # a page that is left says goodbye
+        until(lambda: demo.whep.viewers == 0)
+
+
+def test_a_lost_server_is_found_again(engine: Engine, film: Path, tmp_path: Path) -> None:
+    with Demo(engine, Prompts(detect=["person"]), port=0) as first:
+        port = int(first.url.rstrip("/").rpartition(":")[2])
+        with tab(first.url, tmp_path, camera=film) as page:
+            page.until("!!window.saccade")
+            press(page, "#use-camera")
+            page.until(f"{SEEN}?.objects.length > 0")
+            first.close()
+            page.until("document.getElementById('status').dataset.state === 'lost'")
+            page.until("!document.getElementById('message').hidden")
+            assert "again" in words(page, "#message")
+            with Demo(engine, Prompts(detect=["person"]), port=port) as second:
+                page.until("document.getElementById('status').dataset.state === 'live'", seconds=25)
+                until(lambda: second.streams.names == ["camera"])
+                page.until("document.getElementById('message').hidden")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [("NotAllowedError", "blocked"), ("NotFoundError", "no camera"), ("NotReadableError", "other program")],
+)
+def test_a_camera_that_cannot_be_had_is_told_in_plain_words(error: str, told: str, demo: Demo, tmp_path: Path) -> None:
+    with tab(demo.url, tmp_path) as page:
+        page.until("!!window.saccade")
+        refuse = f"() => Promise.reject(new DOMException('no', '{error}'))"
+        page.eval(f"navigator.mediaDevices.getUserMedia = {refuse}; 0")
+        press(page, "#use-camera")
+        page.until("!document.getElementById('message').hidden")
+        assert told in words(page, "#message")
+        assert error not in words(page, "#message")
+        assert page.eval("document.getElementById('start').checkVisibility()")  # and something else can be chosen
+        assert demo.whip.peers == 0
