@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine import Engine, Image, ModelInfo
     from .errors import (
+        AdapterError,
         DeadlineError,
         EngineClosedError,
         EngineError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "engine": ("Engine", "Image", "ModelInfo"),
     "errors": (
+        "AdapterError",
         "DeadlineError",
         "EngineClosedError",
         "EngineError",
@@ -42,6 +44,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "EMBEDDED",
+    "AdapterError",
     "Box",
     "Caption",
     "DeadlineError",

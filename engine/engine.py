@@ -19,10 +19,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .errors import EngineClosedError, EngineError, ModelFilesError, PromptError, UnsupportedTaskError
+from .adapters import Adapter
+from .errors import (
+    AdapterError,
+    EngineClosedError,
+    EngineError,
+    ModelFilesError,
+    PromptError,
+    UnsupportedTaskError,
+)
 from .executor import Crops, Executor
 from .host import keep_freed_memory
 from .loop import StepLoop
+from .lora import load_adapter
 from .models import registry
 from .models.moondream.config import ConfigError
 from .models.moondream.model import CheckpointError, Moondream, load
@@ -69,22 +78,35 @@ class Engine:
         *,
         depth: int = 2,
         n_pages: int = 1024,
+        adapter_slots: int = 4,
+        adapter_rank: int = 32,
     ) -> None:
         self.model = info
         self._config = model.config
         self._prompts = prompts
         self._vocabulary = vocabulary
-        executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE)
+        executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE, adapter_slots, adapter_rank)
         self._prepare = executor.prepare
         pool = PagePool(n_pages)
         pool.take(1)  # page 0 is where the executor writes what nobody reads
         together = 8 if model.device.type == "cuda" else 1  # on a CPU a batch of pictures is no faster than one by one
-        scheduler: Scheduler[Crops] = Scheduler(pool, PAGE_SIZE, model.config.text.prefix_attn, N_LANES, together)
+        scheduler: Scheduler[Crops] = Scheduler(
+            pool, PAGE_SIZE, model.config.text.prefix_attn, N_LANES, together, adapter_slots
+        )
+        self._text, self._adapter_rank = model.text, adapter_rank
+        self._adapters: dict[str, Adapter] = {}
         self._loop = StepLoop(executor, scheduler, depth)
 
     @classmethod
     def load(
-        cls, name: str = "nano", device: str = "auto", dtype: str | None = None, *, depth: int | None = None
+        cls,
+        name: str = "nano",
+        device: str = "auto",
+        dtype: str | None = None,
+        *,
+        depth: int | None = None,
+        adapter_slots: int = 4,
+        adapter_rank: int = 32,
     ) -> Engine:
         """Load a model.
 
@@ -94,6 +116,8 @@ class Engine:
             dtype: 'float32', 'bfloat16' or 'float16'; by default float32 on a CPU and for small models, else bfloat16.
             depth: 2 launches a step before the one before it is read, 1 does not; the answers are the same. By default
                 2 on CUDA, and 1 on a CPU, which has no idle device to gain and pays for each step that goes to waste.
+            adapter_slots: most adapters in use at the same moment; what needs one more waits.
+            adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
 
         Raises:
             UnknownModelError: if the name leads to no model.
@@ -126,7 +150,15 @@ class Engine:
             device=str(place),
             dtype=str(kind).removeprefix("torch."),
         )
-        return cls(model, prompts, info, vocabulary, depth=depth or (2 if place.type == "cuda" else 1))
+        return cls(
+            model,
+            prompts,
+            info,
+            vocabulary,
+            depth=depth or (2 if place.type == "cuda" else 1),
+            adapter_slots=adapter_slots,
+            adapter_rank=adapter_rank,
+        )
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
         """The names to ask this model for, given what a person typed ('people', 'truck or bus'); none twice.
@@ -138,8 +170,32 @@ class Engine:
             return list(dict.fromkeys(label.strip() for label in labels))
         return self._vocabulary.resolve(labels)
 
+    def load_adapter(self, name: str, path: Path | str) -> None:
+        """Read a LoRA adapter, for `submit` and `stream` to name; what its file holds is said in `engine.lora`.
+
+        Raises:
+            AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
+        """
+        if name in self._adapters:
+            raise AdapterError(f"there is an adapter '{name}' already: unload it first")
+        self._adapters[name] = load_adapter(name, Path(path), self._text, self._adapter_rank)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; what was submitted with it is still answered with it.
+
+        Raises:
+            AdapterError: if there is none of this name.
+        """
+        del self._adapters[self._known_adapter(name).name]
+
     def submit(
-        self, image: Image, tasks: Sequence[Task], tiles: int = 1, *, deadline_s: float | None = None
+        self,
+        image: Image,
+        tasks: Sequence[Task],
+        tiles: int = 1,
+        *,
+        deadline_s: float | None = None,
+        adapter: str | None = None,
     ) -> Future[Result]:
         """Queue tasks on a picture; all of them share one look at it.
 
@@ -149,18 +205,22 @@ class Engine:
             tiles: with n > 1, `Detect` tasks look at n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
             deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError.
+            adapter: name of a loaded adapter to answer with; the picture is read with it, too.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
 
         Raises:
             UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
+            AdapterError: if there is no such adapter.
             EngineClosedError: after `close`.
             ValueError: if the picture is not what it should be, `tiles` is not 1 or more, or `deadline_s` is no number.
         """
-        return self._begin(image, tasks, tiles, deadline_s)
+        return self._begin(image, tasks, tiles, deadline_s, adapter)
 
-    def stream(self, image: Image, task: Query | Caption, *, deadline_s: float | None = None) -> TextStream:
+    def stream(
+        self, image: Image, task: Query | Caption, *, deadline_s: float | None = None, adapter: str | None = None
+    ) -> TextStream:
         """Queue a question or a caption, and get its text piece by piece while it is written.
 
         The pieces joined are the text that `submit` gives. `submit` says what else there is to know.
@@ -170,7 +230,7 @@ class Engine:
             wrong after `stream` has returned is raised by the iterator.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
-        return TextStream(self._begin(image, [task], 1, deadline_s, pieces.put), pieces)
+        return TextStream(self._begin(image, [task], 1, deadline_s, adapter, pieces.put), pieces)
 
     def detect(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1) -> Detections:
         """Boxes of everything that `label` means ('person', 'people', 'truck or bus'). Waits for the answer."""
@@ -208,6 +268,7 @@ class Engine:
         tasks: Sequence[Task],
         tiles: int,
         deadline_s: float | None,
+        adapter: str | None,
         on_text: Callable[[str], None] | None = None,
     ) -> Future[Result]:
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
@@ -215,11 +276,21 @@ class Engine:
             raise ValueError(f"tiles is 1 or more; got {tiles}")
         if math.isnan(deadline):
             raise ValueError("deadline_s is a number of seconds")
+        chosen = None if adapter is None else self._known_adapter(adapter)
         array = _as_array(image)
         understood = [one for task in tasks for one in self._understand(task)]
         try:
             request = Request(
-                array, understood, tiles, self._config, self._prompts, self._prepare, N_LANES, deadline, on_text
+                array,
+                understood,
+                tiles,
+                self._config,
+                self._prompts,
+                self._prepare,
+                N_LANES,
+                adapter=chosen,
+                deadline=deadline,
+                on_text=on_text,
             )
         except PromptError as error:
             failed: Future[Result] = Future()
@@ -229,6 +300,13 @@ class Engine:
             self._loop.add(look)
         request.future.add_done_callback(lambda future: self._drop(request) if _came_to_nothing(future) else None)
         return request.future
+
+    def _known_adapter(self, name: str) -> Adapter:
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            known = ", ".join(self._adapters) or "none"
+            raise AdapterError(f"there is no adapter '{name}'; loaded: {known}")
+        return adapter
 
     def _understand(self, task: Task) -> list[Task]:
         """The task in the model's own names: one, or several for a label such as 'truck or bus'."""

@@ -39,6 +39,10 @@ class UnsupportedTaskError(EngineError):
     """The model has no such skill."""
 
 
+class AdapterError(EngineError):
+    """An adapter that is not there, or whose file does not fit the model."""
+
+
 class DeadlineError(EngineError):
     """The deadline given with a task passed before its answer was complete."""
 

@@ -6,7 +6,7 @@ a step can be launched before the one before it is read. Knows nothing of reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from .cache import PagedPool, PagedRows
+from .draws import Draw, Draws, likeliest
+from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.region import size_value
-from .sampling import sample
+from .models.moondream.text import TextDecoder
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import Event, open_stream
@@ -34,19 +36,6 @@ class Crops:
     tiling: tuple[int, int]
 
 
-class _Mirror:
-    """A pinned buffer (slots, rows, …) on the host, and its copy on the device at a fixed address."""
-
-    __slots__ = ("device", "host")
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, *shape: int) -> None:
-        self.host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        self.device = torch.zeros(shape, dtype=dtype, device=device)
-
-    def upload(self, slot: int, count: int) -> None:
-        self.device[slot, :count].copy_(self.host[slot, :count], non_blocking=True)
-
-
 class Executor:
     """One model on one device, with `depth` step slots. Used by one thread.
 
@@ -56,9 +45,20 @@ class Executor:
         n_lanes: most sequences at a time.
         n_pages: pages of the pool; page 0 is for what is written and never read.
         page_size: tokens of a page.
+        n_adapters: slots for adapters.
+        adapter_rank: largest rank of one.
     """
 
-    def __init__(self, model: Moondream, depth: int, n_lanes: int, n_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        model: Moondream,
+        depth: int,
+        n_lanes: int,
+        n_pages: int,
+        page_size: int,
+        n_adapters: int = 0,
+        adapter_rank: int = 0,
+    ) -> None:
         self.model = model
         self.pool = PagedPool(model, n_pages, page_size)
         device, pinned = model.device, model.device.type == "cuda"
@@ -70,9 +70,9 @@ class Executor:
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step, on the device
         self._ready: list[Event | None] = [None] * depth
         self._choice = model.begin_or_stop()
-        self._heat = _Mirror(device, torch.float32, depth, n_lanes, 2)  # temperature and top-p of each row
-        self._noise = _Mirror(device, torch.int64, depth, n_lanes, 2)  # its seed and its step
-        self._masks = _Mirror(device, torch.bool, depth, n_lanes, model.config.text.vocab_size)
+        self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
+        self._adapter_room = n_adapters, adapter_rank
+        self._bank: AdapterBank | None = None  # made when the first adapter is used
 
     def prepare(self, view: NDArray[np.uint8]) -> Crops:
         """Cut a picture (height, width, 3) uint8 RGB into crops; may be called by any thread."""
@@ -85,13 +85,15 @@ class Executor:
         rows = self._upload([lanes, phases])
         table = self._upload(self._tables(step.rows))
         positions = self._upload([row.position for row in step.rows])
+        slots = [row.answer.look.adapter_slot for row in step.rows]
+        adapters = self._upload(slots) if any(slots) else None
         if step.kind is StepKind.DECODE:
 
             def forward() -> None:
                 self._rows[slot] = rows
                 x = self._state[rows[0]].unsqueeze(1)
                 cache = PagedRows(self.pool, table)
-                self._hidden[slot] = self.model.text(x, positions.unsqueeze(1), cache).squeeze(1)
+                self._hidden[slot] = self._text(adapters)(x, positions.unsqueeze(1), cache).squeeze(1)
         else:
             longest = max(len(row.answer.prompt) for row in step.rows)
             prompts = self._upload(
@@ -99,12 +101,14 @@ class Executor:
             )
             lengths = self._upload([len(row.answer.prompt) for row in step.rows])
             prefixes = self._upload([list(look.pages) for look in step.looks])
+            look_slots = [look.adapter_slot for look in step.looks]
+            look_adapters = self._upload(look_slots) if any(look_slots) else None
 
             def forward() -> None:
                 self._rows[slot] = rows
-                self._prefix(step.looks, prefixes)
+                self._prefix(step.looks, prefixes, look_adapters)
                 at = positions.unsqueeze(1) + torch.arange(longest, device=positions.device)
-                hidden = self.model.text(self.model.text.embed(prompts), at, PagedRows(self.pool, table))
+                hidden = self._text(adapters)(self.model.text.embed(prompts), at, PagedRows(self.pool, table))
                 self._hidden[slot] = hidden[torch.arange(len(lengths), device=lengths.device), lengths - 1]
 
         self._compute.run(torch.inference_mode()(forward))
@@ -112,11 +116,11 @@ class Executor:
     def finalize(self, slot: int, step: Step[Crops]) -> None:
         """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
 
-        To be called once the step before is committed: what a grammar allows depends on that.
+        To be called once the step before is committed.
         """
         present = {row.phase for row in step.rows}
         count = len(step.rows)
-        draw = self._draw(slot, step) if Phase.TOKEN in present else _likeliest
+        draw = self._draws.send(slot, step, self._copy, self._compute) if Phase.TOKEN in present else likeliest
         self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, draw)))
         self._copy.wait(self._compute.record())
 
@@ -142,7 +146,15 @@ class Executor:
         self._compute.close()
         self._copy.close()
 
-    def _prefix(self, looks: Sequence[Look[Crops]], pages: torch.Tensor) -> None:
+    def _text(self, slots: torch.Tensor | None) -> TextDecoder:
+        """The decoder for rows with adapters in the given slots."""
+        if slots is None:
+            return self.model.text
+        if self._bank is None:
+            self._bank = AdapterBank(self.model.text, *self._adapter_room)
+        return self._bank.text(slots)
+
+    def _prefix(self, looks: Sequence[Look[Crops]], pages: torch.Tensor, adapters: torch.Tensor | None) -> None:
         """Look at pictures, and keep what was seen in their pages."""
         model, text = self.model, self.model.text
         tokens: list[torch.Tensor | None] = [None] * len(looks)
@@ -158,40 +170,13 @@ class Executor:
                 tokens[i] = model.vision(normalise(pixels, model.dtype), look.image.tiling)
         bos = text.wte[model.config.tokenizer.bos_id].expand(len(looks), 1, -1)
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
-        text.remember(x, PagedRows(self.pool, pages))
+        decoder = self._text(adapters)
+        for look in looks:
+            if look.adapter is not None and self._bank is not None:
+                self._bank.fill(look.adapter_slot, look.adapter)
+        decoder.remember(x, PagedRows(self.pool, pages))
 
-    def _draw(self, slot: int, step: Step[Crops]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """From logits (rows, vocab) to tokens (rows,), as each row wants them; what that takes is put on its way."""
-        count = len(step.rows)
-        how = [row.answer.skill.sampling for row in step.rows]
-        allowed = [None if row.answer.finalized else row.answer.skill.allowed() for row in step.rows]
-        masked = any(ids is not None for ids in allowed)
-        if not masked and all(one.temperature == 0 for one in how):
-            return _likeliest
-        # A step's number is the place of what it feeds: no two steps of a sequence share one.
-        ends = [len(row.answer.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in step.rows]
-        steps = [row.position + end for row, end in zip(step.rows, ends, strict=True)]
-        self._heat.host[slot, :count] = torch.tensor([(one.temperature, one.top_p) for one in how])
-        self._noise.host[slot, :count] = torch.tensor([(one.seed, at) for one, at in zip(how, steps, strict=True)])
-        if masked:
-            mask = self._masks.host[slot, :count].fill_(True)
-            for row, ids in zip(mask, allowed, strict=True):
-                if ids is not None:
-                    row.fill_(False)[list(ids)] = True
-
-        def upload() -> None:
-            for mirror in (self._heat, self._noise, *([self._masks] if masked else [])):
-                mirror.upload(slot, count)
-
-        self._copy.run(upload)
-        self._compute.wait(self._copy.record())
-        temperature, top_p = self._heat.device[slot, :count].unbind(-1)
-        seed, at = self._noise.device[slot, :count].unbind(-1)
-        narrow = top_p if any(one.top_p < 1 for one in how) else None
-        seen = self._masks.device[slot, :count] if masked else None
-        return lambda logits: sample(logits.float(), temperature, narrow, seed, at, seen)
-
-    def _sample(self, slot: int, present: set[Phase], draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def _sample(self, slot: int, present: set[Phase], draw: Draw) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
         hidden, rows = self._hidden[slot], self._rows[slot]
         assert hidden is not None
@@ -233,7 +218,3 @@ class Executor:
         if self.model.device.type == "cuda":
             return held.pin_memory().to(self.model.device, non_blocking=True)
         return held
-
-
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(-1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .adapters import Adapter
 from .errors import PromptError
 from .executor import Crops
 from .found import Found
@@ -48,6 +49,7 @@ class Request:
         prompts: the model's.
         prepare: the executor's.
         n_together: most prompts on one look; more are asked in further looks.
+        adapter: what all looks are answered with besides the model.
         deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
         on_text: told each piece of its texts as it comes, in the loop's thread.
 
@@ -64,6 +66,8 @@ class Request:
         prompts: Prompts,
         prepare: Callable[[NDArray[np.uint8]], Crops],
         n_together: int,
+        *,
+        adapter: Adapter | None = None,
         deadline: float = math.inf,
         on_text: Callable[[str], None] | None = None,
     ) -> None:
@@ -85,7 +89,7 @@ class Request:
             crops = prepare(np.ascontiguousarray(view))
             for start in range(0, max(1, len(asked)), n_together):
                 chosen = tuple(asked[start : start + n_together])
-                look = Look(crops, [self._answer(i) for i in chosen], self._look_done, deadline)
+                look = Look(crops, [self._answer(i) for i in chosen], self._look_done, deadline, adapter)
                 self._parts.append(_Part(window, chosen, look))
         self._left = len(self._parts)
         self._crops_ms = (time.monotonic() - self._began) * 1e3

@@ -219,7 +219,7 @@ def test_a_deadline_while_it_is_answered(tiny: Engine) -> None:
         begun.set()
         time.sleep(max(0.0, started + 0.6 - time.monotonic()))
 
-    late = tiny._begin(IMAGE, [Query("why?", 60, temperature=1.5, seed=1)], 1, 0.5, hold)
+    late = tiny._begin(IMAGE, [Query("why?", 60, temperature=1.5, seed=1)], 1, 0.5, None, hold)
     fails_late(late, "while it was answered|before it was begun")
     assert ask(tiny, Query("why?", 3))
     deadline = time.monotonic() + WAIT_S
