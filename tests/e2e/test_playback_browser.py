@@ -74,7 +74,7 @@ def test_chromium_plays_a_stream_as_it_goes_on(tmp_path: Path) -> None:
     sink = ViewerSink(port=0)
     try:
         with feeding(sink) as newest, tab(sink.url, tmp_path) as page:
-            page.until("document.querySelector('video').videoWidth > 0")
+            page.until("document.querySelector('video')?.videoWidth > 0")
             time.sleep(1)
             seen, ages = [], []
             for _ in range(10):
