@@ -16,6 +16,10 @@ NEEDED = {
     "numpy": "numpy",
     "pillow": "PIL",
     "av": "av",
+    "aiohttp": "aiohttp",
+    "aiortc": "aiortc",
+    "websockets": "websockets",
+    "prometheus-client": "prometheus_client",
     "opencv-python": "cv2",
     "pydantic": "pydantic",
     "pyyaml": "yaml",
@@ -25,7 +29,7 @@ NEEDED = {
 }
 """Distribution → the module whose import shows that it works."""
 
-USEFUL = {"supervision": "supervision", "pycocotools": "pycocotools"}
+USEFUL = {"aiomqtt": "aiomqtt", "supervision": "supervision", "pycocotools": "pycocotools"}
 
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}

@@ -24,7 +24,8 @@ from pipeline.terminal import progress_bar
 
 POLL_S = 0.1
 _TABLE_S = 0.5
-_END_S = 30.0  # for what is in flight when it is told to end
+_END_S = 30.0  # for the sinks to take what they were given, when told to end
+_ENGINE_S = 120.0  # for a large model to finish the pictures that it has
 
 Show = Callable[[Sequence[StreamStatus]], None]
 
@@ -63,9 +64,10 @@ def follow(session: Session, *, quiet: bool) -> tuple[list[Run], bool]:
                 if caught and stopped_at is None:
                     stopped_at = time.monotonic()
                     session.streams.stop()
-                if stopped_at is not None and time.monotonic() > stopped_at + _END_S:
-                    break  # closing the session tells which stream does not end
                 going = next((run for run in runs if not run.ended), None)
+                patience_s = _ENGINE_S if going and going.waiting_s else _END_S
+                if stopped_at is not None and time.monotonic() > stopped_at + patience_s:
+                    break  # closing the session tells which stream does not end
                 if going is None:
                     time.sleep(POLL_S)
                 else:
