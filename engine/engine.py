@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -37,12 +38,14 @@ from .models.moondream.config import ConfigError
 from .models.moondream.model import CheckpointError, Moondream, load
 from .models.moondream.prompts import CodecError, Prompts, codec_of
 from .pages import PagePool
+from .monitor import Outcome
 from .requests import Request
 from .results import Detections, Points, Result, Text
 from .scheduler import Scheduler
 from .streaming import TextStream
 from .tasks import Caption, CaptionLength, Detect, Point, Query, Task
 from .vocabulary import Vocabulary
+from .trace import Trace
 
 Image = NDArray[np.uint8] | torch.Tensor
 """A picture: (height, width, 3) uint8 RGB, array or tensor."""
@@ -113,6 +116,7 @@ class Engine:
         Args:
             name: 'nano', a model folder, or a hub id.
             device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
+        self._loop.monitor.attach(executor.streams)
             dtype: 'float32', 'bfloat16' or 'float16'; by default float32 on a CPU and for small models, else bfloat16.
             depth: 2 launches a step before the one before it is read, 1 does not; the answers are the same. By default
                 2 on CUDA, and 1 on a CPU, which has no idle device to gain and pays for each step that goes to waste.
@@ -267,6 +271,22 @@ class Engine:
         image: Image,
         tasks: Sequence[Task],
         tiles: int,
+    def counters(self) -> dict[str, float]:
+        """How the engine is doing: steps, rows and requests so far, what waits, pages, lanes, bubble; at any time.
+
+        Those that only ever grow end in `_total`. `bubble` is the share of the time with work that the compute stream
+        had nothing to do.
+        """
+        return self._loop.counters()
+
+    def tracing(self) -> AbstractContextManager[Trace]:
+        """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
+
+        Raises:
+            RuntimeError: if somebody else traces this engine.
+        """
+        return self._loop.monitor.tracing()
+
         deadline_s: float | None,
         adapter: str | None,
         on_text: Callable[[str], None] | None = None,
@@ -298,7 +318,7 @@ class Engine:
             return failed
         for look in request.looks:
             self._loop.add(look)
-        request.future.add_done_callback(lambda future: self._drop(request) if _came_to_nothing(future) else None)
+        request.future.add_done_callback(lambda future: self._ended(request, future))
         return request.future
 
     def _known_adapter(self, name: str) -> Adapter:
@@ -320,13 +340,12 @@ class Engine:
             return [task]
         return [replace(task, label=name) for name in self._vocabulary.resolve([task.label])]
 
-    def _drop(self, request: Request) -> None:
-        for look in request.looks:
-            self._loop.cancel(look, CancelledError())
-
-
-def _came_to_nothing(future: Future[Result]) -> bool:
-    return future.cancelled() or future.exception() is not None
+    def _ended(self, request: Request, future: Future[Result]) -> None:
+        how: Outcome = "cancelled" if future.cancelled() else "failed" if future.exception() else "done"
+        self._loop.monitor.ended(how)
+        if how != "done":
+            for look in request.looks:
+                self._loop.cancel(look, CancelledError())
 
 
 def choose_device(name: str) -> torch.device:

@@ -23,7 +23,7 @@ from .models.moondream.region import size_value
 from .models.moondream.text import TextDecoder
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
-from .streams import Event, open_stream
+from .streams import Event, Stream, open_stream
 
 SAMPLED = 3  # numbers that a step yields for each row, see `skills.Skill.commit`
 
@@ -73,6 +73,11 @@ class Executor:
         self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
         self._adapter_room = n_adapters, adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """By name: 'compute' and 'copy'."""
+        return {"compute": self._compute, "copy": self._copy}
 
     def prepare(self, view: NDArray[np.uint8]) -> Crops:
         """Cut a picture (height, width, 3) uint8 RGB into crops; may be called by any thread."""

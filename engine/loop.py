@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .executor import Crops, Executor
+from .monitor import Monitor
 from .scheduler import Look, Scheduler, Step, StepKind
 from .slots import StepSlots
 
@@ -23,10 +24,14 @@ class StepLoop:
         executor: runs the steps.
         scheduler: decides them.
         depth: step slots, 1 or 2.
+
+    Attributes:
+        monitor: what it counts, and how it is traced.
     """
 
     def __init__(self, executor: Executor, scheduler: Scheduler[Crops], depth: int) -> None:
         self._executor, self._scheduler = executor, scheduler
+        self.monitor = Monitor()
         self._slots = StepSlots(depth)
         self._flights: deque[tuple[int, Step[Crops]]] = deque()
         self._wake = threading.Condition()
@@ -53,6 +58,10 @@ class StepLoop:
             self._inbox.append(lambda: self._scheduler.cancel(look, error))
             self._wake.notify()
 
+    def counters(self) -> dict[str, float]:
+        """All that is counted, see `Monitor.counters`."""
+        return self.monitor.counters(self._scheduler)
+
     def close(self, error: BaseException) -> None:
         """Finish what has begun, end what has not with `error`, and stop. Closing twice does nothing."""
         with self._wake:
@@ -71,8 +80,9 @@ class StepLoop:
     def _receive(self) -> bool:
         """Take what other threads have said; waits only if there is nothing to do. False at the end."""
         with self._wake:
-            while not (self._inbox or self._flights or self._scheduler.busy or self._closing):
-                self._wake.wait()
+            if not self._wanted():
+                with self.monitor.resting():
+                    self._wake.wait_for(self._wanted)
             said = list(self._inbox)
             self._inbox.clear()
             closing = self._closing
@@ -82,32 +92,42 @@ class StepLoop:
             self._scheduler.turn_away(closing)
         return closing is None or bool(self._flights) or self._scheduler.busy
 
+    def _wanted(self) -> bool:
+        return bool(self._inbox or self._flights or self._scheduler.busy or self._closing)
+
     def _tick(self) -> None:
-        self._scheduler.expire(time.monotonic())
-        step = self._scheduler.next_step() if self._slots.can_launch else None
+        monitor = self.monitor
+        with monitor.span("schedule"):
+            self._scheduler.expire(time.monotonic())
+            step = self._scheduler.next_step() if self._slots.can_launch else None
         slot = -1
         if step is not None:
             slot = self._slots.launch()
             for look in step.looks:
                 look.launched_at = time.monotonic()
-            self._executor.launch(slot, step)
+            with monitor.launching(step):
+                self._executor.launch(slot, step)
         if self._flights and (step is None or not self._slots.can_launch):
             self._commit()
         if step is not None:
-            self._executor.finalize(slot, step)
+            with monitor.finalizing(step):
+                self._executor.finalize(slot, step)
             self._slots.finalize(slot)
             self._flights.append((slot, step))
+        monitor.sample(self._scheduler, self._flights)
 
     def _commit(self) -> None:
         slot, step = self._flights.popleft()
-        try:
-            sampled = self._executor.read(slot, step)
-        except Exception as error:
+        with self.monitor.committing(step):
+            try:
+                with self.monitor.span("wait"):
+                    sampled = self._executor.read(slot, step)
+            except Exception as error:
+                self._slots.commit(slot)
+                self._scheduler.fail(step, error)
+                return
             self._slots.commit(slot)
-            self._scheduler.fail(step, error)
-            return
-        self._slots.commit(slot)
-        if step.kind is StepKind.PREFILL:
-            for look in step.looks:
-                look.prefilled_at = time.monotonic()
-        self._scheduler.commit(step, sampled)
+            if step.kind is StepKind.PREFILL:
+                for look in step.looks:
+                    look.prefilled_at = time.monotonic()
+            self._scheduler.commit(step, sampled)

@@ -164,6 +164,21 @@ class Scheduler(Generic[Picture]):
         return len(self._decoding)
 
     @property
+    def lanes_used(self) -> int:
+        """Sequences that hold resources, the finalized ones in flight among them."""
+        return self._n_lanes - len(self._lanes)
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that somebody holds."""
+        return self._capacity - self.pool.n_free
+
+    @property
+    def pages_total(self) -> int:
+        """Pages that there are to hold."""
+        return self._capacity
+
+    @property
     def busy(self) -> bool:
         """Whether anything waits or is being answered."""
         return bool(self._waiting or self._decoding)
@@ -218,7 +233,13 @@ class Scheduler(Generic[Picture]):
             if answer.finalized:
                 self.zombies += 1
                 self._let_go(answer)
-            elif answer.skill.commit(values):
+                continue
+            try:
+                complete = answer.skill.commit(values)
+            except Exception as error:  # it belongs to its own look
+                self.cancel(answer.look, error)
+                continue
+            if complete:
                 self._finish(answer)
 
     def fail(self, step: Step[Picture], error: BaseException) -> None:

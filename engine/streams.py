@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +28,18 @@ class Event(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Told when work on a stream has run."""
+
+    def about(self) -> Any:
+        """What the work is that is being given to the stream; asked in the thread that gives it."""
+        ...
+
+    def ran(self, about: Any, start: float, end: float) -> None:
+        """It has run, from `start` to `end` in seconds of `time.perf_counter`. Told in the stream's order."""
+        ...
+
+
 class Stream(Protocol):
     """Work that runs in the order it was given."""
 
@@ -39,6 +53,14 @@ class Stream(Protocol):
 
     def wait(self, event: Event) -> None:
         """Let work given from now on begin only after the event."""
+        ...
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell somebody, or nobody any more, of the work given from now on."""
+        ...
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Tell the watcher what there is to tell by now, or of all that was given; any thread may call this."""
         ...
 
     def close(self) -> None:
@@ -65,12 +87,14 @@ class CpuStream:
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None  # of the work since the last event; only the worker touches it
+        self._watcher: Watcher | None = None
         self._thread = threading.Thread(target=self._run, name=f"saccade-{name}", daemon=True)
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
         """Put work on the stream; what it raises is told by the next event, and what follows until there is skipped."""
-        self._work.put(work)
+        watcher = self._watcher
+        self._work.put(work if watcher is None else _watched(work, watcher))
 
     def record(self) -> Event:
         """An event behind all work given so far."""
@@ -94,6 +118,18 @@ class CpuStream:
 
         self._work.put(_always(wait))
 
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell somebody, or nobody any more, of the work given from now on; it is told by the worker."""
+        self._watcher = watcher
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Wait for the work given, if that is wanted; what has run has been told of."""
+        if wait and self._thread.is_alive():
+            reached = threading.Event()
+            self._work.put(_always(reached.set))
+            while not reached.wait(0.1) and self._thread.is_alive():
+                pass
+
     def close(self) -> None:
         """End the thread after the work it has."""
         self._work.put(None)
@@ -110,8 +146,25 @@ class CpuStream:
 
 def _always(work: Callable[[], None]) -> Callable[[], None]:
     """Mark work that runs even behind work that failed."""
-    work.always = True  # type: ignore[attr-defined]
-    return work
+
+    def marked() -> None:
+        work()
+
+    marked.always = True  # type: ignore[attr-defined]
+    return marked
+
+
+def _watched(work: Callable[[], None], watcher: Watcher) -> Callable[[], None]:
+    about = watcher.about()
+
+    def watched() -> None:
+        start = time.perf_counter()
+        try:
+            work()
+        finally:
+            watcher.ran(about, start, time.perf_counter())
+
+    return watched
 
 
 class _CudaEvent:
@@ -126,19 +179,78 @@ class _CudaEvent:
         self.event.synchronize()
 
 
+class _CudaTimer:
+    """When work on a stream ran, by an event before it and one behind it. The two are read once they are reached.
+
+    The device's clock is set by the host's at the start, and then followed from event to event: the time between two
+    is given in single precision, which is too coarse across minutes.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, watcher: Watcher) -> None:
+        self._stream, self._watcher = stream, watcher
+        self._pending: deque[tuple[Any, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._lock = threading.Lock()
+        self._known, self._known_at = _reference(stream.device)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Launch work, and have it timed."""
+        self.settle(wait=False)
+        about = self._watcher.about()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(self._stream)
+        work()
+        end.record(self._stream)
+        self._pending.append((about, start, end))
+
+    def settle(self, *, wait: bool) -> None:
+        """Tell of all that has run, or wait until all has."""
+        with self._lock:
+            while self._pending:
+                about, start, end = self._pending[0]
+                if wait:
+                    end.synchronize()
+                elif not end.query():
+                    return
+                self._pending.popleft()
+                started = self._known_at + self._known.elapsed_time(start) / 1e3
+                ended = started + start.elapsed_time(end) / 1e3
+                self._known, self._known_at = end, ended
+                self._watcher.ran(about, started, ended)
+
+
+def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
+    """An event and the host's time of it, the closest of a few tries; waits, on a stream where nothing else is."""
+    stream = torch.cuda.Stream(device)
+    tries = []
+    for _ in range(5):
+        event = torch.cuda.Event(enable_timing=True)
+        before = time.perf_counter()
+        event.record(stream)
+        event.synchronize()
+        after = time.perf_counter()
+        tries.append((after - before, event, (before + after) / 2))
+    _, event, at = min(tries, key=lambda one: one[0])
+    return event, at
+
+
 class CudaStream:
     """A CUDA stream; launching happens in the calling thread."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
         self._error: BaseException | None = None
+        self._timer: _CudaTimer | None = None
 
     def run(self, work: Callable[[], None]) -> None:
         """Launch work on the stream; what launching raises is told by the next event."""
         if self._error is None:
+            timer = self._timer
             try:
                 with torch.cuda.stream(self.stream):
-                    work()
+                    if timer is None:
+                        work()
+                    else:
+                        timer.run(work)
             except BaseException as error:
                 self._error = error
 
@@ -154,6 +266,16 @@ class CudaStream:
         assert isinstance(event, _CudaEvent)
         self._error = self._error or event.error
         self.stream.wait_event(event.event)
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell somebody, or nobody any more, of the work given from now on."""
+        self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Tell the watcher of what has run by now, or of all that was given."""
+        timer = self._timer
+        if timer is not None:
+            timer.settle(wait=wait)
 
     def close(self) -> None:
         """Wait for the work on the stream."""
