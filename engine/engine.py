@@ -37,15 +37,15 @@ from .models import registry
 from .models.moondream.config import ConfigError
 from .models.moondream.model import CheckpointError, Moondream, load
 from .models.moondream.prompts import CodecError, Prompts, codec_of
-from .pages import PagePool
 from .monitor import Outcome
+from .pages import PagePool
 from .requests import Request
 from .results import Detections, Points, Result, Text
 from .scheduler import Scheduler
 from .streaming import TextStream
 from .tasks import Caption, CaptionLength, Detect, Point, Query, Task
-from .vocabulary import Vocabulary
 from .trace import Trace
+from .vocabulary import Vocabulary
 
 Image = NDArray[np.uint8] | torch.Tensor
 """A picture: (height, width, 3) uint8 RGB, array or tensor."""
@@ -99,6 +99,7 @@ class Engine:
         self._text, self._adapter_rank = model.text, adapter_rank
         self._adapters: dict[str, Adapter] = {}
         self._loop = StepLoop(executor, scheduler, depth)
+        self._loop.monitor.attach(executor.streams)
 
     @classmethod
     def load(
@@ -116,7 +117,6 @@ class Engine:
         Args:
             name: 'nano', a model folder, or a hub id.
             device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
-        self._loop.monitor.attach(executor.streams)
             dtype: 'float32', 'bfloat16' or 'float16'; by default float32 on a CPU and for small models, else bfloat16.
             depth: 2 launches a step before the one before it is read, 1 does not; the answers are the same. By default
                 2 on CUDA, and 1 on a CPU, which has no idle device to gain and pays for each step that goes to waste.
@@ -254,6 +254,22 @@ class Engine:
         """A description. Waits for it."""
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
+    def counters(self) -> dict[str, float]:
+        """How the engine is doing: steps, rows and requests so far, what waits, pages, lanes, bubble; at any time.
+
+        Those that only ever grow end in `_total`. `bubble` is the share of the time with work that the compute stream
+        had nothing to do.
+        """
+        return self._loop.counters()
+
+    def tracing(self) -> AbstractContextManager[Trace]:
+        """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
+
+        Raises:
+            RuntimeError: if somebody else traces this engine.
+        """
+        return self._loop.monitor.tracing()
+
     def close(self) -> None:
         """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
         self._loop.close(EngineClosedError("the engine is closed"))
@@ -271,22 +287,6 @@ class Engine:
         image: Image,
         tasks: Sequence[Task],
         tiles: int,
-    def counters(self) -> dict[str, float]:
-        """How the engine is doing: steps, rows and requests so far, what waits, pages, lanes, bubble; at any time.
-
-        Those that only ever grow end in `_total`. `bubble` is the share of the time with work that the compute stream
-        had nothing to do.
-        """
-        return self._loop.counters()
-
-    def tracing(self) -> AbstractContextManager[Trace]:
-        """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
-
-        Raises:
-            RuntimeError: if somebody else traces this engine.
-        """
-        return self._loop.monitor.tracing()
-
         deadline_s: float | None,
         adapter: str | None,
         on_text: Callable[[str], None] | None = None,
