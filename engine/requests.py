@@ -145,15 +145,18 @@ class Request:
     def _look_done(self, look: Look[Crops], error: BaseException | None) -> None:
         """Told by the loop, once for each look."""
         self._left -= 1
-        if self.future.done():
+        if self.future.done() or (error is None and self._left):
             return
-        if error is not None:
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_exception(error)
-        elif not self._left:
-            result = self._result()
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_result(result)
+        try:
+            outcome = error or self._result()
+        except Exception as mistake:  # in a codec, or in who reads along; the loop goes on
+            outcome = mistake
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Result):
+            self.future.set_result(outcome)
+        else:
+            self.future.set_exception(outcome)
 
     def _result(self) -> Result:
         found: list[list[Found]] = [[] for _ in self._tasks]

@@ -387,6 +387,27 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
         slots.give_back(1)
 
 
+def test_a_skill_that_fails_ends_its_look_only() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
+    ended: dict[int, BaseException | None] = {}
+
+    def done(look: Look[int], error: BaseException | None) -> None:
+        ended[look.image] = error
+
+    def fail(token: int) -> bool:
+        raise RuntimeError("no such token")
+
+    scheduler.add(Look(0, [Answer((1,), WriteText(EOS, 2, 20, enough=fail)) for _ in range(2)], done))
+    scheduler.add(Look(1, [Answer((1,), WriteText(EOS, 2, 20))], done))
+    steps = [scheduler.next_step() for _ in range(2)]
+    for step in steps:
+        assert step is not None
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    assert str(ended[0]) == "no such token"
+    assert ended[1] is None
+    assert scheduler.at_rest
+
+
 def test_a_failed_step_ends_its_looks_and_frees_all() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
     ended: list[BaseException | None] = []

@@ -151,6 +151,16 @@ def test_closing_wakes_a_reader_that_waits(tiny: Engine) -> None:
     assert told == [[]]
 
 
+def test_a_mistake_of_who_reads_along_is_their_own(tiny: Engine) -> None:
+    def fail(piece: str) -> None:
+        raise RuntimeError(f"cannot print {piece}")
+
+    for task in (Query("why?", 9), Query("is it?", choices=CHOICES)):
+        with pytest.raises(RuntimeError, match="cannot print"):
+            tiny._begin(IMAGE, [task], 1, None, None, fail).result(WAIT_S)
+    assert ask(tiny, Query("why?", 3))
+
+
 # Choices
 
 
