@@ -11,6 +11,7 @@ import ipaddress
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -79,8 +80,8 @@ class HttpServer:
         self._door = Door(token, origins)
         self._public = frozenset(public)
         self._application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
-        if streams:
-            self._application.add_routes(Api(streams, self._door, add or (lambda one: begin(streams, one))).routes())
+        if streams is not None:
+            self._application.add_routes(Api(streams, self._door, add or partial(begin, streams)).routes())
         self._application.add_routes(routes)
         self._application.on_startup.extend(on_startup)
         self._application.on_cleanup.extend(on_cleanup)

@@ -161,6 +161,21 @@ def test_a_stuck_sink_of_one_stream_delays_no_other(engine: Engine) -> None:
         assert other.join(LONG_S)
 
 
+def test_a_sink_that_takes_nothing_delays_no_other_of_a_live_stream_and_what_it_loses_is_counted(
+    engine: Engine,
+) -> None:
+    sink, stuck = Collector(), StuckSink()
+    with Streams(engine, [Output(stuck), Output(sink)]) as streams:
+        run = streams.add("door", ReplaySource(lambda: clip(200)), PERSON)
+        wait_for(lambda: len(sink.taken.get("door", [])) >= 12)
+        assert run.report().drops["sink full"] >= 12 - 1 - 8  # one in its hands, eight waiting
+        stuck.gate.set()
+    given = [frame.index for frame in sink.taken["door"]]
+    late = stuck.taken["door"]
+    assert [frame.index for frame in late] == [given[0], *given[-len(late) + 1 :]]
+    assert sum(frame.dropped_before for frame in late) > len(given) - len(late) - 1
+
+
 def test_names_are_taken_once_and_are_safe_in_paths_and_topics(engine: Engine) -> None:
     with Streams(engine, max_streams=2) as streams:
         streams.add("a", clip(200), PERSON)
