@@ -37,6 +37,8 @@ _OPTIONS = {
     "libvpx": {"deadline": "realtime", "cpu-used": "-12", "lag-in-frames": "0"},  # below 0 the speed is fixed
 }  # fmt: skip
 
+_unusable: set[str] = set()  # encoders that this machine has no device for
+
 
 @dataclass(slots=True, frozen=True)
 class Coded:
@@ -65,7 +67,7 @@ class LiveEncoder:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._choices = list(_CHOICES[codec])
+        self._choices = [name for name in _CHOICES[codec] if name not in _unusable]
         self._context: Any = None
         self._size = (0, 0)
         self._rate = 0.0
@@ -121,6 +123,7 @@ class LiveEncoder:
                 self._context = None
                 if len(self._choices) == 1:
                     raise
+                _unusable.add(self.name)  # to find out again takes a new CUDA context each time
                 log.debug("%s cannot be used (%s)", self._choices.pop(0), error)
 
 

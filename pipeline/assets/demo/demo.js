@@ -22,7 +22,9 @@ async function useCamera(deviceId) {
   again = () => useCamera(deviceId);
   try {
     if (!navigator.mediaDevices) {
-      throw new Problem("Browsers open the camera only on https and on localhost. Open this page as http://localhost, or play a video file.");
+      throw new Problem(
+        "Browsers open the camera only on https and on localhost. Open this page as http://localhost, or play a video.",
+      );
     }
     status("busy", "asking for the camera…");
     const wanted = {...CAMERA, ...(deviceId ? {deviceId: {exact: deviceId}} : {facingMode: "environment"})};
@@ -42,10 +44,16 @@ async function useCamera(deviceId) {
 
 function cameraTrouble(error) {
   switch (error.name) {
-    case "NotAllowedError": return "The camera is blocked for this page. Allow it beside the address, then try again.";
-    case "NotFoundError": case "OverconstrainedError": return "There is no camera here. Plug one in, or play the demo clip.";
-    case "NotReadableError": case "AbortError": return "The camera does not start. Close any other program that uses it, then try again.";
-    default: return error instanceof Problem ? error.message : "This browser cannot use the camera.";
+    case "NotAllowedError":
+      return "The camera is blocked for this page. Allow it beside the address, then try again.";
+    case "NotFoundError":
+    case "OverconstrainedError":
+      return "There is no camera here. Plug one in, or play the demo clip.";
+    case "NotReadableError":
+    case "AbortError":
+      return "The camera does not start. Close any other program that uses it, then try again.";
+    default:
+      return error instanceof Problem ? error.message : "This browser cannot use the camera.";
   }
 }
 
@@ -58,10 +66,11 @@ async function useVideo(url, name, title) {
     own.loop = true;
     await own.play();
     const stream = own.captureStream?.() ?? own.mozCaptureStream?.();
-    if (!stream) throw new Problem("This browser cannot send a video. Chrome, Edge and Firefox can, and the camera works in all.");
+    if (!stream) throw new Problem("This browser cannot send a video: use the camera, or Chrome or Firefox.");
     publish(name, title, stream, () => {});
   } catch (error) {
-    if (mine === visit) fail(error instanceof Problem ? error.message : "This browser cannot play that video. MP4 with H.264 and WebM work.");
+    const unplayable = "This browser cannot play that video. MP4 with H.264 and WebM work.";
+    if (mine === visit) fail(error instanceof Problem ? error.message : unplayable);
   }
 }
 
@@ -148,8 +157,8 @@ function said(message) {
   if (message.prompts) return prompts.take(message.prompts, message.colors);
   now.heardAt = performance.now();
   const wanted = (one) => prompts.has(one.label);
-  const seen = {objects: message.objects.filter(wanted), points: message.points.filter(wanted), answers: message.answers};
-  const {latency_ms: latency} = message;
+  const {objects, points, answers, latency_ms: latency} = message;
+  const seen = {objects: objects.filter(wanted), points: points.filter(wanted), answers};
   if (now.kind === "watched") {
     now.matcher.record(message.rtp_timestamp, seen);
     now.link.oneWay().then((ms) => { if (now) now.way = ms; });
@@ -169,8 +178,11 @@ function said(message) {
 function watchSilence() {
   if (!now) return;
   const silent = performance.now() - now.heardAt > NOTHING_MS && $("status").dataset.state === "live";
-  if (silent && $("message").hidden) tell("No results come: the stream stands still, or the model is busy with others.", "silent");
-  else if (!silent && $("message").dataset.kind === "silent") hush();
+  if (silent && $("message").hidden) {
+    tell("No results come: the stream stands still, or the model is busy with others.", "silent");
+  } else if (!silent && $("message").dataset.kind === "silent") {
+    hush();
+  }
 }
 
 // ---- what is told
@@ -203,7 +215,8 @@ async function listCameras(chosen) {
   const cameras = (await navigator.mediaDevices.enumerateDevices()).filter((one) => one.kind === "videoinput");
   const select = $("cameras").querySelector("select");
   select.replaceChildren(...cameras.map(({label, deviceId}, number) => {
-    return Object.assign(document.createElement("option"), {value: deviceId, textContent: label || `Camera ${number + 1}`});
+    const textContent = label || `Camera ${number + 1}`;
+    return Object.assign(document.createElement("option"), {value: deviceId, textContent});
   }));
   select.value = chosen;
   $("cameras").hidden = cameras.length < 2;
@@ -276,6 +289,9 @@ function listen() {
 }
 
 async function open() {
+  if (!("requestVideoFrameCallback" in HTMLVideoElement.prototype)) {
+    return tell("This browser is too old for this page. Any of the last two years will do.");
+  }
   let model;
   while (!model) {
     try {

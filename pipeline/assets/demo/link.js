@@ -35,7 +35,7 @@ export async function ask(path, init = {}) {
   const said = await response.json().then(({error}) => error, () => "");
   switch (response.status) {
     case 401: throw new Problem("This server wants a token: open the address that saccade demo printed.", true);
-    case 403: throw new Problem("The server takes no visits from this address: open the one that saccade demo printed.", true);
+    case 403: throw new Problem("The server wants another address: open the one that saccade demo printed.", true);
     case 404: throw new Problem("There is no picture of that stream now.");
     case 503: throw new Problem(`The server has no room: ${said}.`);
     default: throw new Problem(`The server says: ${said || response.statusText}.`, response.status < 500);
@@ -133,7 +133,8 @@ export class Link {
     });
     this.#session = response.headers.get("Location");
     await peer.setRemoteDescription({type: "answer", sdp: await response.text()});
-    const late = setTimeout(() => failed(new Problem("The server answers, but no video gets through (UDP may be blocked).")), CONNECT_MS);
+    const blocked = new Problem("The server answers, but no video gets through (UDP may be blocked).");
+    const late = setTimeout(() => failed(blocked), CONNECT_MS);
     await open.finally(() => clearTimeout(late));
     this.#on.open();
     return {ended};  // a promise alone would be waited for

@@ -1,7 +1,11 @@
 // Brings each record and its own picture together, though they come by different ways and at different times.
 
-const MOST_DELAY_MS = 600;  // a model slower than that shows its boxes late, rather than the picture
+const MOST_DELAY_MS = 700;  // a model slower than that shows its boxes late, rather than the picture
+const SAME_MS = 15;  // a time is told to the millisecond, and a file is off by some: nearer than this it is the same
+const SAME_OBJECT = 0.2;  // boxes of one name that overlap by as much are one object, a moment later
 const LONE_MS = 120;  // a picture whose record was lost is shown without, after so long
+
+const unixNow = () => performance.timeOrigin + performance.now();
 
 /** Pictures by time, oldest first; closed when they leave. */
 class Ring {
@@ -26,32 +30,34 @@ class Ring {
 }
 
 /**
- * One's own camera: its pictures are here at once, their records a little later. All pictures are shown so much later
- * that the records have come; one that was not looked at keeps the boxes of the one before. Times are Unix ms.
+ * One's own camera: its pictures are here at once, their records a little later, and not every picture has one. All are
+ * shown so much later that the records before and after have come; between two records the boxes move from one to the
+ * other. Times are Unix ms.
  */
 export class Delayed {
   #ring = new Ring();
   #records = [];
   #delay = 0;
 
-  get delay() { return this.#delay; }
-
   frame(time, bitmap) { this.#ring.add(time, bitmap, 40); }
 
   record(time, record) {
-    const lag = Math.min(performance.timeOrigin + performance.now() - time, MOST_DELAY_MS);
-    this.#delay += (lag > this.#delay ? 0.4 : 0.02) * (lag - this.#delay);  // later at once, sooner bit by bit
+    const last = this.#records.at(-1)?.time ?? time;
+    const wait = Math.min(unixNow() - time + Math.max(0, time - last), MOST_DELAY_MS);
+    this.#delay += (wait > this.#delay ? 0.4 : 0.02) * (wait - this.#delay);  // later at once, sooner bit by bit
     this.#records.push({time, record});
     if (this.#records.length > 60) this.#records.shift();
   }
 
   /** The picture to show now and its record, or null. */
   pick() {
-    const until = performance.timeOrigin + performance.now() - (this.#delay ? this.#delay + 12 : 0);
-    const frame = this.#ring.take((one) => one.time <= until);
+    const frame = this.#ring.take((one) => one.time <= unixNow() - this.#delay);
     if (!frame) return null;
-    // A time is told to the millisecond, and a file's is off by some: within half a picture it is the same one.
-    return {bitmap: frame.bitmap, record: this.#records.findLast((one) => one.time <= frame.time + 15)?.record};
+    const at = this.#records.findLastIndex((one) => one.time <= frame.time + SAME_MS);
+    const [before, after] = [this.#records[at], this.#records[at + 1]];
+    if (!before || !after || frame.time <= before.time + SAME_MS) return {bitmap: frame.bitmap, record: before?.record};
+    const share = (frame.time - before.time) / (after.time - before.time);
+    return {bitmap: frame.bitmap, record: between(before.record, after.record, share)};
   }
 
   clear() {
@@ -61,13 +67,33 @@ export class Delayed {
   }
 }
 
+/** What is to be seen between two records: whatever is in both is on its way, the rest is where it was last or next. */
+function between(before, after, share) {
+  const left = [...after.objects];
+  const objects = before.objects.flatMap((one) => {
+    const fits = left.map((other) => (other.label === one.label ? overlap(one.box_norm, other.box_norm) : 0));
+    const best = Math.max(0, ...fits);
+    if (best < SAME_OBJECT) return share < 0.5 ? [one] : [];
+    const [other] = left.splice(fits.indexOf(best), 1);
+    const box_norm = one.box_norm.map((from, at) => from + share * (other.box_norm[at] - from));
+    return [{...one, box_norm}];
+  });
+  const nearest = share < 0.5 ? before : after;
+  return {...nearest, objects: [...objects, ...(share < 0.5 ? [] : left)]};
+}
+
+/** Intersection over union of two boxes. */
+function overlap([ax1, ay1, ax2, ay2], [bx1, by1, bx2, by2]) {
+  const width = Math.max(0, Math.min(ax2, bx2) - Math.max(ax1, bx1));
+  const inner = width * Math.max(0, Math.min(ay2, by2) - Math.max(ay1, by1));
+  return inner / ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inner);
+}
+
 /** A watched stream: pictures and records come side by side, each with the picture's RTP timestamp. */
 export class Paired {
   #ring = new Ring();
   #records = new Map();
   #shown = null;
-
-  delay = 0;
 
   frame(stamp, bitmap) { this.#ring.add(stamp, bitmap, 30); }
 

@@ -15,10 +15,13 @@ export function paint(canvas, picture, seen, color, density = 1) {
   const context = canvas.getContext("2d", {alpha: false});
   context.drawImage(picture, 0, 0, width, height);
   const unit = density * Math.max(0.8, Math.min(width, height) / density / 360) ** 0.6;
-  const boxes = seen.objects
-    .map(({label, score, box_norm: [x1, y1, x2, y2]}) => ({label, score, x1: x1 * width, y1: y1 * height, x2: x2 * width, y2: y2 * height}))
-    .sort((a, b) => (b.x2 - b.x1) * (b.y2 - b.y1) - (a.x2 - a.x1) * (a.y2 - a.y1));  // small ones on top
-  const spots = seen.points.map(({label, score, x_norm, y_norm}) => ({label, score, x: x_norm * width, y: y_norm * height}));
+  const boxes = seen.objects.map(({label, score, box_norm: [x1, y1, x2, y2]}) => {
+    return {label, score, x1: x1 * width, y1: y1 * height, x2: x2 * width, y2: y2 * height};
+  });
+  boxes.sort((a, b) => (b.x2 - b.x1) * (b.y2 - b.y1) - (a.x2 - a.x1) * (a.y2 - a.y1));  // small ones on top
+  const spots = seen.points.map(({label, score, x_norm, y_norm}) => {
+    return {label, score, x: x_norm * width, y: y_norm * height};
+  });
   for (const box of boxes) drawBox(context, box, color(box.label), unit);
   for (const spot of spots) drawSpot(context, spot, color(spot.label), unit);
   const taken = [];  // writing comes last: nothing crosses it out
@@ -92,11 +95,11 @@ function measure(context, label, score, unit) {
 /** Write at the first of the places that is in the picture and free, else where least is covered. */
 function place(context, {text, font, size, width, height}, color, taken, places) {
   const most = context.canvas;
+  const common = (from, to, other, end) => Math.max(0, Math.min(to, end) - Math.max(from, other));
   const covered = ([x, y]) => {
-    const outside = Math.max(0, -x) + Math.max(0, -y) + Math.max(0, x + width - most.width) + Math.max(0, y + height - most.height);
-    const overlap = taken.reduce((sum, [x1, y1, x2, y2]) =>
-      sum + Math.max(0, Math.min(x + width, x2) - Math.max(x, x1)) * Math.max(0, Math.min(y + height, y2) - Math.max(y, y1)), 0);
-    return overlap + outside * height;
+    const inside = common(x, x + width, 0, most.width) * common(y, y + height, 0, most.height);
+    const shared = taken.map(([x1, y1, x2, y2]) => common(x, x + width, x1, x2) * common(y, y + height, y1, y2));
+    return Math.round(width * height - inside + shared.reduce((sum, one) => sum + one, 0));
   };
   let [x, y] = places.reduce((best, one) => (covered(one) < covered(best) ? one : best));
   x = Math.max(0, Math.min(x, most.width - width));

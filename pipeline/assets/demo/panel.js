@@ -3,9 +3,12 @@
 import {ask} from "./link.js";
 
 const $ = (id) => document.getElementById(id);
-const FIRST = ["person", "face", "cat", "dog", "car", "bicycle", "cup", "cell phone", "laptop", "chair", "bottle", "book"];
+const FIRST = ["person", "face", "cat", "dog", "car", "bicycle", "cup", "cell phone", "laptop", "chair", "bottle"];
 const IDEAS = 6;
+const PARTS = ["network and video", "queue", "prefill", "decode"];
 const PLAIN = "#c9d1e0";
+
+const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
 
 /** What to find: chips, points or boxes, and how sure the model must be. Calls `changed` after each change of them. */
 export class Prompts {
@@ -18,7 +21,7 @@ export class Prompts {
     this.#changed = changed;
     this.#classes = model.classes;
     this.take(model.prompts, model.colors);
-    for (const name of this.#classes ?? []) $("names").append(Object.assign(document.createElement("option"), {value: name}));
+    $("names").replaceChildren(...(this.#classes ?? []).map((value) => make("option", {value})));
     $("all").hidden = !this.#classes;
     $("all").querySelector("summary").textContent = `Everything ${model.model} knows (${this.#classes?.length})`;
     for (const input of document.querySelectorAll("[name=skill]")) {
@@ -84,7 +87,7 @@ export class Prompts {
   #tell(words) {
     $("unknown").hidden = !words;
     const [wrong, known] = words.split(/ (?=It knows: )/);  // the list is long, and no reproach
-    $("unknown").replaceChildren(Object.assign(document.createElement("b"), {textContent: wrong}), known ?? "");
+    $("unknown").replaceChildren(make("b", {textContent: wrong}), known ?? "");
   }
 
   refuse(words) { this.#tell(words); }
@@ -100,8 +103,8 @@ export class Prompts {
   #show() {
     $("chips").replaceChildren(...this.#names.map((name) => {
       const chip = document.createElement("li");
-      const text = Object.assign(document.createElement("span"), {textContent: name});
-      const cross = Object.assign(document.createElement("button"), {type: "button", textContent: "×"});
+      const text = make("span", {textContent: name});
+      const cross = make("button", {type: "button", textContent: "×"});
       cross.setAttribute("aria-label", `Do not look for ${name}`);
       cross.onclick = () => {
         this.#remove(name);
@@ -118,7 +121,7 @@ export class Prompts {
   }
 
   #idea(name) {
-    const button = Object.assign(document.createElement("button"), {type: "button", textContent: name});
+    const button = make("button", {type: "button", textContent: name});
     button.onclick = () => this.add(name);
     return button;
   }
@@ -150,7 +153,7 @@ export class Figures {
 
   clear() {
     [this.#times, this.#means] = [[], null];
-    $("found").replaceChildren(Object.assign(document.createElement("li"), {className: "dim", textContent: "nothing yet"}));
+    $("found").replaceChildren(make("li", {className: "dim", textContent: "nothing yet"}));
     for (const place of [$("total"), $("rate"), ...document.querySelectorAll("#parts dd")]) place.textContent = "–";
     for (const part of document.querySelectorAll("#split i")) part.style.width = 0;
   }
@@ -164,15 +167,15 @@ export class Figures {
     const lines = [...found].sort().map(([label, {count, best}]) => {
       const line = document.createElement("li");
       line.style.setProperty("--chip", color(label));
-      const name = Object.assign(document.createElement("b"), {textContent: count > 1 ? `${count} × ${label}` : label});
-      const score = Object.assign(document.createElement("span"), {textContent: `${Math.round(100 * best)}%`});
+      const name = make("b", {textContent: count > 1 ? `${count} × ${label}` : label});
+      const score = make("span", {textContent: `${Math.round(100 * best)}%`});
       line.append(document.createElement("i"), name, score);
       return line;
     });
     for (const {prompt, text} of answers ?? []) {
-      lines.push(Object.assign(document.createElement("li"), {className: "answer", textContent: `${prompt} ${text}`}));
+      lines.push(make("li", {className: "answer", textContent: `${prompt} ${text}`}));
     }
-    const none = Object.assign(document.createElement("li"), {className: "dim", textContent: "nothing in this picture"});
+    const none = make("li", {className: "dim", textContent: "nothing in this picture"});
     $("found").replaceChildren(...(lines.length ? lines : [none]));
     const words = [...found].sort().map(([label, {count}]) => `${count} ${label}`).join(", ") || "nothing found";
     const now = performance.now();
@@ -188,12 +191,14 @@ export class Figures {
     $("total").textContent = Math.round(total);
     const span = this.#times.at(-1) - this.#times[0];
     $("rate").textContent = span > 300 ? (1000 * (this.#times.length - 1) / span).toFixed(span > 0 ? 0 : 1) : "–";
-    document.querySelectorAll("#split i").forEach((part, at) => { part.style.width = `${100 * this.#means[at] / total}%`; });
+    document.querySelectorAll("#split i").forEach((part, at) => {
+      part.style.width = `${100 * this.#means[at] / total}%`;
+    });
     document.querySelectorAll("#parts dd").forEach((place, at) => {
       const ms = this.#means[at];
       place.textContent = `${ms < 9.95 ? ms.toFixed(1) : Math.round(ms)} ms`;
     });
-    $("split").setAttribute("aria-label", `Of ${Math.round(total)} milliseconds: ` +
-      ["network and video", "queue", "prefill", "decode"].map((name, at) => `${name} ${Math.round(this.#means[at])}`).join(", "));
+    const parts = PARTS.map((name, at) => `${name} ${Math.round(this.#means[at])}`).join(", ");
+    $("split").setAttribute("aria-label", `Of ${Math.round(total)} milliseconds: ${parts}`);
   }
 }

@@ -1,4 +1,4 @@
-// The picture on the screen: taken from a video, matched with its record, drawn; or the server's own drawing as it comes.
+// The picture on the screen: from a video, matched with its record and drawn; or the server's own drawing as it comes.
 
 import {paint} from "./paint.js";
 

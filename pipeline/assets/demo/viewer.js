@@ -13,8 +13,9 @@ function tell(words) {
 
 function state(kind, words) {
   $("status").dataset.state = kind;
-  $("status").querySelector("span").textContent = kind === "lost" ? "connecting again…" : kind === "failed" ? "stopped" : words;
-  tell(kind === "lost" || kind === "failed" ? words : "");
+  const short = {lost: "connecting again…", failed: "stopped"}[kind];
+  $("status").querySelector("span").textContent = short ?? words;
+  tell(short ? words : "");
 }
 
 function watch(stream) {
@@ -37,7 +38,8 @@ async function list() {
     if (!name && !names.length) tell("No picture has come yet. This page shows the first one by itself.");
     else if (!name) watch(names.includes(wanted) ? wanted : names[0]);
     $("streams").replaceChildren(...names.map((stream) => {
-      const button = Object.assign(document.createElement("button"), {className: "plain", textContent: stream, onclick: () => watch(stream)});
+      const button = document.createElement("button");
+      Object.assign(button, {className: "plain", textContent: stream, onclick: () => watch(stream)});
       button.setAttribute("aria-pressed", stream === name);
       const item = document.createElement("li");
       item.append(button);
