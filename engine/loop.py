@@ -74,8 +74,19 @@ class StepLoop:
         try:
             while self._receive():
                 self._tick()
+        except BaseException as error:  # nobody shall wait for a thread that is gone
+            self._give_up(error)
+            raise
         finally:
             self._executor.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._wake:
+            self._closing = error
+            said = list(self._inbox)
+        for act in said:
+            act()
+        self._scheduler.end_all(error)
 
     def _receive(self) -> bool:
         """Take what other threads have said; waits only if there is nothing to do. False at the end."""

@@ -271,6 +271,12 @@ class Scheduler(Generic[Picture]):
         for look in list(self._waiting):
             self.cancel(look, error)
 
+    def end_all(self, error: BaseException) -> None:
+        """End every look there is."""
+        self.turn_away(error)
+        for look in dict.fromkeys(answer.look for answer in self._decoding):
+            self.cancel(look, error)
+
     def _prefill(self) -> Step[Picture] | None:
         looks: list[Look[Picture]] = []
         while self._waiting and len(looks) < self._looks_per_prefill:

@@ -183,6 +183,41 @@ def test_pipelined_answers_are_blocking_ones_whatever_comes_when(work: Workload,
     assert blocking.zombies == 0 or any(one.cancel is not None or one.deadline_s for one in work.arrivals)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("broken", ["launch", "finalize"])
+def test_nobody_waits_for_a_loop_that_is_gone(broken: str) -> None:
+    pool = PagePool(60)
+    scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, 4, 1)
+    executor = StandIn(2, 4, 60, random.Random(0))
+    whole, calls = getattr(executor, broken), []
+
+    def breaks(slot: int, step: Any) -> None:
+        calls.append(step)
+        if len(calls) == 5:
+            raise MemoryError("no more")
+        whole(slot, step)
+
+    setattr(executor, broken, breaks)
+    loop = StepLoop(executor, scheduler, 2)  # type: ignore[arg-type]
+    ended: dict[int, BaseException | None] = {}
+
+    def done(look: Look[int], error: BaseException | None) -> None:
+        ended[look.image] = error
+
+    for number in range(8):
+        try:
+            loop.add(Look(number, [Answer((1,), FindBoxes(5, 0.0, ROOM))], done))  # type: ignore[arg-type, list-item]
+        except MemoryError as error:
+            ended[number] = error
+    loop._thread.join(WAIT_S)
+    loop.close(RuntimeError("closed"))
+    assert len(ended) == 8
+    assert all(error is None or isinstance(error, MemoryError) for error in ended.values())
+    assert isinstance(ended[7], MemoryError)
+    with pytest.raises(MemoryError):
+        loop.add(Look(9, [], done))  # type: ignore[arg-type]
+
+
 # What the checks are worth: each of these engines is broken in one place, and is found out.
 
 BUSY = Workload(
