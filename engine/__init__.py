@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .models.registry import EMBEDDED, ModelEntry
     from .results import Box, Detections, Points, Result, Spot, Text, Timings
+    from .streaming import TextStream
     from .tasks import Caption, Detect, Point, Query, Task
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     ),
     "models.registry": ("EMBEDDED", "ModelEntry"),
     "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
+    "streaming": ("TextStream",),
     "tasks": ("Caption", "Detect", "Point", "Query", "Task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -65,6 +67,7 @@ __all__ = [
     "Spot",
     "Task",
     "Text",
+    "TextStream",
     "Timings",
     "UnknownClassError",
     "UnknownModelError",
