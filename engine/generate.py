@@ -114,7 +114,8 @@ class Generator:
                 hidden = self._step(region.encode_size(size), positions, cache)
                 positions = positions + 1
             for row, numbers in zip(rows, torch.cat(parts, dim=-1).tolist(), strict=True):
-                found[row].append(Found(*numbers))
+                least = found[row][-1].score if found[row] else 1.0  # as in `skills`
+                found[row].append(Found(min(least, numbers[0]), *numbers[1:]))
         return found
 
     @torch.inference_mode()

@@ -17,7 +17,8 @@ class Box:
 
     Attributes:
         label: the name asked for, in the model's own spelling.
-        score: p(coord) / (p(coord) + p(eos)) at the step that began the object; 0 to 1.
+        score: p(coord) / (p(coord) + p(eos)) at the step that began the object, or at that of one before it in the
+            same answer if that was less: the highest `conf` at which it is reported. 0 to 1.
         x1, y1, x2, y2: corners as fractions of the picture's width and height, clipped to 0..1.
     """
 

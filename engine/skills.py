@@ -92,7 +92,8 @@ class FindObjects(Skill):
         super().__init__(min(max_objects, max_steps // len(self.phases)) * len(self.phases))
         self._limit = logit(conf)
         self._committed = 0
-        self._score = self._x = self._y = self._width = self._height = 0.0
+        self._score = 1.0
+        self._x = self._y = self._width = self._height = 0.0
         self.found: list[Found] = []
 
     def commit(self, sampled: tuple[float, float, float]) -> bool:
@@ -103,7 +104,8 @@ class FindObjects(Skill):
             wish, self._x, _ = sampled
             if not wish > self._limit:
                 return True
-            self._score = 1 / (1 + math.exp(-wish)) if wish > -700 else 0.0
+            # An object is there only if those before it are: at a `conf` above any of their scores it is not reported.
+            self._score = min(self._score, 1 / (1 + math.exp(-wish)) if wish > -700 else 0.0)
         elif phase is Phase.Y:
             self._y = sampled[0]
         else:
