@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +89,23 @@ class Engine:
         self._config = model.config
         self._prompts = prompts
         self._vocabulary = vocabulary
-        executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE, adapter_slots, adapter_rank)
+        executor: Any
+        if model.device.type == "cuda":
+            from .graphs import GraphExecutor
+
+            executor = GraphExecutor(
+                model,
+                depth,
+                N_LANES,
+                n_pages,
+                PAGE_SIZE,
+                adapter_slots,
+                adapter_rank,
+                texts=bool({"query", "caption"} & {*info.skills}),
+            )
+        else:
+            executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE, adapter_slots, adapter_rank)
+        self._executor = executor
         self._prepare = executor.prepare
         pool = PagePool(n_pages)
         pool.take(1)  # page 0 is where the executor writes what nobody reads
@@ -261,6 +278,10 @@ class Engine:
         had nothing to do.
         """
         return self._loop.counters()
+
+    def time_sampling(self, rows: int) -> float | None:
+        """See `StepLoop.time_sampling`."""
+        return self._loop.time_sampling(rows)
 
     def tracing(self) -> AbstractContextManager[Trace]:
         """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.

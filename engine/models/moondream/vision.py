@@ -65,7 +65,7 @@ class VisionTower(nn.Module):
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """Features (crops, grid², enc_dim) of normalised crops (crops, 3, crop_size, crop_size)."""
-        x = self._patches(crops) if self.config.stem == "patch" else self.stem(crops)
+        x = self.patches(crops) if self.config.stem == "patch" else self.stem(crops)
         x = x + self.pos_emb
         for block in self.blocks:
             x = block(x)
@@ -94,7 +94,7 @@ class VisionTower(nn.Module):
         pooled = F.adaptive_avg_pool2d(stitched, (grid, grid)).permute(1, 2, 0).reshape(grid * grid, -1)
         return self.project(features[0], pooled)
 
-    def _patches(self, crops: torch.Tensor) -> torch.Tensor:
+    def patches(self, crops: torch.Tensor) -> torch.Tensor:
         """Embed each patch, its values in the order (channel, row, column)."""
         n, channels, _, _ = crops.shape
         grid, patch = self.config.grid, self.config.enc_patch_size

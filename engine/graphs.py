@@ -1,0 +1,475 @@
+"""Runs steps on CUDA: every forward is a graph captured at the start, so that a step costs the host a launch or two.
+
+    uploads (own stream, submitting thread)   frame → resize → crops
+    compute stream, prefill                   crops → tower; image prefixes and prompts together → first samples
+    compute stream, decode                    one graph: embeddings of the lanes → blocks → samples → next embeddings
+    copy stream                               a slot's samples to the host, behind the event of the step that wrote them
+
+Page tables lie on the device from an answer's prefill on, so a decode step sends three numbers a row. Inputs on the
+device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's own.
+Steps with adapters run without graphs. The face is `executor.Executor`'s. Knows nothing of requests, names or results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from .cache import PagedPool
+from .draws import Draws, likeliest
+from .lora import AdapterBank
+from .models.moondream.image import make_crops, normalise, select_tiling, stitch
+from .models.moondream.model import Moondream
+from .runner import SAMPLED, PlainRunner, Runner
+from .scheduler import Look, Row, Step, StepKind
+from .skills import Phase
+from .streams import CudaStream, Event, Stream
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
+PICTURES = (1, 2, 4, 8)  # as is a prefill in pictures
+TOKENS = (8, 16, 32, 64, 128)  # and in tokens of its prompts; more run without a graph
+_PLACES, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
+_KINDS = {Phase.BEGIN: _PLACES, Phase.Y: _PLACES, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT}
+
+Progress = Callable[[int, int], None]
+"""Told how many graphs are captured, and of how many."""
+Graphs = dict[Hashable, torch.cuda.CUDAGraph]
+
+
+@dataclass(slots=True, frozen=True)
+class Picture:
+    """Crops (n, size, size, 3) uint8 on the device, ready behind the event; a 1×1 tiling has the global one only."""
+
+    crops: torch.Tensor
+    tiling: tuple[int, int]
+    ready: torch.cuda.Event
+
+
+class _Numbers:
+    """Named int32 arrays that travel to the device in one copy, from as many pinned buffers as there are slots."""
+
+    def __init__(self, depth: int, device: torch.device, **shapes: tuple[int, ...]) -> None:
+        sizes = [int(np.prod(shape)) for shape in shapes.values()]
+        self._pinned = [torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=True) for _ in range(depth)]
+        self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        ends = np.cumsum(sizes).tolist()
+
+        def views(whole: torch.Tensor) -> dict[str, torch.Tensor]:
+            parts = zip(shapes.items(), sizes, ends, strict=True)
+            return {name: whole[end - size : end].view(shape) for (name, shape), size, end in parts}
+
+        self.host: list[dict[str, NDArray[np.int32]]] = [
+            {name: view.numpy() for name, view in views(pinned).items()} for pinned in self._pinned
+        ]
+        self.device = views(self._device)
+
+    def send(self, slot: int) -> None:
+        """Copy a slot's arrays over; does not wait."""
+        self._device.copy_(self._pinned[slot], non_blocking=True)
+
+
+class _Slot:
+    """A step's outputs, on the device and on the host, and the graphs that write them."""
+
+    def __init__(self, n_rows: int, vocab: int, device: torch.device) -> None:
+        self.sampled = torch.zeros(n_rows, SAMPLED, device=device)
+        self.logits = torch.zeros(n_rows, vocab, device=device)
+        self.host = torch.zeros(n_rows, SAMPLED, pin_memory=True)
+        self.decode: Graphs = {}
+        self.first: Graphs = {}
+        self.ready: Event | None = None
+
+
+class GraphExecutor:
+    """One model on one CUDA device, with `depth` step slots. `prepare` may be called by any thread, the rest by one.
+
+    Args:
+        model: the model.
+        depth: step slots.
+        n_lanes: most sequences at a time.
+        n_pages: pages of the pool; page 0 is for what is written and never read.
+        page_size: tokens of a page.
+        n_adapters: slots for adapters.
+        adapter_rank: largest rank of one.
+        texts: whether it is asked for text as well.
+        progress: told how the capture of the graphs goes.
+    """
+
+    def __init__(
+        self,
+        model: Moondream,
+        depth: int,
+        n_lanes: int,
+        n_pages: int,
+        page_size: int,
+        n_adapters: int = 0,
+        adapter_rank: int = 0,
+        *,
+        texts: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model = model
+        self.pool = PagedPool(model, n_pages, page_size)
+        text, vision, device = model.config.text, model.config.vision, model.device
+        self._device, self._spare = device, n_lanes  # the lane of rows that only fill a bucket; its pages are page 0
+        self._rows = [rows for rows in ROWS if rows < n_lanes] + [n_lanes]
+        self._kernels = _kernels_for(model)
+        self._runner: Runner = PlainRunner(model, self.pool)
+        self._features: Callable[[torch.Tensor], torch.Tensor] = model.vision.features
+        if self._kernels:
+            from .packed import PackedRunner, features, fits
+
+            if fits(model):
+                self._runner = PackedRunner(model, self.pool, max(TOKENS[-1], n_lanes))
+                if vision.stem == "patch":
+                    self._features = partial(features, model.vision)
+        self._compute, self._copy, self._uploads = CudaStream(device), CudaStream(device), CudaStream(device)
+        # Past the last prefix page a sequence has at most what is left of the context.
+        width = self.pool.prefix_pages + -(-(text.max_context - text.prefix_attn) // page_size)
+        self._steps = _Numbers(depth, device, lanes=(n_lanes,), phases=(n_lanes,), positions=(n_lanes,))
+        self._asks = _Numbers(
+            depth,
+            device,
+            prefixes=(PICTURES[-1], self.pool.prefix_pages),
+            ids=(TOKENS[-1],),
+            positions=(TOKENS[-1],),
+            owners=(TOKENS[-1],),
+            lasts=(n_lanes,),
+            lanes=(n_lanes,),
+            tables=(n_lanes, width),
+        )
+
+        def kept(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._tables = kept(n_lanes + 1, width, dtype=torch.int32)
+        self._state = kept(n_lanes + 1, text.dim)
+        self._last = kept(n_lanes, text.dim)  # hidden states at the ends of a prefill's prompts
+        most = max(PICTURES[-1], vision.max_crops + 1)
+        self._crops = kept(most, vision.crop_size, vision.crop_size, 3, dtype=torch.uint8)
+        self._seen = kept(most, vision.n_tokens, vision.enc_dim)
+        self._images = kept(PICTURES[-1], vision.n_tokens, text.dim)
+        self._projected = torch.zeros_like(self._images)
+        self._slots = [_Slot(n_lanes, text.vocab_size if texts else 1, device) for _ in range(depth)]
+        self._draws = Draws(depth, n_lanes, text.vocab_size if texts else 1, device)
+        self._adapter_room = n_adapters, adapter_rank
+        self._bank: AdapterBank | None = None  # made when the first adapter is used
+        self._towers: Graphs = {}
+        self._looks: Graphs = {}
+        self._memory = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize(device)  # weights and buffers come from other streams
+        self._capture_all(texts, progress)
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """By name: 'compute' and 'copy'."""
+        return {"compute": self._compute, "copy": self._copy}
+
+    # ---- before a step
+
+    @torch.inference_mode()
+    def prepare(self, view: NDArray[np.uint8]) -> Picture:
+        """Bring a picture (height, width, 3) uint8 RGB to the device and cut it into crops there; does not wait."""
+        config = self.model.config.vision
+        margin = config.overlap_margin * config.enc_patch_size
+        window = config.crop_size - 2 * margin
+        tiling = select_tiling(view.shape[0] - 2 * margin, view.shape[1] - 2 * margin, window, config.max_crops)
+        sent = view
+        if not self._kernels:
+            sent = make_crops(view, config)[0]
+            sent = sent[:1] if tiling == (1, 1) else sent
+        pinned = torch.empty(sent.shape, dtype=torch.uint8, pin_memory=True)
+        np.copyto(pinned.numpy(), sent)
+        with torch.cuda.stream(self._uploads.stream):
+            crops = pinned.to(self._device, non_blocking=True)
+            if self._kernels:
+                from .crops import cut
+
+                crops = cut(crops, tiling, config)
+            event = torch.cuda.Event()
+            event.record(self._uploads.stream)
+        return Picture(crops, tiling, event)
+
+    # ---- a step
+
+    def launch(self, slot: int, step: Step[Picture]) -> None:
+        """Put a step's forward and its plain sampling on the compute stream."""
+        work = self._decode if step.kind is StepKind.DECODE else self._prefill
+        self._compute.run(torch.inference_mode()(partial(work, slot, step)))
+
+    def finalize(self, slot: int, step: Step[Picture]) -> None:
+        """Draw what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
+
+        To be called once the step before is committed.
+        """
+        held, count = self._slots[slot], len(step.rows)
+        if any(row.phase is Phase.TOKEN for row in step.rows):
+            draw = self._draws.send(slot, step, self._copy, self._compute)
+            if draw is not likeliest:
+
+                def drawn() -> None:
+                    self._take(held, count, draw(held.logits[:count]), *self._sent(count))
+
+                self._compute.run(torch.inference_mode()(drawn))
+        self._copy.wait(self._compute.record())
+
+        def copy() -> None:
+            held.host[:count].copy_(held.sampled[:count], non_blocking=True)
+
+        self._copy.run(copy)
+        held.ready = self._copy.record()
+
+    def read(self, slot: int, step: Step[Picture]) -> list[tuple[float, float, float]]:
+        """Wait for a step's values, one triple a row.
+
+        Raises:
+            BaseException: whatever the step has raised.
+        """
+        held = self._slots[slot]
+        assert held.ready is not None
+        held.ready.synchronize()
+        return [(a, b, c) for a, b, c in held.host[: len(step.rows)].tolist()]
+
+    def close(self) -> None:
+        """Wait for what is on the streams."""
+        for stream in (self._uploads, self._compute, self._copy):
+            stream.close()
+
+    # ---- decode
+
+    def _decode(self, slot: int, step: Step[Picture]) -> None:
+        kind = _kind_of(step.rows)
+        adapters = [row.answer.look.adapter_slot for row in step.rows]
+        if any(adapters):
+            self._send(slot, step.rows, len(step.rows))
+            runner = self._adapted(adapters)
+            return self._step(self._slots[slot], len(step.rows), kind, runner)
+        bucket = _bucket(self._rows, len(step.rows))
+        self._send(slot, step.rows, bucket)
+        self._slots[slot].decode[bucket, kind].replay()
+        return None
+
+    def _send(self, slot: int, rows: Sequence[Row[Picture]], bucket: int) -> None:
+        """Lanes, phases and positions to the device; rows that fill the bucket go to the spare lane."""
+        host, count = self._steps.host[slot], len(rows)
+        host["lanes"][:count] = [row.answer.lane for row in rows]
+        host["phases"][:count] = [row.phase for row in rows]
+        host["positions"][:count] = [row.position for row in rows]
+        host["lanes"][count:bucket] = self._spare
+        host["phases"][count:bucket] = Phase.BEGIN
+        host["positions"][count:bucket] = self.pool.prefix_length
+        self._steps.send(slot)
+
+    def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._steps.device["lanes"][:rows], self._steps.device["phases"][:rows]
+
+    def _step(self, slot: _Slot, rows: int, kind: int, runner: Runner) -> None:
+        lanes, phases = self._sent(rows)
+        positions = self._steps.device["positions"][:rows]
+        hidden = runner.rows(F.embedding(lanes, self._state), positions, lanes, self._tables, together=False)
+        self._sample(slot, hidden, lanes, phases, kind)
+
+    def _sample(self, slot: _Slot, hidden: torch.Tensor, lanes: torch.Tensor, phases: torch.Tensor, kind: int) -> None:
+        count = len(hidden)
+        places, sizes = bool(kind & _PLACES), bool(kind & _SIZES)
+        if places or sizes:
+            self._runner.objects(hidden, phases, lanes, places, sizes, slot.sampled[:count], self._state)
+        if kind & _TEXT:
+            logits = slot.logits[:count].copy_(self._runner.logits(hidden))
+            self._take(slot, count, likeliest(logits), lanes, phases)
+
+    def _take(self, slot: _Slot, count: int, token: torch.Tensor, lanes: torch.Tensor, phases: torch.Tensor) -> None:
+        """Make a token (rows,) the sample of each row of text, and its embedding what the next step begins with."""
+        text, lane = (phases == Phase.TOKEN).unsqueeze(1), lanes.long()
+        sampled = slot.sampled[:count]
+        sampled.copy_(torch.where(text, token.unsqueeze(1).float(), sampled))
+        self._state[lane] = torch.where(text, self.model.text.embed(token), self._state[lane])
+
+    # ---- prefill
+
+    def _prefill(self, slot: int, step: Step[Picture]) -> None:
+        looks, rows = step.looks, step.rows
+        self._look(looks)  # keeps the device busy for milliseconds, in which the rest is put together
+        host = self._asks.host[slot]
+        for name in ("prefixes", "lasts", "tables"):
+            host[name].fill(0)
+        host["lanes"].fill(self._spare)
+        for number, look in enumerate(looks):
+            host["prefixes"][number] = look.pages
+        ids = list(chain.from_iterable(row.answer.prompt for row in rows))
+        owners = [row.answer.lane for row in rows for _ in row.answer.prompt]
+        positions = [row.position + i for row in rows for i in range(len(row.answer.prompt))]
+        host["lasts"][: len(rows)] = np.cumsum([len(row.answer.prompt) for row in rows]) - 1
+        host["lanes"][: len(rows)] = [row.answer.lane for row in rows]
+        for number, row in enumerate(rows):
+            pages = (*row.answer.look.pages, *row.answer.pages)
+            host["tables"][number, : len(pages)] = pages
+        bucket, count = next((tokens for tokens in TOKENS if tokens >= len(ids)), None), len(ids)
+        adapted = any(look.adapter_slot for look in looks)
+        if bucket is not None:
+            host["ids"][:count], host["ids"][count:bucket] = ids, 0
+            host["positions"][:count], host["positions"][count:bucket] = positions, self.pool.prefix_length
+            host["owners"][:count], host["owners"][count:bucket] = owners, self._spare
+        self._asks.send(slot)
+        if bucket is None or adapted:
+            self._ask(looks, rows, self._upload([ids, positions, owners]), adapted)
+        else:
+            self._looks[_bucket(PICTURES, len(looks)), bucket].replay()
+        whole, kind = _bucket(self._rows, len(rows)), _kind_of(rows)
+        self._send(slot, rows, whole)
+        self._slots[slot].first[whole, kind].replay()
+
+    def _look(self, looks: Sequence[Look[Picture]]) -> None:
+        """Image tokens of pictures, from their crops."""
+        compute = self._compute.stream
+        for look in looks:
+            compute.wait_event(look.image.ready)
+            look.image.crops.record_stream(compute)
+        plain = [number for number, look in enumerate(looks) if look.image.tiling == (1, 1)]
+        if plain:  # the tower runs once over all pictures that are a single crop
+            for place, number in enumerate(plain):
+                self._crops[place].copy_(looks[number].image.crops[0])
+            self._towers[_bucket(PICTURES, len(plain)), True].replay()
+            for place, number in enumerate(plain):
+                self._images[number].copy_(self._projected[place])
+        for number, look in enumerate(looks):
+            if look.image.tiling != (1, 1):
+                count = len(look.image.crops)
+                self._crops[:count].copy_(look.image.crops)
+                self._towers[count, False].replay()
+                self._images[number] = self._joined(self._seen[:count], look.image.tiling)
+
+    def _ask(
+        self, looks: Sequence[Look[Picture]], rows: Sequence[Row[Picture]], sent: torch.Tensor, adapted: bool
+    ) -> None:
+        """What `_looks` do, without a graph: for long prompts, and for adapters."""
+        ids, positions, owners = sent
+        runners: tuple[Runner, Runner] = (self._runner, self._runner)
+        self._keep_tables()
+        images, prefixes = self._prefixes(len(looks))
+        if adapted:
+            looking = self._adapted([look.adapter_slot for look in looks])
+            assert self._bank is not None
+            for look in looks:
+                if look.adapter is not None:
+                    self._bank.fill(look.adapter_slot, look.adapter)
+            looking.look(images, prefixes, None, positions, owners, self._tables)
+            slots = [row.answer.look.adapter_slot for row in rows for _ in row.answer.prompt]
+            runners = looking, self._adapted(slots)
+        else:
+            runners[0].look(images, prefixes, None, positions, owners, self._tables)
+        hidden = runners[1].rows(self.model.text.embed(ids), positions, owners, self._tables, together=True)
+        self._last.copy_(F.embedding(self._asks.device["lasts"], hidden))
+
+    def _keep_tables(self) -> None:
+        self._tables.index_copy_(0, self._asks.device["lanes"].long(), self._asks.device["tables"])
+
+    def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings of the first n pictures, bos first, and their pages."""
+        bos = self.model.text.wte[self.model.config.tokenizer.bos_id].expand(n, 1, -1)
+        return torch.cat([bos, self._images[:n]], dim=1), self._asks.device["prefixes"][:n]
+
+    def _adapted(self, slots: list[int]) -> PlainRunner:
+        """A runner for rows with adapters in the given slots, to be used before the next one is made."""
+        if self._bank is None:
+            self._bank = AdapterBank(self.model.text, *self._adapter_room)
+        return PlainRunner(self.model, self.pool, self._bank.text(self._upload(slots).long()))
+
+    # ---- what is captured
+
+    @torch.inference_mode()
+    def _capture_all(self, texts: bool, progress: Progress | None) -> None:
+        kinds = [_PLACES, _SIZES, _PLACES | _SIZES]
+        firsts = [_PLACES]
+        if texts:
+            firsts += [_TEXT, _TEXT | _PLACES]
+            kinds += [_TEXT, _TEXT | _PLACES, _TEXT | _SIZES, _TEXT | _PLACES | _SIZES]
+        jobs: list[tuple[Graphs, Hashable, Callable[[], None]]] = []
+        for n in PICTURES:
+            jobs.append((self._towers, (n, True), partial(self._see, n, True)))
+            jobs += [(self._looks, (n, tokens), partial(self._read, n, tokens)) for tokens in TOKENS]
+        for n in range(3, self.model.config.vision.max_crops + 2):
+            jobs.append((self._towers, (n, False), partial(self._see, n, False)))
+        for slot in self._slots:
+            for n in self._rows:
+                jobs += [(slot.decode, (n, kind), partial(self._step, slot, n, kind, self._runner)) for kind in kinds]
+                jobs += [(slot.first, (n, kind), partial(self._begin, slot, n, kind)) for kind in firsts]
+        # Rehearsals write where nobody reads.
+        self._steps.device["lanes"].fill_(self._spare)
+        self._steps.device["positions"].fill_(self.pool.prefix_length)
+        for name, value in (("owners", self._spare), ("lanes", self._spare), ("positions", self.pool.prefix_length)):
+            self._asks.device[name].fill_(value)
+        torch.cuda.synchronize(self._device)
+        for done, (graphs, key, work) in enumerate(jobs, start=1):
+            graphs[key] = self._captured(work)
+            if progress is not None:
+                progress(done, len(jobs))
+
+    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        stream, graph = self._compute.stream, torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            work()  # compiles kernels and lets libraries set themselves up, which a capture does not allow
+            stream.synchronize()
+            # Other threads may go on using the device meanwhile.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            work()
+            graph.capture_end()
+        return graph
+
+    def _see(self, n: int, plain: bool) -> None:
+        features = self._features(normalise(self._crops[:n], self.model.dtype))
+        if plain:
+            self._projected[:n] = self.model.vision.project(features, features)
+        else:
+            self._seen[:n] = features
+
+    def _joined(self, features: torch.Tensor, tiling: tuple[int, int]) -> torch.Tensor:
+        """Image tokens from the features of a picture's crops, as `VisionTower.forward` joins them."""
+        config = self.model.config.vision
+        tiles = features[1:].view(-1, config.grid, config.grid, features.shape[-1])
+        stitched = stitch(tiles, tiling, config.overlap_margin).permute(2, 0, 1)
+        pooled = F.adaptive_avg_pool2d(stitched, (config.grid, config.grid)).flatten(1).t()
+        return self.model.vision.project(features[0], pooled)
+
+    def _read(self, n: int, tokens: int) -> None:
+        asks = self._asks.device
+        self._keep_tables()
+        images, prefixes = self._prefixes(n)
+        x = self.model.text.embed(asks["ids"][:tokens])
+        positions, owners = asks["positions"][:tokens], asks["owners"][:tokens]
+        hidden = self._runner.look(images, prefixes, x, positions, owners, self._tables)
+        assert hidden is not None
+        self._last.copy_(F.embedding(asks["lasts"], hidden))
+
+    def _begin(self, slot: _Slot, rows: int, kind: int) -> None:
+        self._sample(slot, self._last[:rows], *self._sent(rows), kind)
+
+    def _upload(self, values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(self._device, non_blocking=True)
+
+
+def _kind_of(rows: Sequence[Row[Picture]]) -> int:
+    kind = 0
+    for row in rows:
+        kind |= _KINDS[row.phase]
+    return kind
+
+
+def _bucket(sizes: Sequence[int], count: int) -> int:
+    return next(size for size in sizes if size >= count)
+
+
+def _kernels_for(model: Moondream) -> bool:
+    """Whether our kernels can run: Triton is there, and the GPU is of a generation that it compiles for."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return torch.cuda.get_device_capability(model.device) >= (8, 0)

@@ -1,0 +1,159 @@
+"""What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay: the plain form.
+
+A *runner* takes rows (one token each), image prefixes, and samples. `PlainRunner` does it with the model's own modules;
+`packed.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional as F
+
+from .cache import PagedPool, PagedRows
+from .models.moondream.model import Moondream
+from .models.moondream.region import size_value
+from .models.moondream.text import TextDecoder
+from .skills import Phase
+
+SAMPLED = 3  # numbers that a step yields for each row, see `skills.Skill.commit`
+
+
+class Runner(Protocol):
+    """One model's steps. Index tensors are int32; `owners` says which row of `tables` is each row's."""
+
+    def rows(
+        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
+    ) -> torch.Tensor:
+        """Feed one token a row behind what its pages hold, and keep its keys and values there.
+
+        Args:
+            x: (rows, dim) embeddings; may be overwritten.
+            positions: (rows,) in their sequences, behind the prefix.
+            owners: (rows,) rows of `tables`.
+            tables: (any, pages).
+            together: several rows may be of one sequence, and see those before them.
+
+        Returns:
+            (rows, dim) hidden states.
+        """
+        ...
+
+    def look(
+        self,
+        images: torch.Tensor,
+        prefixes: torch.Tensor,
+        asked: torch.Tensor | None,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Keep image prefixes in their pages, and feed prompts behind them.
+
+        Args:
+            images: (pictures, prefix length, dim) embeddings.
+            prefixes: (pictures, pages).
+            asked: (tokens, dim) embeddings of all prompts; None for none.
+            positions: (tokens,) as for `rows`.
+            owners: (tokens,) as for `rows`.
+            tables: (any, pages).
+
+        Returns:
+            (tokens, dim) hidden states, if anything was asked.
+        """
+        ...
+
+    def objects(
+        self,
+        hidden: torch.Tensor,
+        phases: torch.Tensor,
+        lanes: torch.Tensor,
+        places: bool,
+        sizes: bool,
+        sampled: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """Sample rows of detect and point.
+
+        Args:
+            hidden: (rows, dim) hidden states.
+            phases: (rows,) `Phase`; TOKEN rows get nothing of use.
+            lanes: (rows,) rows of `state` that get the embedding of what was sampled.
+            places: whether any row is at BEGIN or Y.
+            sizes: whether any row is at SIZE.
+            sampled: (rows, 3) float32, written as `skills.Skill.commit` takes it.
+            state: (lanes, dim).
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores (rows, vocab) float32 of the next token."""
+        ...
+
+
+class PlainRunner:
+    """The model's own modules; any device, any dtype.
+
+    Args:
+        model: the model.
+        pool: the cache.
+        text: a decoder that shares the model's weights and adds to them, in place of the model's own.
+    """
+
+    def __init__(self, model: Moondream, pool: PagedPool, text: TextDecoder | None = None) -> None:
+        self._model, self._pool = model, pool
+        self._text = model.text if text is None else text
+        self._choice = model.begin_or_stop()
+
+    def rows(
+        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
+    ) -> torch.Tensor:
+        """As `Runner.rows`; every row's keys are written before any is read, so `together` changes nothing."""
+        cache = PagedRows(self._pool, tables[owners.long()].long())
+        return self._text(x.unsqueeze(1), positions.long().unsqueeze(1), cache).squeeze(1)  # type: ignore[no-any-return]
+
+    def look(
+        self,
+        images: torch.Tensor,
+        prefixes: torch.Tensor,
+        asked: torch.Tensor | None,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """As `Runner.look`."""
+        self._text.remember(images, PagedRows(self._pool, prefixes.long()))
+        return None if asked is None else self.rows(asked, positions, owners, tables, together=True)
+
+    def objects(
+        self,
+        hidden: torch.Tensor,
+        phases: torch.Tensor,
+        lanes: torch.Tensor,
+        places: bool,
+        sizes: bool,
+        sampled: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """As `Runner.objects`."""
+        region, phase, lane = self._model.region, phases.unsqueeze(1), lanes.long()
+        values, embedded = torch.zeros_like(sampled), torch.zeros_like(hidden)
+        if places:
+            scores = region.decode_coord(hidden)
+            place = (scores.argmax(-1, keepdim=True) / scores.shape[-1]).float()
+            coord, eos = F.linear(self._model.text.post_ln(hidden), *self._choice).float().split(1, dim=-1)
+            begin = torch.cat([coord - eos, place, place], dim=-1)
+            values = torch.where(phase == Phase.BEGIN, begin, place.expand(-1, SAMPLED))
+            embedded = region.encode_coord(place)
+        if sizes:
+            scores = region.decode_size(hidden)
+            size = size_value(scores.argmax(-1), scores.shape[-1])
+            values = torch.where(phase == Phase.SIZE, F.pad(size, (0, SAMPLED - 2)), values)
+            embedded = torch.where(phase == Phase.SIZE, region.encode_size(size), embedded)
+        sampled.copy_(values)
+        state[lane] = embedded
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `Runner.logits`."""
+        return self._model.text.logits(hidden).float()

@@ -1,0 +1,155 @@
+"""Our kernels against the model's own modules, in bfloat16. Runs where there is a GPU: see test_engine_cuda."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_support import noise, random_model
+from PIL import Image
+
+from engine.cache import PagedPool
+from engine.models.moondream.config import MoondreamConfig, RegionConfig, TextConfig, VisionConfig
+from engine.models.moondream.image import make_crops, normalise, select_tiling
+from engine.models.moondream.model import Moondream
+from engine.runner import PlainRunner
+from engine.skills import Phase
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+PAGE, WIDTH = 16, 12
+TEXT = TextConfig(
+    dim=256, ff_dim=512, n_layers=3, vocab_size=512, max_context=192, n_heads=4, n_kv_heads=4, prefix_attn=82
+)
+VISION = VisionConfig(
+    enc_dim=144, enc_n_layers=2, enc_ff_dim=288, enc_n_heads=2, proj_out_dim=256, crop_size=126, proj_inner_dim=256
+)
+REGION = RegionConfig(dim=256, coord_feat_dim=64, coord_out_dim=128, size_feat_dim=128, size_out_dim=256, inner_dim=512)
+
+
+def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+class Pair:
+    """A model, its plain runner and its packed one, over pools of the same noise."""
+
+    def __init__(self, n_kv_heads: int = 4) -> None:
+        from engine.packed import PackedRunner, fits
+
+        config = MoondreamConfig(text=replace(TEXT, n_kv_heads=n_kv_heads), vision=VISION, region=REGION)
+        self.model: Moondream = random_model(config).to("cuda", torch.bfloat16)
+        assert fits(self.model)
+        self.pools = [PagedPool(self.model, 64, PAGE) for _ in range(2)]
+        for name in ("keys", "values"):
+            filled = torch.randn_like(getattr(self.pools[0], name))
+            for pool in self.pools:
+                getattr(pool, name).copy_(filled)
+        self.plain = PlainRunner(self.model, self.pools[0])
+        self.packed = PackedRunner(self.model, self.pools[1], 128)
+
+    def caches_apart(self) -> float:
+        a, b = self.pools
+        return max(far(b.keys[:, 1:], a.keys[:, 1:]), far(b.values[:, 1:], a.values[:, 1:]))
+
+
+def numbers(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def tables(rows: int) -> torch.Tensor:
+    """Six shared prefix pages, then private ones."""
+    own = torch.zeros(rows, WIDTH, dtype=torch.int32, device="cuda")
+    own[:, :6] = torch.arange(1, 7)
+    for row in range(rows):
+        own[row, 6:9] = torch.arange(7 + 3 * row, 10 + 3 * row)
+    return own
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_kv_heads", [4, 2])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int) -> None:
+    pair = Pair(n_kv_heads)
+    x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+    at = numbers([82 + row * 2 % 40 for row in range(rows)])
+    lanes = numbers([*range(rows)])
+    wanted = pair.plain.rows(x.clone(), at, lanes, tables(rows), False)
+    got = pair.packed.rows(x.clone(), at, lanes, tables(rows), False)
+    assert far(got, wanted) < 0.01
+    assert pair.caches_apart() < 0.01
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("asked", [0, 9])
+def test_pictures_and_prompts_together_agree_with_the_modules(asked: int) -> None:
+    pair = Pair()
+    images = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16)
+    prefixes = torch.stack([torch.arange(1, 7), torch.arange(40, 46)]).int().cuda()
+    own = tables(2)
+    own[1, :6] = prefixes[1]
+    x = torch.randn(asked, 256, device="cuda", dtype=torch.bfloat16) if asked else None
+    at, owners = numbers([82, 83, 84, 85, 82, 83, 84, 85, 86]), numbers([0] * 4 + [1] * 5)
+    wanted = pair.plain.look(images, prefixes, x, at, owners, own)
+    got = pair.packed.look(images.clone(), prefixes, None if x is None else x.clone(), at, owners, own)
+    assert pair.caches_apart() < 0.01
+    if asked:
+        assert got is not None
+        assert wanted is not None
+        assert far(got, wanted) < 0.01
+    else:
+        assert got is None
+
+
+@torch.inference_mode()
+def test_samples_agree_with_the_modules() -> None:
+    pair = Pair()
+    hidden = torch.randn(12, 256, device="cuda", dtype=torch.bfloat16)
+    phases = numbers([Phase.BEGIN, Phase.Y, Phase.SIZE] * 4)
+    outcomes = []
+    for runner in (pair.plain, pair.packed):
+        sampled, state = torch.zeros(12, 3, device="cuda"), torch.zeros(13, 256, device="cuda", dtype=torch.bfloat16)
+        runner.objects(hidden, phases, numbers([*range(12)]), True, True, sampled, state)
+        outcomes.append((sampled, state))
+    torch.testing.assert_close(outcomes[1][0][phases > 0], outcomes[0][0][phases > 0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(outcomes[1][0][phases == 0], outcomes[0][0][phases == 0], atol=3e-2, rtol=2e-2)
+    assert far(outcomes[1][1], outcomes[0][1]) < 0.01
+    assert far(pair.packed.logits(hidden), pair.plain.logits(hidden)) < 0.01
+
+
+@torch.inference_mode()
+def test_the_tower_agrees_with_the_modules() -> None:
+    from engine.packed import features
+
+    model = Pair().model
+    crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")
+    pixels = normalise(crops, torch.bfloat16)
+    assert far(features(model.vision, pixels), model.vision.features(pixels)) < 0.02
+
+
+@pytest.mark.parametrize("size", [(360, 640), (640, 360), (100, 90), (20, 45), (378, 378), (720, 1280), (1080, 1920)])
+def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None:
+    from engine.crops import cut
+
+    config = VisionConfig()
+    picture = noise(*size)
+    wanted, tiling = make_crops(picture, config)
+    margin = config.overlap_margin * config.enc_patch_size
+    window = config.crop_size - 2 * margin
+    assert select_tiling(size[0] - 2 * margin, size[1] - 2 * margin, window, config.max_crops) == tiling
+    got = cut(torch.from_numpy(picture).cuda(), tiling, config).cpu().numpy()
+    np.testing.assert_array_equal(got, wanted[:1] if tiling == (1, 1) else wanted)
+
+
+def test_coefficients_are_whole_and_add_up() -> None:
+    from engine.kernels.resize import coefficients
+
+    for before, after in ((640, 378), (20, 378), (1920, 1176)):
+        first, weights = coefficients(before, after)
+        assert first.dtype == weights.dtype == np.int32
+        assert np.abs(weights.sum(1) - (1 << 22)).max() <= weights.shape[1]
+        flat = Image.fromarray(np.full((4, before, 3), 200, np.uint8)).resize((after, 4), Image.Resampling.LANCZOS)
+        assert np.asarray(flat).min() == 200
