@@ -62,6 +62,14 @@ class StepLoop:
         """All that is counted, see `Monitor.counters`."""
         return self.monitor.counters(self._scheduler)
 
+    def time_sampling(self, rows: int) -> float | None:
+        """Seconds that sampling takes where it is part of the forward's graph; None where the trace shows it by itself.
+
+        To be asked while there is no work.
+        """
+        timed = getattr(self._executor, "time_sampling", None)
+        return None if timed is None else float(timed(rows))
+
     def close(self, error: BaseException) -> None:
         """Finish what has begun, end what has not with `error`, and stop. Closing twice does nothing."""
         with self._wake:
@@ -131,7 +139,7 @@ class StepLoop:
         slot, step = self._flights.popleft()
         with self.monitor.committing(step):
             try:
-                with self.monitor.span("wait"):
+                with self.monitor.waiting():
                     sampled = self._executor.read(slot, step)
             except Exception as error:
                 self._slots.commit(slot)

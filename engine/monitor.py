@@ -82,7 +82,7 @@ class Monitor:
         self.steps = dict.fromkeys(StepKind, 0)
         self.rows = dict.fromkeys(StepKind, 0)
         self.idle_s = 0.0
-        self.doing = Doing("", 0, "", 0, 0)
+        self.doing = self._reading = Doing("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
         self._lock = threading.Lock()
         self._rests = self._launched = self._committed = 0
@@ -143,7 +143,12 @@ class Monitor:
         self._committed += 1
         if self.trace is None:
             return _NOTHING
-        return self.span("commit", Doing("commit", self._committed, step.kind.value, len(step.rows), self._rests))
+        self._reading = Doing("commit", self._committed, step.kind.value, len(step.rows), self._rests)
+        return self.span("commit", self._reading)
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """The part of that in which the host only waits for the device."""
+        return self.span("wait", self._reading)
 
     def span(self, name: str, doing: Doing | None = None) -> AbstractContextManager[object]:
         """A block that the host thread spends on something."""
