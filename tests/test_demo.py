@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -207,3 +212,66 @@ def test_what_cannot_be_done_is_told_in_one_line_and_changes_nothing(demo: Demo)
             assert "\n" not in answer["error"]
         assert page.say({})["prompts"]["detect"] == ["person"]
         assert not [one for one in page.said if "wrong" in one]
+
+
+# ---- the command
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {name: value for name, value in os.environ.items() if name != "SACCADE_TOKEN"}
+    paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
+    running = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "PYTHONPATH": paths},
+    )
+    killer = threading.Timer(60, running.kill)
+    killer.start()
+    try:
+        yield running
+    finally:
+        killer.cancel()
+        running.kill()
+        running.communicate()
+
+
+def test_the_command_says_where_the_page_is_and_ends_when_told() -> None:
+    with command("demo", "--port", "0", "--source", str(DEMO_CLIP)) as running:
+        assert running.stdout is not None
+        line = running.stdout.readline()
+        url = line.split()[2]
+        assert url.startswith("http://127.0.0.1:"), line
+        until(
+            lambda: (
+                [(one["name"], one["frames_out"] > 0) for one in told(f"{url}streams")["streams"]] == [("demo", True)]
+            )
+        )
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=30)
+        assert running.returncode == 0, errors
+
+
+def test_where_others_can_reach_it_a_token_is_made_up() -> None:
+    with command("demo", "--host", "0.0.0.0", "--port", "0") as running:
+        assert running.stdout is not None
+        address, _, token = running.stdout.readline().split()[2].partition("?token=")
+        port = address.rstrip("/").rpartition(":")[2]
+        assert len(token) >= 16
+        assert ask(f"http://127.0.0.1:{port}/model")[0] == 401
+        assert ask(f"http://127.0.0.1:{port}/model?token={token}")[0] == 200
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=30)
+    with command("demo", "--host", "0.0.0.0", "--port", "0", "--token", TOKEN) as running:
+        assert running.stdout is not None
+        assert TOKEN not in running.stdout.readline()  # who chose it knows it, and what is printed may be kept
+
+
+@pytest.mark.parametrize("arguments", [["--detect", "unicorn"], ["--port", "70000"], ["--source", "missing.mp4"]])
+def test_wrong_input_is_told_in_one_line(arguments: list[str]) -> None:
+    with command("demo", *arguments) as running:
+        out, errors = running.communicate()
+        assert (running.returncode, out.count("open http")) == (2, 0)
+        assert errors.count("\n") == 1
