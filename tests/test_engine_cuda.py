@@ -78,8 +78,9 @@ def test_tensors_on_the_device_are_pictures_too(engines: tuple[Engine, Engine]) 
 
 def test_the_golden_boxes_points_and_texts_on_cuda() -> None:
     quantities = {quantity.name: quantity for quantity in check(GOLDEN, "cuda", tolerance=1e-3)}
-    # Pillow before 13 makes one portrait crop in another order of passes, which is what `crops` would tell.
-    older = () if int(PIL.__version__.split(".")[0]) >= 13 else ("crops", "image embeddings")
+    # Pillow before 13 makes one portrait crop in another order of passes: other numbers, though the same boxes.
+    current = int(PIL.__version__.split(".")[0]) >= 13
+    older = () if current else ("crops", "image embeddings", "hidden states", "logits")
     for name in {"tiling", "crops", "boxes", "points", "texts", "image embeddings", "hidden states", "logits"} - {
         *older
     }:
@@ -154,7 +155,8 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(engines:
         for future in [cuda.submit(shown[i % 2], tasks) for i in range(24)]:
             future.result()
 
-    run()
+    for _ in range(4):  # pictures that wait take memory, and how many do differs from run to run
+        run()
     before = torch.cuda.memory_stats()["num_device_alloc"]
     torch.cuda.set_sync_debug_mode("error")
     try:

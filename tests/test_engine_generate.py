@@ -70,6 +70,7 @@ def by_hand(seed: int, prompt: list[int], conf: float, limit: int, sized: bool) 
         score = (p[IDS.coord_id] / (p[IDS.coord_id] + p[IDS.eos_id])).item()
         if score <= conf:
             break
+        score = min([score, *(one.score for one in found[-1:])])
         numbers = []
         for _ in range(2):
             value = region.decode_coord(last()).argmax() / 1024
