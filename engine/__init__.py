@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import Engine, Image, ModelInfo
+    from .engine import Engine, Image
     from .errors import (
         AdapterError,
         DeadlineError,
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedTaskError,
     )
+    from .loading import ModelInfo
     from .models.registry import EMBEDDED, ModelEntry
     from .results import Box, Detections, Points, Result, Spot, Text, Timings
     from .streaming import TextStream
     from .tasks import Caption, Detect, Point, Query, Task
 
 _HOMES = {
-    "engine": ("Engine", "Image", "ModelInfo"),
+    "engine": ("Engine", "Image"),
     "errors": (
         "AdapterError",
         "DeadlineError",
@@ -38,6 +39,7 @@ _HOMES = {
         "UnknownModelError",
         "UnsupportedTaskError",
     ),
+    "loading": ("ModelInfo",),
     "models.registry": ("EMBEDDED", "ModelEntry"),
     "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
     "streaming": ("TextStream",),

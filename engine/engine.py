@@ -5,13 +5,12 @@ Knows nothing of sources, sinks or pipelines.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -22,22 +21,14 @@ import torch
 from numpy.typing import NDArray
 
 from .adapters import Adapter
-from .errors import (
-    AdapterError,
-    EngineClosedError,
-    EngineError,
-    ModelFilesError,
-    PromptError,
-    UnsupportedTaskError,
-)
+from .errors import AdapterError, EngineClosedError, PromptError, UnsupportedTaskError
 from .executor import Crops, Executor
-from .host import keep_freed_memory
+from .loading import SKILLS, ModelInfo, open_model
 from .loop import StepLoop
 from .lora import load_adapter
-from .models import registry
-from .models.moondream.config import ConfigError
-from .models.moondream.model import CheckpointError, Moondream, load
-from .models.moondream.prompts import CodecError, Prompts, codec_of
+from .models.moondream.config import MoondreamConfig
+from .models.moondream.model import Moondream
+from .models.moondream.prompts import Prompts
 from .monitor import Outcome
 from .pages import PagePool
 from .requests import Request
@@ -51,23 +42,8 @@ from .vocabulary import Vocabulary
 Image = NDArray[np.uint8] | torch.Tensor
 """A picture: (height, width, 3) uint8 RGB, array or tensor."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 N_LANES = 64  # most prompts being answered at a time
 PAGE_SIZE = 16  # tokens of a page of the cache
-_SKILLS: dict[type, str] = {Detect: "detect", Point: "point", Query: "query", Caption: "caption"}
-
-
-@dataclass(slots=True, frozen=True)
-class ModelInfo:
-    """What an engine runs: name, folder, parameters, class names (None: any words), skills, device and dtype."""
-
-    name: str
-    folder: Path
-    parameters: int
-    classes: tuple[str, ...] | None
-    skills: tuple[str, ...]
-    device: str
-    dtype: str
 
 
 class Engine:
@@ -145,38 +121,13 @@ class Engine:
             ModelFilesError: if its files cannot be read or do not fit each other.
             EngineError: if there is no such device or dtype.
         """
-        folder = registry.find(name)
-        place = choose_device(device)
-        if dtype is not None and dtype not in DTYPES:
-            raise EngineError(f"unknown dtype '{dtype}': give one of {', '.join(DTYPES)}")
-        small = (folder / "model.safetensors").stat().st_size < 200 << 20
-        kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" or small else torch.bfloat16
-        try:
-            model = load(folder, place, kind)
-            prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
-        except (ConfigError, CheckpointError, CodecError) as error:
-            raise ModelFilesError(str(error)) from error
-        except torch.OutOfMemoryError as error:
-            raise EngineError(f"{name} does not fit in the memory of {place}") from error
-        vocabulary = None if model.config.classes is None else Vocabulary(name, model.config.classes, _synonyms(folder))
-        if place.type == "cpu":
-            keep_freed_memory()
-        classes = model.config.classes
-        info = ModelInfo(
-            name=name,
-            folder=folder,
-            parameters=sum(p.numel() for p in model.parameters()),
-            classes=classes,
-            skills=tuple(skill for skill in _SKILLS.values() if prompts.can(skill)),
-            device=str(place),
-            dtype=str(kind).removeprefix("torch."),
-        )
+        model, prompts, info, vocabulary = open_model(name, device, dtype)
         return cls(
             model,
             prompts,
             info,
             vocabulary,
-            depth=depth or (2 if place.type == "cuda" else 1),
+            depth=depth or (2 if model.device.type == "cuda" else 1),
             adapter_slots=adapter_slots,
             adapter_rank=adapter_rank,
         )
@@ -279,6 +230,19 @@ class Engine:
         """
         return self._loop.counters()
 
+    @property
+    def config(self) -> MoondreamConfig:
+        """The model's shape."""
+        return self._config
+
+    def time_step(self, rows: int, position: int, repeats: int = 100) -> list[float] | None:
+        """Seconds of a GPU's clock of decode steps of `rows` sequences at `position`; None on a CPU, which has none.
+
+        To be asked while there is no work.
+        """
+        timed = getattr(self._executor, "time_step", None)
+        return None if timed is None else list(timed(rows, position, repeats))
+
     def time_sampling(self, rows: int) -> float | None:
         """See `StepLoop.time_sampling`."""
         return self._loop.time_sampling(rows)
@@ -351,7 +315,7 @@ class Engine:
 
     def _understand(self, task: Task) -> list[Task]:
         """The task in the model's own names: one, or several for a label such as 'truck or bus'."""
-        skill = _SKILLS[type(task)]
+        skill = SKILLS[type(task)]
         if skill not in self.model.skills:
             able = " and ".join(self.model.skills)
             raise UnsupportedTaskError(
@@ -367,36 +331,6 @@ class Engine:
         if how != "done":
             for look in request.looks:
                 self._loop.cancel(look, CancelledError())
-
-
-def choose_device(name: str) -> torch.device:
-    """The device for 'auto', 'cpu', 'cuda' or 'cuda:N'.
-
-    Raises:
-        EngineError: if there is no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise EngineError(f"unknown device '{name}': give auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise EngineError(f"unknown device '{name}': give auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EngineError(f"there is no device '{name}' here; give cpu, or auto to take what there is")
-    return device
-
-
-def _synonyms(folder: Path) -> dict[str, list[str]]:
-    path = folder / "synonyms.json"
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelFilesError(f"{path}: not an object of phrase: [names] ({error})") from error
 
 
 def _as_array(image: Image) -> NDArray[np.uint8]:

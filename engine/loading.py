@@ -1,0 +1,98 @@
+"""From a name, a device and a dtype to a model that is ready to run. Knows nothing of steps, results or threads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .errors import EngineError, ModelFilesError
+from .host import keep_freed_memory
+from .models import registry
+from .models.moondream.config import ConfigError
+from .models.moondream.model import CheckpointError, Moondream, load
+from .models.moondream.prompts import CodecError, Prompts, codec_of
+from .tasks import Caption, Detect, Point, Query
+from .vocabulary import Vocabulary
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SKILLS: dict[type, str] = {Detect: "detect", Point: "point", Query: "query", Caption: "caption"}
+
+
+@dataclass(slots=True, frozen=True)
+class ModelInfo:
+    """What an engine runs: name, folder, parameters, class names (None: any words), skills, device and dtype."""
+
+    name: str
+    folder: Path
+    parameters: int
+    classes: tuple[str, ...] | None
+    skills: tuple[str, ...]
+    device: str
+    dtype: str
+
+
+def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Prompts, ModelInfo, Vocabulary | None]:
+    """Load a model, its prompts, what is to be said of it, and its names if they are a closed list.
+
+    `Engine.load` says what the arguments are and what is raised.
+    """
+    folder = registry.find(name)
+    place = choose_device(device)
+    if dtype is not None and dtype not in DTYPES:
+        raise EngineError(f"unknown dtype '{dtype}': give one of {', '.join(DTYPES)}")
+    small = (folder / "model.safetensors").stat().st_size < 200 << 20
+    kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" or small else torch.bfloat16
+    try:
+        model = load(folder, place, kind)
+        prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
+    except (ConfigError, CheckpointError, CodecError) as error:
+        raise ModelFilesError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise EngineError(f"{name} does not fit in the memory of {place}") from error
+    classes = model.config.classes
+    vocabulary = None if classes is None else Vocabulary(name, classes, _synonyms(folder))
+    if place.type == "cpu":
+        keep_freed_memory()
+    info = ModelInfo(
+        name=name,
+        folder=folder,
+        parameters=sum(p.numel() for p in model.parameters()),
+        classes=classes,
+        skills=tuple(skill for skill in SKILLS.values() if prompts.can(skill)),
+        device=str(place),
+        dtype=str(kind).removeprefix("torch."),
+    )
+    return model, prompts, info, vocabulary
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for 'auto', 'cpu', 'cuda' or 'cuda:N'.
+
+    Raises:
+        EngineError: if there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EngineError(f"unknown device '{name}': give auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise EngineError(f"unknown device '{name}': give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EngineError(f"there is no device '{name}' here; give cpu, or auto to take what there is")
+    return device
+
+
+def _synonyms(folder: Path) -> dict[str, list[str]]:
+    path = folder / "synonyms.json"
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelFilesError(f"{path}: not an object of phrase: [names] ({error})") from error
