@@ -1,0 +1,81 @@
+"""Engines with random weights, to measure what a model's shape costs without having it. Their answers mean nothing.
+
+Knows how weights are drawn so that numbers stay in range and answers vary; knows nothing of measuring.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from .engine import Engine
+from .loading import DTYPES, ModelInfo, choose_device
+from .models.moondream.config import MoondreamConfig
+from .models.moondream.model import Moondream
+from .models.moondream.prompts import CodePointCodec, Prompts
+from .models.moondream.text import rotation_table
+
+MOONDREAM_2 = "moondream-2-random"
+"""The published dimensions of Moondream 2."""
+_SKILLS = ("detect", "point", "query", "caption")
+
+
+def random_engine(
+    device: str = "auto",
+    dtype: str | None = None,
+    depth: int = 2,
+    config: MoondreamConfig | None = None,
+    *,
+    n_pages: int = 2560,
+    seed: int = 0,
+) -> Engine:
+    """An engine over a model of some shape with random weights. Any name may be asked for; a character is a token.
+
+    Args:
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        dtype: 'float32', 'bfloat16' or 'float16'; by default float32 on a CPU, else bfloat16.
+        depth: step slots, 1 or 2.
+        config: the shape, by default Moondream 2's.
+        n_pages: pages of the cache; the default holds 32 pictures of Moondream 2, with 50 objects each.
+        seed: of the weights.
+
+    Raises:
+        EngineError: if there is no such device.
+    """
+    config = config or MoondreamConfig()
+    place = choose_device(device)
+    kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
+    model = random_model(config, place, kind, seed)
+    prompts = Prompts(config.tokenizer, CodePointCodec())
+    info = ModelInfo(
+        name=MOONDREAM_2 if config == MoondreamConfig() else "random",
+        folder=Path(),
+        parameters=sum(p.numel() for p in model.parameters()),
+        classes=None,
+        skills=tuple(skill for skill in _SKILLS if prompts.can(skill)),
+        device=str(place),
+        dtype=str(kind).removeprefix("torch."),
+    )
+    return Engine(model, prompts, info, None, depth=depth, n_pages=n_pages)
+
+
+def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
+    """A model whose layers keep the scale of what they are given, as trained ones do."""
+    with torch.device("meta"):
+        model = Moondream(config)
+    model = model.to(dtype).to_empty(device=device)
+    dice = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        last = name.rsplit(".", 1)[-1]
+        with torch.no_grad():
+            if last == "bias":
+                parameter.zero_()
+            elif last == "weight" and parameter.ndim == 1:  # of a norm
+                parameter.fill_(1.0)
+            elif last == "weight":
+                parameter.normal_(0, parameter[0].numel() ** -0.5, generator=dice)
+            else:  # embeddings and frequencies
+                parameter.normal_(0, 1, generator=dice)
+    model.text.cosine, model.text.sine = (table.to(device) for table in rotation_table(config.text))
+    return model.eval().requires_grad_(False)
