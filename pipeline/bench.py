@@ -22,6 +22,7 @@ DEMO_CLIP = Path(__file__).parent / "assets" / "demo.mp4"
 WARM_UP = 5
 PICTURES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
 STRIDE = 10  # the demo clip has 200
+MOST = 64  # prompts at a time, as the engine has lanes
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,7 +69,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int) -> Fram
     Raises:
         SourceError, EngineError: if source or model cannot be used.
     """
-    pictures = _pictures(config.source, width, height)
+    pictures = pictures_of(config.source, width, height)
     with load_engine(config) as engine:
         tasks = tasks_for(engine, config)
         for picture in pictures[:WARM_UP]:
@@ -107,7 +108,24 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _pictures(source: str, width: int, height: int) -> list[RgbImage]:
+def parse_counts(text: str, flag: str) -> list[int]:
+    """Read `1,8,32` as numbers from 1 to 64.
+
+    Raises:
+        ConfigError: naming the flag, if it is anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MOST for part in parts):
+        raise ConfigError(f"{flag}: should be numbers from 1 to {MOST} with commas, such as 1,8,32, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def pictures_of(source: str, width: int, height: int) -> list[RgbImage]:
+    """The first pictures of a source, some apart, scaled.
+
+    Raises:
+        SourceError: if it cannot be used.
+    """
     with open_source(source, vid_stride=STRIDE) as frames:
         return [
             np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)

@@ -5,14 +5,29 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from pipeline.cli_bench import bench
 from pipeline.errors import FAILED, INTERRUPTED, RunFailed, guarded
-
-if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+from pipeline.options import (
+    Classes,
+    Conf,
+    Detect,
+    Device,
+    HwAccel,
+    Json,
+    MaxObjects,
+    Model,
+    Point,
+    Query,
+    RtspTransport,
+    Tiles,
+    VidStride,
+    given,
+    settings_of,
+)
 
 app = typer.Typer(
     help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
@@ -21,26 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench = typer.Typer(help="Measure how fast this machine is.")
 app.add_typer(bench, name="bench")
-
-Detect = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Name to find as boxes; again or with commas for more.")
-]
-Classes = Annotated[str | None, typer.Option(metavar="NAMES", help="The same as --detect, with commas.")]
-Point = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Name to find as points; again or with commas for more.")
-]
-Query = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Question to answer in text; again for more.")]
-Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoint folder or hub id (default nano).")]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default auto).")]
-Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
-Tiles = Annotated[int | None, typer.Option(metavar="N", help="Look at N x N parts as well, for small objects.")]
-VidStride = Annotated[int | None, typer.Option(metavar="N", help="Look at every Nth picture (default 1).")]
-MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name on one picture (default 50).")]
-HwAccel = Annotated[str | None, typer.Option(metavar="HOW", help="Decode live video by auto, cuda or none.")]
-RtspTransport = Annotated[str | None, typer.Option(metavar="HOW", help="RTSP over tcp (default) or udp.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
@@ -112,19 +108,25 @@ def run(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Trace of the engine's steps to write, a .json file for ui.perfetto.dev."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
 ) -> int:
     """Find things on every picture of a video, and write what was found.
 
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
-    settings = _settings(context, config)
+    settings = settings_of(context, config)
     from pipeline.follow import follow
     from pipeline.outputs import shown_targets
     from pipeline.session import opened_session
     from pipeline.terminal import summary
+    from pipeline.tracing import check_file, traced
 
-    with opened_session(settings) as session:
+    check_file(trace)
+    with opened_session(settings) as session, traced(session.streams.engine, trace):
         runs, interrupted = follow(session, quiet=quiet)
     failed = [run for run in runs if run.error]
     if failed and len(runs) == 1:
@@ -169,7 +171,7 @@ def demo(
     from pipeline.config import load
     from pipeline.demo import run_demo
 
-    wanted = _given(context)
+    wanted = given(context)
     if not wanted.keys() & {"detect", "point"}:
         wanted["detect"] = "person"
     run_demo(
@@ -198,7 +200,7 @@ def image(
 
     saccade image street.jpg --detect person --out found.png
     """
-    settings = _settings(context)
+    settings = settings_of(context)
     from pipeline.still import look
 
     seen = look(settings)
@@ -289,106 +291,3 @@ def doctor() -> int:
             broken.append(finding.what)
     console.print(f"[red]needed, but broken: {', '.join(broken)}[/]" if broken else "everything needed is here")
     return FAILED if broken else 0
-
-
-@bench.callback()
-def bench_root() -> None:
-    """Measure how fast this machine is."""
-
-
-@bench.command("ingest")
-def bench_ingest(
-    source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream.")],
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
-    rtsp_transport: RtspTransport = None,
-    as_json: Json = False,
-) -> None:
-    """Time how old the pictures of a live stream are when they are decoded, beside PyAV's own loop at the same time.
-
-    The age is read from a clock burnt into the pictures, if there is one, or else from the sender's RTCP reports.
-    """
-    from pipeline.ingest import time_ingest
-
-    result = time_ingest(source, seconds=seconds, transport=rtsp_transport or "tcp")
-    print(result.as_json() if as_json else result.as_text())
-
-
-@bench.command("webrtc")
-def bench_webrtc(
-    codec: Annotated[str, typer.Option(metavar="NAME", help="VP8 or H264.")] = "VP8",
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
-    as_json: Json = False,
-) -> None:
-    """Time how old a WebRTC peer's pictures are when they are decoded, beside stock aiortc at the same time."""
-    from pipeline.bench_webrtc import time_webrtc
-
-    result = time_webrtc(codec, seconds=seconds)
-    print(result.as_json() if as_json else result.as_text())
-
-
-@bench.command("frame")
-def bench_frame(
-    context: typer.Context,
-    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
-    frames: Annotated[int, typer.Option(min=1, help="How many pictures to time.")] = 200,
-    detect: Detect = None,
-    tiles: Tiles = None,
-    model: Model = None,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """Time one picture to its boxes, one after another: median and 99th percentile.
-
-    The pictures are those of the demo clip, scaled.
-    """
-    from pipeline.bench import DEMO_CLIP, parse_size, time_frames
-    from pipeline.config import load
-
-    width, height = parse_size(size)
-    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **_given(context)})
-    result = time_frames(settings, width, height, frames)
-    print(result.as_json() if as_json else result.as_text())
-
-
-@bench.command("pipeline")
-def bench_pipeline(
-    context: typer.Context,
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
-    vid_stride: VidStride = None,
-    detect: Detect = None,
-    model: Model = None,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """Time a picture from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
-
-    The pictures are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
-    """
-    from pipeline.bench import DEMO_CLIP
-    from pipeline.bench_pipeline import time_pipeline
-    from pipeline.config import load
-
-    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **_given(context)})
-    result = time_pipeline(settings, seconds=seconds)
-    print(result.as_json() if as_json else result.as_text())
-
-
-def _settings(context: typer.Context, config: Path | None = None) -> RunConfig:
-    from pipeline.config import load
-
-    return load(config, _given(context))
-
-
-def _given(context: typer.Context) -> dict[str, object]:
-    """The flags of this command that are configuration keys and were given; `--classes` goes into `detect`."""
-    from pipeline.config import RunConfig
-
-    values = dict(context.params)
-    values["sinks"] = values.get("sink")
-    if isinstance(sources := values.get("source"), list | tuple):
-        values["source"] = sources[0] if len(sources) == 1 else None
-        values["streams"] = [{"source": source} for source in sources] if len(sources) > 1 else None
-    names = [*(values.get("detect") or []), *filter(None, [values.get("classes")])]
-    values["detect"] = ",".join(names) if names else None
-    values["point"] = ",".join(values.get("point") or []) or None
-    return {key: values[key] for key in RunConfig.model_fields if values.get(key) not in (None, [], ())}
