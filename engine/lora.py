@@ -72,6 +72,8 @@ def load_adapter(name: str, path: Path, text: TextDecoder, max_rank: int) -> Ada
         scale = 1.0 if alpha is None else alpha / rank
         like = base.weight
         weights[layer, part] = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
+    if text.wte.is_cuda:  # another stream will read them
+        torch.cuda.current_stream(text.wte.device).synchronize()
     return Adapter(name, weights)
 
 
