@@ -103,7 +103,7 @@ class BubbleBench:
             ("prefill", "/picture", "{0.prefill_ms:.2f}"),
             ("answers", "predicted", "{0.predicted_answers:.3f}"),
             ("speedup", "observed", "{0.observed_answers:.3f}"),
-            ("answers", "a second", "{0.answers_per_s:.1f}"),
+            ("answers", "/second", "{0.answers_per_s:.1f}"),
         ]
         lines = ["".join(f"{column[part]:>10}" for column in columns) for part in (0, 1)]
         lines += ["".join(f"{form.format(row):>10}" for _, _, form in columns) for row in self.rows]

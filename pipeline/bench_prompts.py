@@ -86,11 +86,12 @@ def time_prompts(
     """
     picture = pictures_of(str(DEMO_CLIP), *size)[0]
     with open_engine(name, device) as engine:
-        rows = [_measure(engine, picture, count, rounds) for count in prompts]
+        rows = [measure_prompts(engine, picture, count, rounds) for count in prompts]
         return PromptsBench(engine.model.name, engine.model.device, rows)
 
 
-def _measure(engine: Engine, picture: RgbImage, count: int, rounds: int) -> PromptsRow:
+def measure_prompts(engine: Engine, picture: RgbImage, count: int, rounds: int) -> PromptsRow:
+    """Measure one number of prompts."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
     together: Asked = [(picture, tasks)]
