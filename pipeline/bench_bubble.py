@@ -21,7 +21,7 @@ from pipeline.closed_loop import Job, Measured, jobs_of, mosaics, open_engine, r
 if TYPE_CHECKING:
     from engine import Engine
 
-_ROUNDS = 3  # the depths take turns, so that a machine that changes its pace changes both
+_ROUNDS = 5  # the depths take turns, so that a machine that changes its pace changes both
 
 
 @dataclass(slots=True, frozen=True)

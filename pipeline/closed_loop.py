@@ -32,7 +32,7 @@ OPEN_LABELS = ("person", "face", "dog", "chair", "bicycle", "traffic light", "um
 _CLOSED_LABELS = 2  # of a model that knows what it sees: the demo clip has persons and faces
 _TILES = 4  # pictures are mosaics of 1 × 1 to 4 × 4 of the clip's, so that the number of objects varies
 _FULL = 0.75  # a batch of more than this share of the streams counts as full: it is padded to the same size
-_WARM_UP = 0.2  # of the time that is measured
+_WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: they all begin at once
 _LONG_S = 120.0
 
 Job = tuple[RgbImage, Detect]
@@ -162,14 +162,17 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
     waiting = cycle(jobs)
     n_open = 0
 
-    def turn(until: float, *, ask: bool) -> None:
-        """Ask for the next as answers come."""
+    def turn(until: float, answers: int = 0) -> None:
+        """Ask for the next as answers come, until then and as many."""
+        while answers > 0 or time.perf_counter() < until:
+            take()
+            begin()
+            answers -= 1
+
+    def take() -> None:
         nonlocal n_open
-        while n_open if not ask else time.perf_counter() < until:
-            over.get(timeout=_LONG_S).result()
-            n_open -= 1
-            if ask:
-                begin()
+        over.get(timeout=_LONG_S).result()
+        n_open -= 1
 
     def begin() -> None:
         nonlocal n_open
@@ -179,12 +182,13 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
     for _ in range(streams):
         begin()
-    turn(time.perf_counter() + _WARM_UP * seconds, ask=True)
+    turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
     with engine.tracing() as trace:
         before, started = engine.counters(), time.perf_counter()
-        turn(started + seconds, ask=True)
+        turn(started + seconds)
         after, ended = engine.counters(), time.perf_counter()
-    turn(0.0, ask=False)
+    while n_open:
+        take()
     grown = {key: after[key] - before[key] for key in after}
     measured.steps += step_times(trace)
     measured.answers += round(grown["requests_done_total"])
