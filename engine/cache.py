@@ -69,7 +69,7 @@ class PagedPool:
         shape = (text.n_layers, n_pages, text.n_kv_heads, page_size, text.head_dim)
         self.keys = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.page_size, self.prefix_length = page_size, text.prefix_attn
+        self.n_pages, self.page_size, self.prefix_length = n_pages, page_size, text.prefix_attn
         self.prefix_pages = -(-self.prefix_length // page_size)
         self.gap = self.prefix_pages * page_size - self.prefix_length
         index = torch.arange(self.prefix_pages * page_size + text.max_context, device=model.device)

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from .cache import PagedPool
 from .draws import Draws, likeliest
 from .lora import AdapterBank
-from .models.moondream.image import make_crops, normalise, select_tiling, stitch
+from .models.moondream.image import make_crops, normalise, stitch, tiling_of
 from .models.moondream.model import Moondream
 from .runner import SAMPLED, PlainRunner, Runner
 from .scheduler import Look, Row, Step, StepKind
@@ -178,9 +178,7 @@ class GraphExecutor:
     def prepare(self, view: NDArray[np.uint8]) -> Picture:
         """Bring a picture (height, width, 3) uint8 RGB to the device and cut it into crops there; does not wait."""
         config = self.model.config.vision
-        margin = config.overlap_margin * config.enc_patch_size
-        window = config.crop_size - 2 * margin
-        tiling = select_tiling(view.shape[0] - 2 * margin, view.shape[1] - 2 * margin, window, config.max_crops)
+        tiling = tiling_of(view.shape[0], view.shape[1], config)
         sent = view
         if not self._kernels:
             sent = make_crops(view, config)[0]
@@ -241,6 +239,48 @@ class GraphExecutor:
         """Wait for what is on the streams."""
         for stream in (self._uploads, self._compute, self._copy):
             stream.close()
+
+    # ---- what a step costs
+
+    @torch.inference_mode()
+    def time_step(self, rows: int, position: int, repeats: int = 100) -> list[float]:
+        """Seconds of the GPU's clock of decode steps that sample places, while nothing else runs.
+
+        Args:
+            rows: sequences, with pages of their own as far as there are any.
+            position: where each goes on.
+            repeats: how many steps to time.
+        """
+        bucket = _bucket(self._rows, rows)
+        own = -(-(position + 1 + self.pool.gap) // self.pool.page_size)
+        pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.pool.n_pages - 1) + 1
+        self._tables[:bucket, :own] = pages.view(bucket, own)
+        device = self._steps.device
+        device["lanes"][:bucket] = torch.arange(bucket, device=self._device)
+        device["phases"].fill_(Phase.BEGIN)
+        device["positions"].fill_(position)
+        times = self._timed(self._slots[0].decode[bucket, _PLACES], repeats)
+        self._tables.zero_()
+        return times
+
+    def time_sampling(self, rows: int, repeats: int = 100) -> float:
+        """Median seconds of the GPU's clock of a step's sampling of places, while nothing else runs."""
+        self._steps.device["lanes"].fill_(self._spare)
+        self._steps.device["phases"].fill_(Phase.BEGIN)
+        return float(np.median(self._timed(self._slots[0].first[_bucket(self._rows, rows), _PLACES], repeats)))
+
+    def _timed(self, graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
+        torch.cuda.synchronize(self._device)
+        pairs = []
+        with torch.cuda.stream(self._compute.stream):
+            for number in range(repeats + 5):
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                graph.replay()
+                end.record()
+                pairs += [(begin, end)] if number >= 5 else []
+        torch.cuda.synchronize(self._device)
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
     # ---- decode
 

@@ -6,22 +6,28 @@ import json
 import re
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
+from engine.tasks import Detect
 from pipeline.config import ConfigError, RunConfig
-from pipeline.setup import load_engine, tasks_for
+from pipeline.setup import tasks_for
 from sources import RgbImage, open_source
+
+if TYPE_CHECKING:
+    from engine import Engine
 
 DEMO_CLIP = Path(__file__).parent / "assets" / "demo.mp4"
 
 WARM_UP = 5
 PICTURES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
 STRIDE = 10  # the demo clip has 200
+_PROMPT = 8  # tokens, about, of a prompt
 MOST = 64  # prompts at a time, as the engine has lanes
 
 
@@ -36,6 +42,7 @@ class FrameBench:
         median_ms, p99_ms: from handing the picture over to having its boxes.
         prefill_ms, decode_ms: medians of the engine's own split.
         boxes: mean number on a picture.
+        floor_ms: the picture's operations and the answer's bytes at the GPU's measured rates; None on a CPU.
     """
 
     model: str
@@ -48,6 +55,7 @@ class FrameBench:
     prefill_ms: float
     decode_ms: float
     boxes: float
+    floor_ms: float | None = None
 
     def as_json(self) -> str:
         """All fields as a JSON object."""
@@ -55,23 +63,35 @@ class FrameBench:
 
     def as_text(self) -> str:
         """Two lines for people."""
+        floor = "" if self.floor_ms is None else f"; floor {self.floor_ms:.1f}"
         return (
             f"{self.model} on {self.device}, {self.width}x{self.height}, {self.frames} pictures, "
             f"{self.boxes:.1f} boxes each\n"
             f"median {self.median_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; "
-            f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}"
+            f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}{floor}"
         )
 
 
-def time_frames(config: RunConfig, width: int, height: int, frames: int) -> FrameBench:
-    """Time `frames` pictures of the configuration's source, scaled to `width` × `height`, one after another.
+def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
+    """Time pictures of the configuration's source, scaled, one after another.
+
+    Args:
+        config: model, source and what is asked for.
+        width: of the pictures, in pixels.
+        height: of the pictures, in pixels.
+        frames: how many to time.
+        objects: make every answer so long; as the model finds by default.
 
     Raises:
         SourceError, EngineError: if source or model cannot be used.
     """
     pictures = pictures_of(config.source, width, height)
-    with load_engine(config) as engine:
+    from pipeline.closed_loop import open_engine
+
+    with open_engine(config.model, config.device) as engine:
         tasks = tasks_for(engine, config)
+        if objects is not None:
+            tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]
         for picture in pictures[:WARM_UP]:
             engine.submit(picture, tasks, config.tiles).result()
         total, prefill, decode, boxes = [], [], [], 0
@@ -93,7 +113,24 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int) -> Fram
             prefill_ms=statistics.median(prefill),
             decode_ms=statistics.median(decode),
             boxes=boxes / frames,
+            floor_ms=_floor_ms(engine, width, height, boxes / frames),
         )
+
+
+def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | None:
+    if not engine.model.device.startswith("cuda"):
+        return None
+    import torch
+
+    from engine.floors import decode_bytes, prefill_flops
+    from engine.models.moondream.image import crop_count
+    from pipeline.rates import bandwidth, operations
+
+    device, dtype = torch.device(engine.model.device), getattr(torch, engine.model.dtype)
+    config = engine.config
+    flops = prefill_flops(config, crop_count(height, width, config.vision), _PROMPT)
+    step = decode_bytes(config, 1, config.text.prefix_attn + 3 * round(boxes), dtype.itemsize)
+    return 1e3 * (flops / operations(device, dtype) + 3 * boxes * step / bandwidth(device))
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -8,6 +8,10 @@ import typer
 
 from pipeline.options import Detect, Device, Json, Model, RtspTransport, Tiles, VidStride, given
 
+Objects = Annotated[
+    int | None, typer.Option(min=1, max=50, help="Make every answer so long (default: as the model finds).")
+]
+
 bench = typer.Typer(help="Measure how fast this machine is.")
 
 
@@ -52,6 +56,7 @@ def bench_frame(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
     frames: Annotated[int, typer.Option(min=1, help="How many pictures to time.")] = 200,
     detect: Detect = None,
+    objects: Objects = None,
     tiles: Tiles = None,
     model: Model = None,
     device: Device = None,
@@ -66,7 +71,7 @@ def bench_frame(
 
     width, height = parse_size(size)
     settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **given(context)})
-    result = time_frames(settings, width, height, frames)
+    result = time_frames(settings, width, height, frames, objects)
     print(result.as_json() if as_json else result.as_text())
 
 
@@ -130,4 +135,42 @@ def bench_prompts(
 
     counts, pixels = parse_counts(prompts, "--prompts"), parse_size(size)
     result = time_prompts(model or "nano", device or "auto", counts, size=pixels, rounds=rounds)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("decode")
+def bench_decode(
+    rows: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences in a step: one row each.")] = "1,8,32",
+    keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Time decode steps by the GPU's clock, beside the time to read their bytes once.
+
+    Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
+    """
+    from pipeline.bench import parse_counts
+    from pipeline.bench_decode import time_decode
+
+    result = time_decode(model or "nano", device or "auto", parse_counts(rows, "--rows"), length=keys)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("throughput")
+def bench_throughput(
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "8,32",
+    objects: Objects = None,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Count pictures answered a second, of many streams with one prompt each, and what they cost the CPU."""
+    from pipeline.bench import parse_counts, parse_size
+    from pipeline.bench_throughput import time_throughput
+
+    counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
+    result = time_throughput(model or "nano", device or "auto", counts, objects=objects, size=pixels, seconds=seconds)
     print(result.as_json() if as_json else result.as_text())

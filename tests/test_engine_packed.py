@@ -12,7 +12,7 @@ from PIL import Image
 
 from engine.cache import PagedPool
 from engine.models.moondream.config import MoondreamConfig, RegionConfig, TextConfig, VisionConfig
-from engine.models.moondream.image import make_crops, normalise, select_tiling
+from engine.models.moondream.image import make_crops, normalise, tiling_of
 from engine.models.moondream.model import Moondream
 from engine.runner import PlainRunner
 from engine.skills import Phase
@@ -137,9 +137,7 @@ def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None
     config = VisionConfig()
     picture = noise(*size)
     wanted, tiling = make_crops(picture, config)
-    margin = config.overlap_margin * config.enc_patch_size
-    window = config.crop_size - 2 * margin
-    assert select_tiling(size[0] - 2 * margin, size[1] - 2 * margin, window, config.max_crops) == tiling
+    assert tiling_of(*size, config) == tiling
     got = cut(torch.from_numpy(picture).cuda(), tiling, config).cpu().numpy()
     np.testing.assert_array_equal(got, wanted[:1] if tiling == (1, 1) else wanted)
 

@@ -38,6 +38,19 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
     return max(1, tiles_h), max(1, tiles_w)
 
 
+def crop_count(height: int, width: int, config: VisionConfig) -> int:
+    """How many crops the tower has to see of a picture: a single tile equals the global crop."""
+    rows, columns = tiling_of(height, width, config)
+    return 1 if (rows, columns) == (1, 1) else 1 + rows * columns
+
+
+def tiling_of(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
+    """Tiles (rows, columns) of a picture."""
+    margin = config.overlap_margin * config.enc_patch_size
+    window = config.crop_size - 2 * margin
+    return select_tiling(height - 2 * margin, width - 2 * margin, window, config.max_crops)
+
+
 def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """Cut a picture into one global crop and overlapping tiles.
 
@@ -52,7 +65,7 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
     size = config.crop_size
     margin = config.overlap_margin * config.enc_patch_size
     window = size - 2 * margin
-    rows, columns = select_tiling(image.shape[0] - 2 * margin, image.shape[1] - 2 * margin, window, config.max_crops)
+    rows, columns = tiling_of(image.shape[0], image.shape[1], config)
     picture = Image.fromarray(image)
     crops = np.empty((1 + rows * columns, size, size, 3), dtype=np.uint8)
     crops[0] = np.asarray(picture.resize((size, size), Image.Resampling.LANCZOS))
