@@ -183,7 +183,7 @@ class Monitor:
         told["sequences_decoding"] = scheduler.decoding
         told["lanes_used"] = scheduler.lanes_used
         told["pages_used"] = scheduler.pages_used
-        told["pages_total"] = scheduler.pages_total
+        told["pages_capacity"] = scheduler.pages_total
         told["mean_batch_size"] = self.rows[StepKind.DECODE] / decode if decode else 0.0
         told["idle_seconds_total"] = self.idle_s
         told["busy_seconds_total"] = track.busy_s

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.bench import DEMO_CLIP, pictures_of
-from pipeline.closed_loop import Job, Measured, jobs_of, mosaics, open_engine, run_closed_loop
+from pipeline.closed_loop import Job, Measured, jobs_of, mosaics, open_engine, run_closed_loop, wait_for_rest
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -145,6 +145,7 @@ def time_bubble(
 def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, seconds: float) -> BubbleRow:
     """Measure one number of streams with an engine of depth 1 and one of depth 2."""
     block, pipe = Measured(), Measured()
+    wait_for_rest(engines[1])
     sampling = engines[1].time_sampling(streams)
     for _ in range(_ROUNDS):
         for engine, measured in zip(engines, (block, pipe), strict=True):

@@ -108,7 +108,7 @@ def measure_prompts(engine: Engine, picture: RgbImage, count: int, rounds: int) 
 
 def _once(engine: Engine, asked: Asked) -> tuple[float, int]:
     """Seconds to the last answer, and most pages in use."""
-    total = engine.counters()["pages_total"]
+    total = engine.counters()["pages_capacity"]
     with engine.tracing() as trace:
         started = time.perf_counter()
         answers = [engine.submit(picture, tasks) for picture, tasks in asked]

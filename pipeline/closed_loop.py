@@ -189,12 +189,26 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
         after, ended = engine.counters(), time.perf_counter()
     while n_open:
         take()
+    wait_for_rest(engine)
     grown = {key: after[key] - before[key] for key in after}
     measured.steps += step_times(trace)
     measured.answers += round(grown["requests_done_total"])
     measured.rows += round(grown["rows_decode_total"])
     measured.zombies += round(grown["zombies_total"])
     measured.elapsed += ended - started
+
+
+def wait_for_rest(engine: Engine) -> None:
+    """Wait until what runs to waste has run, too.
+
+    Raises:
+        TimeoutError: if it does not.
+    """
+    latest = time.monotonic() + _LONG_S
+    while engine.counters()["lanes_used"]:
+        if time.monotonic() > latest:
+            raise TimeoutError("the engine does not come to rest")
+        time.sleep(0.001)
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
