@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from pipeline.names import check_name
@@ -53,7 +62,13 @@ def _questions(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Text = Annotated[str, Field(min_length=1, max_length=4096)]
+def _plain(value: str) -> str:
+    if "\0" in value:  # which would end a path, and raise wherever one is used
+        raise ValueError("should have no NUL character in it")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
 Names = Annotated[list[Text], BeforeValidator(_names), Field(max_length=64)]
 Questions = Annotated[list[Text], BeforeValidator(_questions), Field(max_length=64)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
@@ -240,8 +255,10 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
     if not from_file:
         called, inside = ("SOURCE", []) if key == "source" else (f"--{called.replace('_', '-')}", inside)
     called += "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inside)
-    given = "" if key in ("http", "http_token") else f", got {error['input']!r}"
-    return f"{called}: {reason}{given}"
+    given = error["input"]
+    # An address of a sink holds keys in its path, and what is not one value may hold one anywhere.
+    shown = isinstance(given, str | int | float) and key not in ("http", "http_token", "sinks")
+    return f"{called}: {reason}" + (f", got {given!r}" if shown else "")
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:

@@ -97,6 +97,30 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         load(tmp_path / name, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("source: a\nsinks: https://example.org/hooks/KEY\n", ":2:1: sinks: should be a valid list"),
+        ("source: a\nsinks:\n  - url: https://example.org/hooks/KEY\n", ":3:5: sinks[0]: should be a valid string"),
+        ("streams:\n  - source: a\n    sinks: ws://h?token=KEY\n", ":3:5: streams[0].sinks: should be a valid list"),
+        ("streams:\n  a: {source: a, sinks: [https://h/KEY]}\n", ":1:1: streams: should be a valid list"),
+        ("source: a\nhttp_token: [KEY]\n", ":2:1: http_token: should be a valid string"),
+    ],
+)
+def test_what_may_hold_a_secret_is_not_repeated(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    assert str(error.value) == f"{path}{line}"
+
+
+@pytest.mark.parametrize("key", ["source", "model", "out", "jsonl"])
+def test_no_path_holds_a_character_that_would_end_it(key: str) -> None:
+    with pytest.raises(ConfigError, match="NUL"):
+        load(None, {"source": "a", "detect": "person", key: "a\0b"})
+
+
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\xff\xfe\x00source")
