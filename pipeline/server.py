@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -24,22 +25,15 @@ from pipeline.run import Run
 from pipeline.setup import begin
 from pipeline.streams import Streams
 from sources.door import Door, refusal
+from sources.listening import listen
 
-MAX_CONNECTIONS = 256
+log = logging.getLogger(__name__)
+
 _LOOP_S = 10.0  # for anything asked of the event loop
-_SHUTDOWN_S = 1.0
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Hook = Callable[[web.Application], Awaitable[None]]
-
-
-class _Full(asyncio.Protocol):
-    """For a connection too many: cameras and recordings need the process's files as well."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
 
 
 class HttpServer:
@@ -91,7 +85,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self.loop.run_forever, name="saccade-http", daemon=True)
         self._thread.start()
         try:
-            self._runner, bound = self._on_loop(self._open(host, port))
+            self._runner, bound = self._on_loop(listen(self._application, host, port))
         except OSError as error:
             self._end_loop()
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
@@ -107,30 +101,9 @@ class HttpServer:
             if self.loop.is_closed():
                 return
             try:
-                self._on_loop(self._shut())
+                self._on_loop(self._runner.cleanup())
             finally:
                 self._end_loop()
-
-    async def _open(self, host: str, port: int) -> tuple[web.AppRunner, int]:
-        # No access log: addresses may hold tokens.
-        runner = web.AppRunner(self._application, access_log=None, shutdown_timeout=_SHUTDOWN_S)
-        try:
-            await runner.setup()
-            server = runner.server
-            assert server is not None  # there is one from setup() on
-
-            def connected() -> asyncio.Protocol:
-                return server() if len(server.connections) < MAX_CONNECTIONS else _Full()
-
-            self._listener = await self.loop.create_server(connected, host, port)
-        except BaseException:
-            await runner.cleanup()
-            raise
-        return runner, self._listener.sockets[0].getsockname()[1]
-
-    async def _shut(self) -> None:
-        self._listener.close()
-        await self._runner.cleanup()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -149,6 +122,11 @@ class HttpServer:
             kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
             told = {"error": one_line(error.text or error.reason)}
             return web.json_response(told, status=error.status, headers={**cors, **kept})
+        except Exception as error:  # a fault of ours
+            resource = request.match_info.route.resource  # and not the path, where sessions have their secret
+            log.exception("%s %s failed", request.method, resource.canonical if resource else "of nothing")
+            told = {"error": f"internal error: {type(error).__name__}"}
+            return web.json_response(told, status=500, headers=cors)
         if not response.prepared:
             response.headers.update(cors)
         return response

@@ -121,6 +121,8 @@ async def read_text(request: web.Request, limit: int, what: str, headers: dict[s
         raise refusal(web.HTTPRequestTimeout, f"{what} did not come within {_BODY_S:g} s", headers) from None
     except UnicodeDecodeError:
         raise refusal(web.HTTPBadRequest, f"{what} is not text in UTF-8", headers) from None
+    except web.RequestPayloadError:
+        raise refusal(web.HTTPBadRequest, f"{what} is not coded as its headers say", headers) from None
 
 
 def refusal(kind: type[web.HTTPException], reason: str, headers: dict[str, str] | None = None) -> web.HTTPException:

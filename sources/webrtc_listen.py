@@ -25,6 +25,7 @@ from aiortc import RTCIceServer
 from sources.base import SourceError
 from sources.decoder import HwAccel
 from sources.link import Link, LiveError, Reason
+from sources.listening import listen
 from sources.live import LiveSource
 from sources.webrtc import WebRtcFeed, WebRtcSource
 from sources.webrtc_server import SILENCE_S, WebRtcServer
@@ -178,15 +179,7 @@ class WebRtcListener(LiveSource):
             await self._server.close()
 
         application.on_shutdown.append(let_go)
-        # No access log: it would name every session's secret.
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self._target.host, self._target.port).start()
-        except BaseException:
-            await runner.cleanup()
-            raise
-        return runner, runner.addresses[0][1]
+        return await listen(application, self._target.host, self._target.port)
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LOOP_S)

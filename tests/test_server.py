@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine import Engine
 from engine.tasks import Detect
 from pipeline.config import ConfigError, parse_place
-from pipeline.server import MAX_CONNECTIONS, HttpServer
+from pipeline.server import HttpServer
 from pipeline.streams import Streams
-from sources import open_source
+from sources import listening, open_source
+from sources.listening import MAX_CONNECTIONS
 from sources.replay import ReplaySource
 
 REPO = Path(__file__).resolve().parent.parent
@@ -164,6 +166,8 @@ BAD = {
     "deeply nested": ("POST", "/streams", b"[" * 60_000, JSON, 400, "not JSON"),
     "not an object": ("POST", "/streams", [1], {}, 422, "should be"),
     "another type": ("POST", "/streams", b"source=a", {"Content-Type": "text/plain"}, 415, "application/json"),
+    "not as told": ("POST", "/streams", b"{}", {**JSON, "Content-Encoding": "gzip"}, 400, "as its headers say"),
+    "half a path": ("POST", "/streams", {**GOOD, "source": "a\0b"}, {}, 422, "NUL"),
     "not UTF-8": ("POST", "/streams", b"\xff\xfe", JSON, 400, "UTF-8"),
     "unknown key": ("POST", "/streams", {**GOOD, "detct": "a"}, {}, 422, "did you mean 'detect'?"),
     "no source": ("POST", "/streams", {"detect": "person"}, {}, 422, "source is missing"),
@@ -231,6 +235,54 @@ def test_connections_too_many_are_hung_up_on(server: HttpServer) -> None:
     wait_for(lambda: not _refused(server))
 
 
+def test_a_place_is_for_who_asks_and_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_ASK_S", 0.5)
+    monkeypatch.setattr(listening, "_TAKE_S", 0.5)
+
+    async def much(_: web.Request) -> web.Response:
+        return web.Response(body=bytes(64 << 20))
+
+    impatient = HttpServer(None, port=0, routes=[web.get("/much", much)])
+    try:
+        place = urlsplit(impatient.url)
+        half = b"GET /much HTTP/1.1\r\nHost: localhost\r\n"
+        with ExitStack() as stack:
+            silent, slow, deaf = (
+                stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S))
+                for _ in range(3)
+            )
+            slow.sendall(half)
+            deaf.sendall(half + b"\r\n")
+            assert (silent.recv(1), slow.recv(1)) == (b"", b"")
+            if sys.platform == "linux":  # elsewhere the kernel has no such rule
+                server_of = impatient._runner.server
+                assert server_of is not None
+                wait_for(lambda: not server_of.connections)
+            assert deaf.fileno() >= 0  # still open at its end
+    finally:
+        impatient.close()
+
+
+def test_a_request_that_cannot_be_read_leaves_no_token_in_the_log(
+    streams: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(_: web.Request) -> web.Response:
+        raise RuntimeError("secret")
+
+    server = HttpServer(streams, port=0, token="sesame", routes=[web.get("/broken", broken)])
+    try:
+        place = urlsplit(server.url)
+        with socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S) as connection:
+            connection.sendall(b"GET /streams?token=sesame\xff HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 400 " in connection.recv(64)
+        answer = ask(server, "GET", "/broken?token=sesame")
+        assert (answer.status, error_of(answer)) == (500, "internal error: RuntimeError")
+    finally:
+        server.close()
+    assert "GET /broken failed" in caplog.text
+    assert "sesame" not in caplog.text
+
+
 def _refused(server: HttpServer) -> bool:
     try:
         return ask(server, "GET", "/healthz").status != 200
@@ -269,7 +321,7 @@ def test_nobody_outside_is_let_in_without_a_token(streams: Streams, host: str) -
 def test_a_taken_port_is_told_in_one_line(server: HttpServer, streams: Streams) -> None:
     port = urlsplit(server.url).port or 0
     before = threading.active_count()
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use"):
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use$"):
         HttpServer(streams, port=port)
     assert threading.active_count() == before
 

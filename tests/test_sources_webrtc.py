@@ -262,9 +262,14 @@ def test_a_target_is_opened_like_any_other() -> None:
 def test_a_port_in_use_is_told_in_one_line() -> None:
     with (
         WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as first,
-        pytest.raises(SourceError, match=r"webrtc: cannot listen on 127.0.0.1:\d+: .+"),
+        pytest.raises(SourceError, match=r"webrtc: cannot listen on 127.0.0.1:\d+: address already in use$"),
     ):
         WebRtcListener(first.url.replace("http:", "webrtc:"))
+
+
+def test_what_is_no_host_is_told_in_one_line() -> None:
+    with pytest.raises(SourceError, match=r"webrtc: cannot listen on a\.\.b:0: no host can be called so$"):
+        WebRtcListener("webrtc://a..b:0?token=sesame")
 
 
 def test_the_address_that_is_shown_bears_no_token() -> None:
