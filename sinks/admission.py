@@ -120,7 +120,7 @@ def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
 def _certificate(options: Options, shown: str) -> ssl.SSLContext:
     certificate, key = options.text("cert"), options.text("key")
     if not certificate:
-        raise SinkError(f"{shown}: give a certificate, ?cert=FILE&key=FILE")
+        raise SinkError(f"{shown}: give a certificate, with the options cert and key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key or None, password="")  # and never ask on the terminal

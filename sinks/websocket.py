@@ -100,9 +100,10 @@ class WebSocketSink:
         host = f"[{self._target.host}]" if ":" in self._target.host else self._target.host
         try:
             port = listening.result()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second for what can be no name of a host
             self._thread.join()
-            why = str(error.strerror).rpartition(": ")[2]  # asyncio repeats the address before it
+            reason = error.strerror if isinstance(error, OSError) else "no host can be called so"
+            why = str(reason).rpartition(": ")[2]  # asyncio repeats the address before it
             raise SinkError(f"ws: cannot listen on {host}:{self._target.port}: {why}") from error
         self.url = f"{'wss' if self._target.tls else 'ws'}://{host}:{port}{self._target.path}"
         """Where clients connect to; without the token."""

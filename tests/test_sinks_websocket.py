@@ -236,6 +236,11 @@ def test_a_taken_port_is_one_line() -> None:
         WebSocketSink(f"ws://127.0.0.1:{port_of(sink)}")
 
 
+def test_what_is_no_host_is_one_line() -> None:
+    with pytest.raises(SinkError, match=r"^ws: cannot listen on a\.\.b:0: no host can be called so$"):
+        WebSocketSink("ws://a..b:0?token=sesame")
+
+
 def test_the_client_in_the_manual_runs() -> None:
     manual = websocket_module.__doc__ or ""
     code = re.search(r"\n    import json\n(?:.*\n)+?(?=\S)", manual)
