@@ -268,8 +268,13 @@ def test_a_cuda_stream_tells_on_the_hosts_clock_and_never_waits() -> None:
     device = torch.device("cuda")
     stream, other, notes = open_stream(device, "compute"), open_stream(device, "copy"), Notes()
     stream.watch(notes)
-    a = torch.rand(4096, 4096, device=device)
-    stream.run(lambda: [a @ a] and None)  # libraries set themselves up
+    a, b = torch.rand(2, 4096, 4096, device=device)
+
+    def multiply() -> None:
+        for _ in range(20):
+            torch.mm(a, a, out=b)
+
+    stream.run(multiply)  # libraries set themselves up
     stream.settle(wait=True)
     notes.told.clear()
     torch.cuda.synchronize()
@@ -277,7 +282,7 @@ def test_a_cuda_stream_tells_on_the_hosts_clock_and_never_waits() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
-            stream.run(lambda: [a @ a for _ in range(20)] and None)
+            stream.run(multiply)
             other.wait(stream.record())
     finally:
         torch.cuda.set_sync_debug_mode("default")
