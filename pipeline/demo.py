@@ -116,8 +116,10 @@ class Demo:
 
     def close(self) -> None:
         """End everything but the engine. A second call does nothing."""
-        self._server.close()
-        self.streams.close()
+        try:
+            self._server.close()
+        finally:
+            self.streams.close()
 
     def add(self, config: StreamConfig) -> Run:
         """Begin a stream for pages to watch; a file is played over and over, at its own pace.

@@ -14,6 +14,7 @@ from pipeline.config import STREAM, ConfigError, RunConfig
 from pipeline.queue import NEWEST
 from pipeline.run import Output
 from sinks import DisplaySink, JsonlSink, Sink, open_sink
+from sinks.segments import is_pattern
 from sinks.target import redact
 from sources import Source
 
@@ -39,6 +40,11 @@ class Target:
             return None
         before, _, options = self.text.rpartition("?")
         return Path(before if before and "=" in options else self.text)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether to open it is to lose the file that was there."""
+        return self.path == Path(self.text) and not is_pattern(self.text)
 
     @property
     def each(self) -> bool:

@@ -6,12 +6,14 @@ signals.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.tasks import Task
-from pipeline.config import RunConfig, StreamConfig, parse_place
+from pipeline.config import ConfigError, RunConfig, StreamConfig, parse_place
 from pipeline.errors import RunFailed
 from pipeline.names import free_name
 from pipeline.outputs import Target, check_targets, open_output, targets_of
@@ -20,6 +22,8 @@ from pipeline.server import HttpServer, check_open
 from pipeline.setup import add, begin, load_engine, source_of, tasks_for
 from pipeline.streams import Streams
 from sources import Source
+
+_EVERY = "every stream"
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +34,7 @@ class _Opened:
     config: StreamConfig
     source: Source
     tasks: Sequence[Task]
+    targets: Sequence[Target]
     outputs: list[Output]
 
 
@@ -47,6 +52,11 @@ class Session:
         self._waiting = list(first)
         self._each = [target for target in common if target.each]
         self._server: HttpServer | None = None
+        self._lock = threading.Lock()  # over what follows
+        self._written: dict[Path, str] = {}  # files of streams, those that have ended among them, and whose each is
+        for one in first:
+            self._note(one.name, one.targets)
+        self._note(_EVERY, [target for target in common if not target.each])
 
     def start(self) -> list[Run]:
         """Begin the streams that were configured; returns at once."""
@@ -63,11 +73,28 @@ class Session:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
             StreamError: if its name is taken, or too many run.
         """
-        return begin(
-            self.streams,
-            config,
-            lambda name, source: _open_all([target.of(name) for target in self._each], source, config),
-        )
+
+        def outputs(name: str, source: Source) -> list[Output]:
+            targets = [target.of(name) for target in self._each]
+            with self._lock:
+                self._check(targets, config.source)
+                self._note(name, targets)
+            return _open_all(targets, source, config)
+
+        return begin(self.streams, config, outputs)
+
+    def _check(self, targets: Sequence[Target], source: str) -> None:
+        """Refuse outputs of a new stream that would overwrite a source, or what another stream has found."""
+        check_targets(targets, [source, *(status.source for status in self.streams.snapshot())])
+        going = {_EVERY, *self.streams.names}
+        for target in targets:
+            if (path := target.path) is None or (owner := self._written.get(path.resolve())) is None:
+                continue
+            if owner in going or (target.replaces and path.exists() and path.stat().st_size):
+                raise ConfigError(f"{target.flag}: {path} holds results of {owner}; give the new stream another name")
+
+    def _note(self, name: str, targets: Sequence[Target]) -> None:
+        self._written.update({path.resolve(): name for target in targets if (path := target.path)})
 
     def serve(self, place: tuple[str, int], token: str | None) -> None:
         """Tell of the streams and take orders over HTTP.
@@ -83,13 +110,14 @@ class Session:
         Raises:
             RunFailed: if what was written could not be finished, or a stream does not end.
         """
-        if self._server:
-            self._server.close()
-        for one in self._waiting:  # never begun
-            for output in one.outputs:
-                output.sink.close()
         try:
-            self.streams.close()
+            with ExitStack() as all_of_it:  # from the last to the first, whatever becomes of each
+                all_of_it.callback(self.streams.close)
+                for one in self._waiting:  # never begun
+                    for output in one.outputs:
+                        all_of_it.callback(output.sink.close)
+                if self._server:
+                    all_of_it.callback(self._server.close)
         except Exception as error:
             raise RunFailed from error
 
@@ -126,7 +154,7 @@ def opened_session(config: RunConfig) -> Iterator[Session]:
                 outputs = _open_all(own[n], sources[n], one)
                 for output in outputs:
                     on_failure.callback(output.sink.close)
-                first.append(_Opened(names[n], one, sources[n], tasks[n], outputs))
+                first.append(_Opened(names[n], one, sources[n], tasks[n], own[n], outputs))
             # A video is no shared output; where there is one stream only, it is that one's.
             alone = first[0] if len(first) == 1 else None
             shared: list[Output] = []

@@ -97,9 +97,9 @@ def add(
     config: StreamConfig,
     source: Source,
     tasks: Sequence[Task],
-    outputs: Sequence[Output],
+    outputs: Sequence[Output] | Callable[[], Sequence[Output]],
 ) -> Run:
-    """Add a stream, opened as its configuration says, to those that run.
+    """Add a stream, opened as its configuration says, to those that run; `outputs` as in `Streams.add`.
 
     Raises:
         StreamError: if its name is taken, or too many run.
@@ -131,9 +131,13 @@ def begin(streams: Streams, config: StreamConfig, outputs_of: OutputsOf = lambda
         source = on_failure.enter_context(source_of(config))
         name = config.name or free_name(source.name, streams.names)
         tasks = tasks_for(streams.engine, config)
-        outputs = outputs_of(name, source)
-        for output in outputs:
-            on_failure.callback(output.sink.close)
-        run = add(streams, name, config, source, tasks, outputs)
+
+        def opened() -> list[Output]:
+            outputs = outputs_of(name, source)
+            for output in outputs:
+                on_failure.callback(output.sink.close)
+            return outputs
+
+        run = add(streams, name, config, source, tasks, opened)
         on_failure.pop_all()
     return run

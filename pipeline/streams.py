@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 64
 _OWED_S = 30.0  # an engine that has worked on a picture for so long does not answer any more
 _CLOSE_S = 15.0
+_OVER = "no stream can be added any more: everything is being closed"
 
 
 class StreamError(Exception):
@@ -118,6 +119,7 @@ class Streams:
         self._max = max_streams
         self._lock = threading.Lock()  # never held while anything is waited for
         self._runs: dict[str, Run] = {}
+        self._coming: set[str] = set()  # names that are taken, but whose outputs are still being opened
         self._failed: dict[str, Run] = {}
         self._closed = False
 
@@ -127,7 +129,7 @@ class Streams:
         source: Source,
         tasks: Sequence[Task],
         *,
-        outputs: Sequence[Output] = (),
+        outputs: Sequence[Output] | Callable[[], Sequence[Output]] = (),
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
@@ -139,7 +141,8 @@ class Streams:
             name: what its records are called; the source's own name does not count.
             source: where its pictures come from.
             tasks: as in `Run`.
-            outputs: where only this stream's results go.
+            outputs: where only this stream's results go; or what opens them, called once the name is this stream's,
+                since to open a file of that name is to empty the one that was there.
             tiles: as in `Run`.
             queue: as in `Run`.
             in_flight: as in `Run`.
@@ -158,26 +161,35 @@ class Streams:
             if on_end:
                 on_end(run)
 
-        with self._lock:  # until its threads run, so that nobody waits for what is not there yet
+        with self._lock:
             if self._closed:
-                raise StreamError("no stream can be added any more: everything is being closed")
-            if name in self._runs:
+                raise StreamError(_OVER)
+            if name in self._runs or name in self._coming:
                 raise StreamError(f"there is a stream called '{name}' already")
-            if len(self._runs) >= self._max:
+            if len(self._runs) + len(self._coming) >= self._max:
                 raise StreamError(f"{self._max} streams are running, and no more may")
-            self._runs[name] = run = Run(
-                source,
-                self.engine,
-                tasks,
-                [*outputs, *self._shared],
-                tiles=tiles,
-                queue=queue,
-                in_flight=in_flight,
-                name=name,
-                on_end=ended,
-            )
-            self._failed.pop(name, None)
-            run.start()
+            self._coming.add(name)
+        try:
+            own = outputs() if callable(outputs) else outputs
+            with self._lock:  # until its threads run, so that nobody waits for what is not there yet
+                if self._closed:
+                    raise StreamError(_OVER)
+                self._runs[name] = run = Run(
+                    source,
+                    self.engine,
+                    tasks,
+                    [*own, *self._shared],
+                    tiles=tiles,
+                    queue=queue,
+                    in_flight=in_flight,
+                    name=name,
+                    on_end=ended,
+                )
+                self._failed.pop(name, None)
+                run.start()
+        finally:
+            with self._lock:
+                self._coming.discard(name)
         return run
 
     @property

@@ -25,6 +25,7 @@ from rich.console import Console
 from pipeline.config import ConfigError, RunConfig, StreamConfig, load
 from pipeline.follow import table_of
 from pipeline.session import Session, opened_session
+from pipeline.streams import StreamError
 from sinks import SinkError
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
@@ -126,6 +127,37 @@ def test_a_stream_that_is_added_gets_what_every_stream_gets(tmp_path: Path) -> N
         assert all(run.join(LONG_S) for run in runs)
     assert {record["stream"] for record in records(tmp_path / "all.jsonl")} == {"demo", "demo-2"}
     assert [pictures(tmp_path / run.name / "seen.mp4") for run in runs] == [10, 5]
+
+
+def test_a_stream_that_is_added_overwrites_nothing_that_was_found(tmp_path: Path) -> None:
+    def added(name: str, **more: Any) -> StreamConfig:
+        return StreamConfig.model_validate({"source": str(CLIP), "name": name, "detect": "person", "end": 0.5, **more})
+
+    sinks = ["{stream}.jsonl", "on-{stream}.jsonl?max_mb=1", "{stream}-%H.mp4"]
+    with opened_session(two(jsonl="all.jsonl", sinks=sinks)) as session:
+        runs = session.start()
+        wait = time.monotonic() + LONG_S
+        while not (tmp_path / "door.jsonl").stat().st_size:
+            assert time.monotonic() < wait
+            time.sleep(0.02)
+        with pytest.raises(StreamError, match="'door' already"):
+            session.add(added("door"))
+        with pytest.raises(ConfigError, match=r"^--sink: all\.jsonl holds results of every stream; give .* name$"):
+            session.add(added("all"))
+        assert all(run.join(LONG_S) for run in runs)
+        with pytest.raises(ConfigError, match=r"door\.jsonl holds results of door"):
+            session.add(added("door"))
+        assert session.add(added("gate")).join(LONG_S)
+    assert [len(records(tmp_path / f"{name}.jsonl")) for name in ("all", "door", "yard", "gate")] == [20, 10, 5, 5]
+
+
+def test_what_goes_on_may_be_added_again(tmp_path: Path) -> None:
+    again = StreamConfig(source=str(CLIP), name="door", detect=["person"], end=0.5)
+    with opened_session(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl?max_mb=1", "{stream}-%H.mp4"])) as session:
+        for _ in range(2):
+            assert session.add(again).join(LONG_S)
+    assert len(records(tmp_path / "door.jsonl")) == 10
+    assert [pictures(path) for path in tmp_path.glob("*.mp4")] == [5, 5]
 
 
 def test_one_stream_alone_may_have_a_video_and_a_server(tmp_path: Path) -> None:
