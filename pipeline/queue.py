@@ -17,6 +17,8 @@ WhenFull = Literal["wait", "drop oldest"]
 DropCause = Literal["full", "closed"]
 """Why an item was lost: a newer one needed its place, or the queue was closed with the item still inside."""
 
+_LONGEST = 1000  # pictures: 3 GB of 1280x720, and nobody waits longer
+
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of a conversation, not an error
     """Nothing can be put in any more, or nothing is left to take."""
@@ -41,9 +43,9 @@ class QueuePolicy:
             return WAIT
         if words == "newest":
             return NEWEST
-        if match := re.fullmatch(r"keep\s+([1-9]\d*)", words):
+        if (match := re.fullmatch(r"keep\s+(\d{1,4})", words)) and 1 <= int(match[1]) <= _LONGEST:
             return cls(int(match[1]), "drop oldest")
-        raise ValueError(f"'{text}' is no queue policy: use 'wait', 'newest' or 'keep N' with N of at least 1")
+        raise ValueError(f"'{text}' is no queue policy: use 'wait', 'newest' or 'keep N' with N from 1 to {_LONGEST}")
 
 
 # Four pictures ride out the jitter of decoding; more would only cost memory (25 MB each at 4K).

@@ -204,7 +204,9 @@ def test_policies_are_read(text: str, policy: QueuePolicy) -> None:
     assert QueuePolicy.parse(text) == policy
 
 
-@pytest.mark.parametrize("text", ["", "oldest", "keep", "keep 0", "keep -1", "keep many", "keep 3 dropping"])
+@pytest.mark.parametrize(
+    "text", ["", "oldest", "keep", "keep 0", "keep -1", "keep 1001", "keep 99999999999", "keep many", "keep 3 dropping"]
+)
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no queue policy"):
         QueuePolicy.parse(text)
