@@ -168,10 +168,11 @@ class Address:
         try:
             parts = urlsplit(text)
             port = parts.port if parts.port is not None else ports[parts.scheme]
-            host = parts.hostname
+            host = parts.hostname or ""
+            host.encode("idna")  # as will be done to look it up
         except (ValueError, KeyError):
-            host, port = None, 0
-        if not host or not 1 <= port <= 65535:
+            host, port = "", 0
+        if not host or re.search(r"\s", host) or not 1 <= port <= 65535:
             raise SinkError(f"{shown} is no address: use {example}; write special characters of a password as %XX")
         user, password = parts.username, parts.password
         return cls(

@@ -51,7 +51,10 @@ def test_an_address_is_taken_apart(text: str, expected: tuple[object, ...]) -> N
     assert repr(address) == f"Address('{redact(text)}')"
 
 
-@pytest.mark.parametrize("text", ["mqtt://", "mqtt://h:x", "mqtt://h:0", "mqtt://h:70000", "ftp://h", "mqtt://[::1"])
+@pytest.mark.parametrize(
+    "text",
+    ["mqtt://", "mqtt://h:x", "mqtt://h:0", "mqtt://h:70000", "ftp://h", "mqtt://[::1", "mqtt://a..b", "mqtt://a b/x"],
+)
 def test_what_is_no_address_is_told_what_one_is(text: str) -> None:
     with pytest.raises(SinkError, match=r"is no address: use mqtt://host"):
         Address.parse(text, PORTS, "mqtt://host")
