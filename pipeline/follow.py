@@ -17,6 +17,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.errors import take_warnings
 from pipeline.run import Run
 from pipeline.session import Session
 from pipeline.streams import StreamStatus, status_of
@@ -33,7 +34,8 @@ Show = Callable[[Sequence[StreamStatus]], None]
 def follow(session: Session, *, quiet: bool) -> tuple[list[Run], bool]:
     """Start `session` and show how it goes until it ends; Ctrl-C or SIGTERM ends it early, and a second one at once.
 
-    What becomes of a live source's connection is told in a line each time it changes, with or without a terminal.
+    What becomes of a live source's connection is told in a line each time it changes, with or without a terminal; and
+    warnings, such as of a broker that cannot be reached, as they come.
 
     Args:
         session: not yet started.
@@ -45,19 +47,27 @@ def follow(session: Session, *, quiet: bool) -> tuple[list[Run], bool]:
     console = Console(stderr=True)
     told: dict[str, str | None] = {}
     stopped_at: float | None = None
+
+    def tell(line: str) -> None:
+        console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
+
     with _signals() as caught:
         runs = session.start()
         with _view(console, runs, session.endless, quiet) as show:
             while True:
                 over = not session.streams.names and all(run.ended for run in runs)
                 statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
+                for warning in take_warnings():
+                    tell(warning)
+                for gone in told.keys() - statuses.keys():
+                    del told[gone]
                 for name, status in statuses.items():
                     line = _line(status, quiet, alone=len(runs) == 1 and name == runs[0].name)
                     if line == told.get(name):
                         continue
                     told[name] = line
                     if line and (stopped_at is None or status.state == "failed"):
-                        console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
+                        tell(line)
                 show(list(statuses.values()))
                 if over and (caught or not session.endless):
                     break

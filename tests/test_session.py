@@ -246,6 +246,17 @@ def test_a_server_alone_waits_for_streams_until_it_is_told_to_end(tmp_path: Path
     assert (process.returncode, stderr) == (130, "")
 
 
+def test_what_goes_wrong_on_the_way_is_told_when_it_does(tmp_path: Path) -> None:
+    with running("--http", "127.0.0.1:0", "--sink", "mqtt://me:secret@127.0.0.1:1/home") as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()  # while it runs: it has no end of its own
+        assert told == "saccade: mqtt://127.0.0.1:1: Connection refused; trying again\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=LONG_S)
+    assert process.returncode == 130
+    assert "Connection refused" not in stderr  # not twice
+
+
 def test_a_terminal_shows_a_table_of_the_streams(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with running(CLIP, CLIP, "--detect", "person", "--end", "4", stderr=theirs) as process:
