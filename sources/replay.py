@@ -12,6 +12,8 @@ from typing import Self
 from sources.base import Source, SourceInfo
 from sources.frame import Frame
 
+_RATE = 25  # pictures a second, where the file does not tell
+
 
 class ReplaySource:
     """A live source of the frames of one that ends.
@@ -55,14 +57,17 @@ class ReplaySource:
             SourceError: if the file has gone.
         """
         number, shift, begun = 0, 0, time.monotonic()
+        # How long the last picture of a round is shown: as long as the one before it, if there is one.
+        step = max(1, round(1 / ((self._info.average_rate or _RATE) * self._info.time_base)))
         while not self._closed.is_set():
             first: int | None = None
-            last, step = 0, 1
+            last = shift
             with self._open() as source:
                 for frame in source:
                     first = frame.pts if first is None else first
                     pts = frame.pts - first + shift
-                    step, last = max(1, pts - last), pts
+                    if pts > last:
+                        step, last = pts - last, pts
                     if self._closed.wait(max(0.0, begun + float(pts * frame.time_base) - time.monotonic())):
                         return
                     now = time.monotonic()

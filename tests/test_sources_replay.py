@@ -27,6 +27,13 @@ def test_it_goes_on_and_on_at_the_pace_of_the_file(make_clip: MakeClip) -> None:
     assert all(abs(frame.captured_at - time.time()) < 60 for frame in frames)
 
 
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_file_of_hardly_any_pictures_keeps_its_pace(make_clip: MakeClip, frames: int) -> None:
+    with ReplaySource(lambda: open_source(make_clip(frames=frames, rate=25), stream="door")) as source:
+        seconds = [float(frame.pts * frame.time_base) for frame in itertools.islice(source, 6)]
+    assert seconds == pytest.approx([0, 0.04, 0.08, 0.12, 0.16, 0.2])
+
+
 def test_closing_ends_it_at_once_even_between_two_far_frames(make_clip: MakeClip) -> None:
     clip = make_clip(frames=3, pts=[0, 1000, 2000], rate=25)
     source = ReplaySource(lambda: open_source(clip))
