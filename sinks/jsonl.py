@@ -94,10 +94,10 @@ class JsonlSink:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
 
     def _rotate(self) -> None:
-        self._file.close()
         names = [Path(self._path), *(Path(f"{self._path}.{number}") for number in range(1, self._keep + 1))]
         for newer, older in reversed(list(itertools.pairwise(names))):
             if newer.exists():
                 newer.replace(older)
-        self._file = self._open()
+        full, self._file = self._file, self._open()  # where it fails, the next line tries again
         self._size = 0
+        full.close()
