@@ -107,7 +107,10 @@ class Api:
         try:
             await asyncio.to_thread(self._streams.remove, request.match_info["name"])
         except StreamError as error:
-            raise refusal(web.HTTPConflict, str(error)) from None
+            if (
+                request.match_info["name"] in self._streams.names
+            ):  # else it has ended meanwhile, or somebody else ended it
+                raise refusal(web.HTTPConflict, str(error)) from None
         return web.Response(status=204)
 
     async def _preflight(self, request: web.Request) -> web.Response:

@@ -40,6 +40,7 @@ from sinks import CallbackSink, Latency, color_of, make_record
 from sinks.broadcast import BroadcastSink
 from sinks.record import to_json
 from sources import Frame
+from sources.door import refusal
 from sources.replay import ReplaySource
 from sources.webrtc import WebRtcSource
 from sources.webrtc_server import SILENCE_S, WebRtcServer
@@ -159,7 +160,11 @@ class Demo:
         source.messages.answer = partial(self._answer, name)
         # On a CPU a second picture only waits for the first: no more come out, and each is later.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
-        self.streams.add(name, source, self._tasks, outputs=[Output(CallbackSink(tell), NEWEST)], in_flight=in_flight)
+        outputs = [Output(CallbackSink(tell), NEWEST)]
+        try:
+            self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight)
+        except StreamError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
 
     def _answer(self, stream: str, text: str) -> str:
         """Change what is looked for in a stream as a page asks, and tell what it is now."""

@@ -168,8 +168,18 @@ class Page:
         async with ClientSession() as http:
             response = await http.post(f"{url}whip", data=offer, headers={"Content-Type": "application/sdp"})
             answer = await response.text()
+            if response.status != 201:
+                await connection.close()
             assert response.status == 201, answer
         await connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+
+
+def test_a_page_too_many_is_told_so(engine: Engine) -> None:
+    with own_loop() as loop, Demo(engine, PERSON, port=0) as demo:
+        demo.streams._max = 0
+        with pytest.raises(AssertionError, match="0 streams are running, and no more may"):
+            Page(loop, demo.url)
+        assert demo.whip.peers == 0
 
 
 @contextmanager
