@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -31,7 +32,7 @@ class Messages:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: Any = None
-        self._newest: str | None = None
+        self._newest: deque[str] = deque(maxlen=1)  # put in and taken out in one step each, since threads do both
         self.answer: Callable[[str], str | None] = lambda text: None
 
     @property
@@ -47,7 +48,7 @@ class Messages:
 
     def send(self, text: str) -> None:
         """Send `text`, unless a newer one comes before its turn. Callable from any thread; returns at once."""
-        self._newest = text
+        self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it
                 self._loop.call_soon_threadsafe(self._send)
@@ -63,9 +64,8 @@ class Messages:
 
     def _send(self) -> None:
         if self.open and self._channel.bufferedAmount == 0:
-            text, self._newest = self._newest, None
-            if text is not None:
-                self._say(text)
+            with suppress(IndexError):
+                self._say(self._newest.pop())
 
     def _take(self, text: str | bytes) -> None:
         if isinstance(text, bytes) or len(text) > MAX_TEXT:

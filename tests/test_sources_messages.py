@@ -93,7 +93,7 @@ def test_a_peer_that_reads_nothing_costs_no_memory(loop: asyncio.AbstractEventLo
         channel = pair.messages._channel
         for number in range(3000):
             pair.messages.send(f"{number:05}" + "x" * 20_000)
-        until(lambda: pair.messages._newest is not None and pair.messages._newest.startswith("02999"))
+        until(lambda: pair.messages._newest and pair.messages._newest[0].startswith("02999"))
         assert channel.bufferedAmount <= 2 * 20_005
         assert len(channel.transport._outbound_queue) < 100
     finally:
