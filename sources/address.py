@@ -18,10 +18,10 @@ def redact(text: str) -> str:
     """`text` without the user names, passwords and keys of the addresses in it.
 
     Passwords with `/` and `@` in them are typed unquoted all the time, so everything up to the last `@` goes where
-    there are credentials; values of keys such as `password=` and `token=` become `***`.
+    there are credentials; values of keys such as `password=` and `token=` become `***`, but for the … of an example.
     """
     text = re.sub(r"(?<=://)\S+", lambda match: split_credentials(match[0])[1], text)
-    return re.sub(r"(?i)((?:pass(?:word|wd)?|pwd|token|secret|key|auth)=)[^&\s;]+", r"\1***", text)
+    return re.sub(r"(?i)((?:pass(?:word|wd)?|pwd|token|secret|key|auth)=)(?!…(?:[&\s;]|$))[^&\s;]+", r"\1***", text)
 
 
 def split_credentials(rest: str) -> tuple[str, str]:

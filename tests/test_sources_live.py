@@ -229,6 +229,8 @@ def test_vid_stride_keeps_numbers_and_losses() -> None:
         ("rtsp://cam:554/a@b", "rtsp://cam:554/a@b"),
         ("http://cam/video?user=bob&password=pass&x=1", "http://cam/video?user=bob&password=***&x=1"),
         ("rtmp://cam/live?token=pass", "rtmp://cam/live?token=***"),
+        ("rtmp://cam/live?token=…pass", "rtmp://cam/live?token=***"),
+        ("use ws://HOST:PORT/PATH?token=…", "use ws://HOST:PORT/PATH?token=…"),
     ],
 )
 def test_secrets_are_not_shown(text: str, shown: str) -> None:
