@@ -370,8 +370,8 @@ class GraphExecutor:
         """Image tokens of pictures, from their crops."""
         compute = self._compute.stream
         for look in looks:
+            # A look keeps its picture until its step is committed: the memory is not given away while it is read.
             compute.wait_event(look.image.ready)
-            look.image.crops.record_stream(compute)
         plain = [number for number, look in enumerate(looks) if look.image.tiling == (1, 1)]
         if plain:  # the tower runs once over all pictures that are a single crop
             for place, number in enumerate(plain):

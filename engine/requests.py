@@ -25,7 +25,7 @@ from .results import Box, Detections, Points, Result, Spot, Text, Timings
 from .scheduler import Answer, Look
 from .skills import Choose, FindBoxes, FindObjects, FindPoints, Sampling, Skill, WriteText
 from .tasks import Caption, Detect, Point, Query, Task
-from .tiles import Window, merge, place, windows
+from .tiles import Window, distinct, merge, place, windows
 from .transcript import Transcript
 
 
@@ -179,7 +179,7 @@ class Request:
         texts: list[Text] = []
         for i, task in enumerate(self._tasks):
             if isinstance(task, Detect):
-                group = merge(found[i])[: task.max_objects] if tiled else found[i]
+                group = merge(found[i])[: task.max_objects] if tiled else distinct(found[i])
                 boxes += [_box(task.label, one) for one in group]
             elif isinstance(task, Point):
                 spots += [Spot(task.label, one.score, one.x, one.y) for one in found[i]]

@@ -41,7 +41,7 @@ class FrameBench:
         frames: how many were timed.
         median_ms, p99_ms: from handing the picture over to having its boxes.
         prefill_ms, decode_ms: medians of the engine's own split.
-        boxes: mean number on a picture.
+        boxes: mean number on a picture, or the length that answers were given.
         floor_ms: the picture's operations and the answer's bytes at the GPU's measured rates; None on a CPU.
     """
 
@@ -112,8 +112,8 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
             p99_ms=float(np.percentile(total, 99)),
             prefill_ms=statistics.median(prefill),
             decode_ms=statistics.median(decode),
-            boxes=boxes / frames,
-            floor_ms=_floor_ms(engine, width, height, boxes / frames),
+            boxes=objects or boxes / frames,
+            floor_ms=_floor_ms(engine, width, height, objects or boxes / frames),
         )
 
 

@@ -36,7 +36,7 @@ class ThroughputRow:
 
 @dataclass(slots=True, frozen=True)
 class ThroughputBench:
-    """What `time_throughput` measured; `boxes` is the mean number on a picture."""
+    """What `time_throughput` measured; `boxes` is as in `bench.FrameBench`."""
 
     model: str
     device: str
@@ -113,7 +113,7 @@ def time_throughput(
             for thread in threads:
                 thread.join()
             passed, used = time.perf_counter() - begun, time.process_time() - used
-            boxes = float(np.mean(found))
+            boxes = objects or float(np.mean(found))
             p50, p99 = np.percentile(waits, [50, 99])
             rows.append(ThroughputRow(streams, len(waits) / passed, float(p50), float(p99), 1e3 * used / len(waits)))
         return ThroughputBench(engine.model.name, engine.model.device, *size, boxes, tuple(rows))

@@ -151,16 +151,16 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(engines:
     shown = [square(240, 320, (0.3, 0.2, 0.6, 0.9)), noise(240, 320)]
     tasks = [Detect(name, 5, 0.0) for name in ("tv", "person")]
 
-    def run() -> None:
-        for future in [cuda.submit(shown[i % 2], tasks) for i in range(24)]:
+    def run(pictures: int) -> None:
+        for future in [cuda.submit(shown[i % 2], tasks) for i in range(pictures)]:
             future.result()
 
-    for _ in range(4):  # pictures that wait take memory, and how many do differs from run to run
-        run()
+    for pictures in (64, 24, 24):  # pictures that wait take memory, and how many do differs from run to run
+        run(pictures)
     before = torch.cuda.memory_stats()["num_device_alloc"]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run()
+        run(24)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["num_device_alloc"] == before

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.found import Found
-from engine.tiles import Window, merge, place, windows
+from engine.tiles import Window, distinct, merge, place, windows
 
 sides = st.integers(1, 4000)
 parts = st.floats(0.01, 0.99)
@@ -89,3 +89,13 @@ def test_two_views_of_one_object_become_the_better_one_and_neighbours_stay() -> 
     better, worse = Found(0.9, 0.5, 0.5, 0.2, 0.2), Found(0.6, 0.51, 0.5, 0.2, 0.2)
     beside, half = Found(0.3, 0.75, 0.5, 0.2, 0.2), Found(0.5, 0.45, 0.5, 0.1, 0.2)
     assert merge([half, worse, beside, better]) == [better, beside]
+
+
+def test_an_answer_that_says_a_box_again_counts_once() -> None:
+    first, again = Found(0.9, 0.5, 0.5, 0.2, 0.4), Found(0.8, 0.51, 0.5, 0.2, 0.4)
+    beside, inside = Found(0.7, 0.6, 0.5, 0.2, 0.4), Found(0.6, 0.5, 0.45, 0.1, 0.2)
+    assert distinct([first, again, beside, inside]) == [first, beside, inside]
+
+
+def test_points_are_never_the_same() -> None:
+    assert len(distinct([Found(0.9, 0.5, 0.5), Found(0.8, 0.5, 0.5)])) == 2
