@@ -77,16 +77,16 @@ class Session:
         def outputs(name: str, source: Source) -> list[Output]:
             targets = [target.of(name) for target in self._each]
             with self._lock:
-                self._check(targets, config.source)
+                self._check(name, targets, config.source)
                 self._note(name, targets)
             return _open_all(targets, source, config)
 
         return begin(self.streams, config, outputs)
 
-    def _check(self, targets: Sequence[Target], source: str) -> None:
+    def _check(self, name: str, targets: Sequence[Target], source: str) -> None:
         """Refuse outputs of a new stream that would overwrite a source, or what another stream has found."""
         check_targets(targets, [source, *(status.source for status in self.streams.snapshot())])
-        going = {_EVERY, *self.streams.names}
+        going = {_EVERY, *self.streams.names} - {name}
         for target in targets:
             if (path := target.path) is None or (owner := self._written.get(path.resolve())) is None:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.tasks import Detect, Point, Query, Task
@@ -11,7 +12,7 @@ from pipeline.config import ConfigError, Prompts, RunConfig, StreamConfig
 from pipeline.names import free_name
 from pipeline.queue import QueuePolicy
 from pipeline.run import Output, Run
-from pipeline.streams import Streams
+from pipeline.streams import StreamError, Streams
 from sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -129,15 +130,22 @@ def begin(streams: Streams, config: StreamConfig, outputs_of: OutputsOf = lambda
     """
     with ExitStack() as on_failure:
         source = on_failure.enter_context(source_of(config))
-        name = config.name or free_name(source.name, streams.names)
         tasks = tasks_for(streams.engine, config)
 
-        def opened() -> list[Output]:
+        def opened(name: str) -> list[Output]:
             outputs = outputs_of(name, source)
             for output in outputs:
                 on_failure.callback(output.sink.close)
             return outputs
 
-        run = add(streams, name, config, source, tasks, opened)
+        while True:
+            name = config.name or free_name(source.name, streams.names)
+            try:
+                run = add(streams, name, config, source, tasks, partial(opened, name))
+            except StreamError:
+                if config.name or name not in streams.names:
+                    raise  # else another stream took it meanwhile, and the next one will do
+            else:
+                break
         on_failure.pop_all()
     return run

@@ -199,9 +199,9 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The streams running now, in the order in which they came."""
+        """The streams running now, in the order in which they came, and those that are about to."""
         with self._lock:
-            return list(self._runs)
+            return list(dict.fromkeys([*self._runs, *self._coming]))
 
     def get(self, name: str) -> Run:
         """The run of a stream.

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,16 @@ def test_what_goes_on_may_be_added_again(tmp_path: Path) -> None:
             assert session.add(again).join(LONG_S)
     assert len(records(tmp_path / "door.jsonl")) == 10
     assert [pictures(path) for path in tmp_path.glob("*.mp4")] == [5, 5]
+
+
+def test_streams_that_are_added_at_once_without_a_name_have_one_each(tmp_path: Path) -> None:
+    unnamed = StreamConfig(source=str(CLIP), detect=["person"], end=0.2)
+    with opened_session(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl"])) as session:
+        with ThreadPoolExecutor(8) as pool:
+            runs = list(pool.map(lambda _: session.add(unnamed), range(8)))
+        assert all(run.join(LONG_S) for run in runs)
+    assert [len(records(tmp_path / f"{run.name}.jsonl")) for run in runs] == [2] * 8
+    assert len({run.name for run in runs}) == 8
 
 
 def test_one_stream_alone_may_have_a_video_and_a_server(tmp_path: Path) -> None:
