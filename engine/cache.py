@@ -11,6 +11,9 @@ import torch
 
 from .models.moondream.model import Moondream
 
+_PAGES_CPU, _PAGES_CUDA = 1024, 2560
+_SHARE = 0.4  # of the memory left beside the weights; graphs and pictures need some, too
+
 
 class PagedSlot:
     """One layer of the pool seen through page tables; `at` are (rows, length) page and offset indices."""
@@ -77,3 +80,14 @@ class PagedPool:
         private = index >= self.prefix_pages * page_size
         unused = torch.where(index < self.prefix_length, index, torch.iinfo(torch.int64).max)
         self.key_positions = torch.where(private, index - self.gap, unused)
+
+
+def pages_for(model: Moondream, page_size: int) -> int:
+    """How many pages to have; on CUDA as many as 32 pictures of Moondream 2 take, if there is the memory."""
+    if model.device.type != "cuda":
+        return _PAGES_CPU
+    text = model.config.text
+    page = 2 * text.n_layers * page_size * text.n_kv_heads * text.head_dim * model.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(model.device)
+    least = -(-text.max_context // page_size) + 2  # for one sequence as long as they get
+    return max(least, min(_PAGES_CUDA, int(_SHARE * free) // page))

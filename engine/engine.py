@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from .adapters import Adapter
+from .cache import pages_for
 from .errors import AdapterError, EngineClosedError, PromptError, UnsupportedTaskError
 from .executor import Crops, Executor
 from .loading import SKILLS, ModelInfo, open_model
@@ -42,6 +43,8 @@ from .vocabulary import Vocabulary
 Image = NDArray[np.uint8] | torch.Tensor
 """A picture: (height, width, 3) uint8 RGB, array or tensor."""
 
+Progress = Callable[[int, int], None]
+"""Told how many parts of something are done, and of how many."""
 N_LANES = 64  # most prompts being answered at a time
 PAGE_SIZE = 16  # tokens of a page of the cache
 
@@ -57,14 +60,16 @@ class Engine:
         vocabulary: Vocabulary | None,
         *,
         depth: int = 2,
-        n_pages: int = 1024,
+        n_pages: int | None = None,
         adapter_slots: int = 4,
         adapter_rank: int = 32,
+        progress: Progress | None = None,
     ) -> None:
         self.model = info
         self._config = model.config
         self._prompts = prompts
         self._vocabulary = vocabulary
+        n_pages = n_pages or pages_for(model, PAGE_SIZE)
         executor: Any
         if model.device.type == "cuda":
             from .graphs import GraphExecutor
@@ -78,6 +83,7 @@ class Engine:
                 adapter_slots,
                 adapter_rank,
                 texts=bool({"query", "caption"} & {*info.skills}),
+                progress=progress,
             )
         else:
             executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE, adapter_slots, adapter_rank)
@@ -104,6 +110,7 @@ class Engine:
         depth: int | None = None,
         adapter_slots: int = 4,
         adapter_rank: int = 32,
+        progress: Progress | None = None,
     ) -> Engine:
         """Load a model.
 
@@ -115,6 +122,7 @@ class Engine:
                 2 on CUDA, and 1 on a CPU, which has no idle device to gain and pays for each step that goes to waste.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
             adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
+            progress: told (done, of how many) while a GPU is prepared, which takes some seconds.
 
         Raises:
             UnknownModelError: if the name leads to no model.
@@ -130,6 +138,7 @@ class Engine:
             depth=depth or (2 if model.device.type == "cuda" else 1),
             adapter_slots=adapter_slots,
             adapter_rank=adapter_rank,
+            progress=progress,
         )
 
     def resolve(self, labels: Iterable[str]) -> list[str]:

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from .cache import PagedPool, PagedRows
 from .draws import Draw, Draws, likeliest
 from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
-from .models.moondream.region import size_value
 from .models.moondream.text import TextDecoder
+from .runner import SAMPLED, PlainRunner
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import Event, Stream, open_stream
-
-SAMPLED = 3  # numbers that a step yields for each row, see `skills.Skill.commit`
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +66,7 @@ class Executor:
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step, on the device
         self._ready: list[Event | None] = [None] * depth
-        self._choice = model.begin_or_stop()
+        self._plain = PlainRunner(model, self.pool)
         self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
         self._adapter_room = n_adapters, adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
@@ -186,28 +183,15 @@ class Executor:
         hidden, rows = self._hidden[slot], self._rows[slot]
         assert hidden is not None
         assert rows is not None
-        region, text = self.model.region, self.model.text
-        lanes, phase = rows[0], rows[1].unsqueeze(1)
-        values = torch.zeros(len(hidden), SAMPLED, device=hidden.device)
-        state = torch.zeros_like(hidden)
-        if Phase.BEGIN in present or Phase.Y in present:
-            scores = region.decode_coord(hidden)
-            place = (scores.argmax(-1, keepdim=True) / scores.shape[-1]).float()
-            coord, eos = F.linear(text.post_ln(hidden), *self._choice).float().split(1, dim=-1)
-            begin = torch.cat([coord - eos, place, place], dim=-1)
-            values = torch.where(phase == Phase.BEGIN, begin, torch.where(phase == Phase.Y, place, values))
-            state = torch.where(phase <= Phase.Y, region.encode_coord(place), state)
-        if Phase.SIZE in present:
-            scores = region.decode_size(hidden)
-            size = size_value(scores.argmax(-1), scores.shape[-1])
-            values = torch.where(phase == Phase.SIZE, F.pad(size, (0, SAMPLED - 2)), values)
-            state = torch.where(phase == Phase.SIZE, region.encode_size(size), state)
+        lanes, phases = rows
+        sampled = self._sampled[slot, : len(hidden)]
+        places, sizes = not present.isdisjoint({Phase.BEGIN, Phase.Y}), Phase.SIZE in present
+        if places or sizes:
+            self._plain.objects(hidden, phases, lanes, places, sizes, sampled, self._state)
         if Phase.TOKEN in present:
-            token = draw(text.logits(hidden))
-            values = torch.where(phase == Phase.TOKEN, token.unsqueeze(-1).float(), values)
-            state = torch.where(phase == Phase.TOKEN, text.embed(token), state)
-        self._state[lanes] = state
-        self._sampled[slot, : len(values)] = values
+            token, text = draw(self._plain.logits(hidden)), (phases == Phase.TOKEN).unsqueeze(1)
+            sampled.copy_(torch.where(text, token.unsqueeze(1).float(), sampled))
+            self._state[lanes] = torch.where(text, self.model.text.embed(token), self._state[lanes])
 
     def _tables(self, rows: Sequence[Row[Crops]]) -> list[list[int]]:
         """Pages of each row, as many as the longest needs; page 0 where there is none."""

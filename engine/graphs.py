@@ -27,6 +27,7 @@ from .draws import Draws, likeliest
 from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise, stitch, tiling_of
 from .models.moondream.model import Moondream
+from .numbers import Numbers
 from .runner import SAMPLED, PlainRunner, Runner
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
@@ -50,29 +51,6 @@ class Picture:
     crops: torch.Tensor
     tiling: tuple[int, int]
     ready: torch.cuda.Event
-
-
-class _Numbers:
-    """Named int32 arrays that travel to the device in one copy, from as many pinned buffers as there are slots."""
-
-    def __init__(self, depth: int, device: torch.device, **shapes: tuple[int, ...]) -> None:
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        self._pinned = [torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=True) for _ in range(depth)]
-        self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        ends = np.cumsum(sizes).tolist()
-
-        def views(whole: torch.Tensor) -> dict[str, torch.Tensor]:
-            parts = zip(shapes.items(), sizes, ends, strict=True)
-            return {name: whole[end - size : end].view(shape) for (name, shape), size, end in parts}
-
-        self.host: list[dict[str, NDArray[np.int32]]] = [
-            {name: view.numpy() for name, view in views(pinned).items()} for pinned in self._pinned
-        ]
-        self.device = views(self._device)
-
-    def send(self, slot: int) -> None:
-        """Copy a slot's arrays over; does not wait."""
-        self._device.copy_(self._pinned[slot], non_blocking=True)
 
 
 class _Slot:
@@ -133,8 +111,8 @@ class GraphExecutor:
         self._compute, self._copy, self._uploads = CudaStream(device), CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most what is left of the context.
         width = self.pool.prefix_pages + -(-(text.max_context - text.prefix_attn) // page_size)
-        self._steps = _Numbers(depth, device, lanes=(n_lanes,), phases=(n_lanes,), positions=(n_lanes,))
-        self._asks = _Numbers(
+        self._steps = Numbers(depth, device, lanes=(n_lanes,), phases=(n_lanes,), positions=(n_lanes,))
+        self._asks = Numbers(
             depth,
             device,
             prefixes=(PICTURES[-1], self.pool.prefix_pages),

@@ -13,6 +13,7 @@ from pipeline.names import free_name
 from pipeline.queue import QueuePolicy
 from pipeline.run import Output, Run
 from pipeline.streams import StreamError, Streams
+from pipeline.terminal import preparing
 from sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def load_engine(config: RunConfig) -> Engine:
     """
     from engine import Engine  # brings torch, which takes seconds: whatever is wrong before this is told at once
 
-    return Engine.load(config.model, device=config.device)
+    return Engine.load(config.model, device=config.device, progress=preparing)
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -32,6 +33,13 @@ def counting() -> Iterator[Callable[[int, int], None]]:
     task = bar.add_task("")
     with bar:
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def preparing(done: int, total: int) -> None:
+    """Say on a terminal how far a GPU is prepared, in a line that is gone when it is."""
+    if sys.stderr.isatty():
+        said = f"preparing the GPU: {done} of {total}" if done < total else ""
+        print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
