@@ -97,6 +97,9 @@ def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
 
+SCREEN = (0.2, 0.2, 0.8, 0.8)  # a `square` that nano takes for a tv
+
+
 def square(
     height: int, width: int, box: tuple[float, float, float, float], colour: tuple[int, int, int] = (250, 250, 250)
 ) -> NDArray[np.uint8]:

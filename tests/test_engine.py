@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from engine_support import GOLDEN, REPO, TINY, Held, noise, random_model, square, write_model
+from engine_support import GOLDEN, REPO, SCREEN, TINY, Held, noise, random_model, square, write_model
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -182,7 +182,7 @@ def test_timings_are_there(nano: Engine, busy: NDArray[np.uint8]) -> None:
     ],
 )
 def test_tensors_and_views_are_the_array_they_show(nano: Engine, change: Any) -> None:
-    image = square(60, 80, (0.3, 0.2, 0.6, 0.9))
+    image = square(60, 80, SCREEN)
     tasks = [Detect("tv", 5, LOW), Point("person", 2, 0.0)]
     assert same(nano.submit(change(image), tasks).result(WAIT_S), nano.submit(image, tasks).result(WAIT_S))
 
@@ -480,7 +480,7 @@ def test_two_engines_live_side_by_side(nano: Engine, tiny: Engine, busy: NDArray
 
 
 def test_half_precision_finds_much_the_same(nano: Engine) -> None:
-    image = square(240, 320, (0.3, 0.2, 0.6, 0.9))
+    image = square(240, 320, SCREEN)
     (wanted,) = nano.detect(image, "tv").boxes
     with Engine.load("nano", "cpu", "float16") as half:
         assert half.model.dtype == "float16"

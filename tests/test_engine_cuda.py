@@ -9,7 +9,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
-from engine_support import GOLDEN, noise, square
+from engine_support import GOLDEN, SCREEN, noise, square
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
@@ -37,7 +37,7 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
 
 
 def pictures() -> list[NDArray[np.uint8]]:
-    found = [square(240, 320, (0.3, 0.2, 0.6, 0.9)), noise(200, 300)]
+    found = [square(240, 320, SCREEN), noise(200, 300)]
     for path in sorted((GOLDEN / "images").iterdir()):
         with Image.open(path) as picture:
             found.append(np.asarray(picture.convert("RGB")))
@@ -72,7 +72,7 @@ def test_nano_finds_on_cuda_what_it_finds_on_the_cpu(engines: tuple[Engine, Engi
 
 def test_tensors_on_the_device_are_pictures_too(engines: tuple[Engine, Engine]) -> None:
     _, cuda = engines
-    picture = square(240, 320, (0.3, 0.2, 0.6, 0.9))
+    picture = square(240, 320, SCREEN)
     assert cuda.detect(torch.from_numpy(picture).cuda(), "tv") == cuda.detect(picture, "tv")
 
 
@@ -148,7 +148,7 @@ def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
 
 def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(engines: tuple[Engine, Engine]) -> None:
     _, cuda = engines
-    shown = [square(240, 320, (0.3, 0.2, 0.6, 0.9)), noise(240, 320)]
+    shown = [square(240, 320, SCREEN), noise(240, 320)]
     tasks = [Detect(name, 5, 0.0) for name in ("tv", "person")]
 
     def run(pictures: int) -> None:
@@ -167,7 +167,7 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(engines:
 
 
 def test_half_precision_runs_and_finds_much_the_same(engines: tuple[Engine, Engine]) -> None:
-    picture = square(240, 320, (0.3, 0.2, 0.6, 0.9))
+    picture = square(240, 320, SCREEN)
     (wanted,) = engines[0].detect(picture, "tv").boxes
     with Engine.load("nano", "cuda", "float16") as half:
         (got,) = half.detect(picture, "tv").boxes

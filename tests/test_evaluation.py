@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_support import label, noise, square, write_pack
+from engine_support import SCREEN, label, noise, square, write_pack
 
 from engine import Box, Engine, EngineError
 from engine.evaluation import DEFAULT_CONF, Evaluation, _empty_rate, _score, _Sheet, evaluate
@@ -136,9 +136,6 @@ def nano() -> Iterator[Engine]:
 
 def silent(done: int, total: int) -> None:
     assert 0 < done <= total
-
-
-SCREEN = (0.3, 0.2, 0.6, 0.9)  # what nano takes a bright box on black for
 
 
 def screen_box(nano: Engine) -> list[float]:
