@@ -13,7 +13,7 @@ from engine.generate import Generator
 from engine.models.moondream.config import MoondreamConfig
 from engine.models.moondream.image import make_crops, normalise, stitch
 from engine.models.moondream.model import load
-from engine.models.moondream.stem import CspStem, Lite0Stem
+from engine.models.moondream.stem import CspStem
 from engine.models.moondream.vision import VisionTower
 
 MODEL = random_model(TINY)
@@ -74,14 +74,10 @@ def test_patches_are_read_channel_by_channel_and_row_by_row() -> None:
     assert torch.equal(tower.features(crops)[0, :, 0], wanted)
 
 
-Stem = type[CspStem] | type[Lite0Stem]
-
-
-@pytest.mark.parametrize("kind", [CspStem, Lite0Stem])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_the_stem_gives_one_token_for_16_pixels_row_by_row(kind: Stem, memory: torch.memory_format) -> None:
+def test_the_stem_gives_one_token_for_16_pixels_row_by_row(memory: torch.memory_format) -> None:
     torch.manual_seed(0)
-    stem = kind(8).eval()
+    stem = CspStem(8).eval()
     crops = torch.zeros(1, 3, 64, 96)
     crops[:, :, 20:28, 84:92] = 5.0  # inside row 1, column 5 of the 4 × 6 tokens
     with torch.no_grad():
@@ -91,16 +87,15 @@ def test_the_stem_gives_one_token_for_16_pixels_row_by_row(kind: Stem, memory: t
     assert change.argmax().item() == 1 * 6 + 5
 
 
-@pytest.mark.parametrize("kind", [CspStem, Lite0Stem])
-def test_the_stem_takes_batches(kind: Stem) -> None:
+def test_the_stem_takes_batches() -> None:
     torch.manual_seed(0)
-    stem = kind(8).eval()
+    stem = CspStem(8).eval()
     crops = torch.randn(3, 3, 64, 64)
     with torch.no_grad():
         assert torch.allclose(stem(crops), torch.cat([stem(crop.unsqueeze(0)) for crop in crops]), atol=1e-5)
 
 
-def test_the_csp_stem_gives_a_map_for_each_stride() -> None:
+def test_the_stem_gives_a_map_for_each_stride() -> None:
     with torch.no_grad():
         maps = CspStem(8).maps(torch.zeros(2, 3, 64, 96))
     assert [tuple(x.shape) for x in maps] == [(2, 64, 16, 24), (2, 128, 8, 12), (2, 256, 4, 6), (2, 512, 2, 3)]

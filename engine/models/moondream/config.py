@@ -48,8 +48,8 @@ class TextConfig:
 class VisionConfig:
     """The vision tower.
 
-    `stem` is "patch" (one linear layer on flattened patches, as published), or one of the convolutional ones of
-    engine/models/moondream/stem.py: "csp" or "lite0".
+    `stem` is "patch" (one linear layer on flattened patches, as published), or "csp", the convolutional one of
+    engine/models/moondream/stem.py.
     """
 
     enc_dim: int = 1152
@@ -191,7 +191,7 @@ class MoondreamConfig:
             ("text.max_context must be more than text.prefix_attn", text.max_context > text.prefix_attn),
             ("region.coord_feat_dim must be even", region.coord_feat_dim % 2 == 0),
             ("region.size_feat_dim must be even", region.size_feat_dim % 2 == 0),
-            ("vision.stem must be 'patch', 'csp' or 'lite0'", vision.stem in ("patch", "csp", "lite0")),
+            ("vision.stem must be 'patch' or 'csp'", vision.stem in ("patch", "csp")),
             (
                 f"vision.stem '{vision.stem}' needs vision.enc_patch_size 16 and vision.crop_size in multiples of 32",
                 vision.stem == "patch" or (vision.enc_patch_size == 16 and vision.crop_size % 32 == 0),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .config import VisionConfig
 from .image import stitch
 from .layers import Mlp
-from .stem import CspStem, Lite0Stem
+from .stem import CspStem
 
 
 class Attention(nn.Module):
@@ -57,7 +57,7 @@ class VisionTower(nn.Module):
         if config.stem == "patch":
             self.patch_emb = nn.Linear(config.enc_patch_size**2 * config.in_channels, config.enc_dim)
         else:
-            self.stem = (CspStem if config.stem == "csp" else Lite0Stem)(config.enc_dim)
+            self.stem = CspStem(config.enc_dim)
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, config.enc_dim))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.enc_n_layers))
         self.post_ln = nn.LayerNorm(config.enc_dim)
