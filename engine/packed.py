@@ -99,6 +99,10 @@ class PackedRunner:
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
         """As `runner.Runner.rows`; x is overwritten."""
+        most = len(self._wide)
+        if len(x) > most:  # a very long prompt, piece by piece: each sees those before it in the cache
+            cut = [slice(at, at + most) for at in range(0, len(x), most)]
+            return torch.cat([self.rows(x[part], positions[part], owners[part], tables, together) for part in cut])
         count, bent = x.shape[0], self._wide.shape[1] - self._heads
         wide, both = self._wide[:count], self._both[:count]
         delta, normed = self._delta[:count], self._normed[:count]

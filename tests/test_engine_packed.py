@@ -84,6 +84,20 @@ def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int) -> None:
 
 
 @torch.inference_mode()
+def test_a_prompt_longer_than_the_scratch_is_read_in_pieces() -> None:
+    pair = Pair()
+    longest = TEXT.max_context - TEXT.prefix_attn
+    own = torch.zeros(1, 6 + longest // PAGE + 1, dtype=torch.int32, device="cuda")
+    own[0] = torch.arange(1, own.shape[1] + 1)
+    pair.packed = type(pair.packed)(pair.model, pair.pools[1], 48)
+    x = torch.randn(longest, 256, device="cuda", dtype=torch.bfloat16)
+    at, owners = numbers([*range(82, 82 + longest)]), numbers([0] * longest)
+    wanted = pair.plain.rows(x.clone(), at, owners, own, True)
+    assert far(pair.packed.rows(x.clone(), at, owners, own, True), wanted) < 0.01
+    assert pair.caches_apart() < 0.01
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("asked", [0, 9])
 def test_pictures_and_prompts_together_agree_with_the_modules(asked: int) -> None:
     pair = Pair()
