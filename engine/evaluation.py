@@ -20,7 +20,7 @@ from .errors import EngineError
 from .results import Box
 from .tasks import Detect
 
-LOW_CONF = 0.03  # precision-recall curves start here; precision, recall and empty answers are at `DEFAULT_CONF`
+LOW_CONF = 0.05  # precision-recall curves start here; precision, recall and empty answers are at `DEFAULT_CONF`
 DEFAULT_CONF = 0.5
 MAX_OBJECTS = 40
 

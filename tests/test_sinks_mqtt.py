@@ -212,6 +212,7 @@ def test_a_restart_is_noticed_at_once_by_a_busy_sink(
         while not stop.is_set():
             sink.write(frame_at(second), showing(*("cat",) * (1 + second % 3)), LATENCY)
             second += 1
+            time.sleep(0.001)  # busy, but without keeping the interpreter from the sink's own thread
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -137,7 +137,8 @@ def test_what_is_looked_for_changes_while_it_runs(demo: Demo, film: Path, tmp_pa
         look_for(page, "people")
         press(page, "[name=skill][value=point]")
         page.until(f"{SEEN}?.points.some((one) => one.label === 'person') && {SEEN}.objects.length === 0")
-        assert "person" in words(page, "#found")
+        # Not asked at once: the next picture may have nobody on it.
+        page.until("document.getElementById('found').innerText.includes('person')")
 
 
 def test_a_clip_is_sent_back_with_the_boxes_burnt_in(demo: Demo, tmp_path: Path) -> None:
