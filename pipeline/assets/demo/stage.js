@@ -60,11 +60,15 @@ export class Stage {
     $("stage").classList.remove("on");
   }
 
-  /** The picture now on the screen, in its own size, as a PNG; null if there is none. */
-  async snapshot() {
+  /** The picture now on the screen, in its own size, as a PNG; null if there is none for a second. */
+  async snapshot(tries = 20) {
     const picture = this.#burnt ? this.theirs : this.#shown?.bitmap;
     const [width, height] = [picture?.videoWidth ?? picture?.width, picture?.videoHeight ?? picture?.height];
-    if (!width) return null;
+    if (!width) {  // between two pictures, or before the first of a view
+      if (!tries) return null;
+      await new Promise((done) => setTimeout(done, 50));
+      return this.snapshot(tries - 1);
+    }
     const canvas = Object.assign(document.createElement("canvas"), {width, height});
     paint(canvas, picture, this.#burnt ? NONE : this.#shown.record ?? NONE, this.#color);
     return new Promise((done) => canvas.toBlob(done, "image/png"));
