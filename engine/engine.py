@@ -24,7 +24,7 @@ from .adapters import Adapter
 from .cache import pages_for
 from .errors import AdapterError, EngineClosedError, PromptError, UnsupportedTaskError
 from .executor import Crops, Executor
-from .loading import SKILLS, ModelInfo, open_model
+from .loading import SKILLS, ModelInfo, Progress, open_model
 from .loop import StepLoop
 from .lora import load_adapter
 from .models.moondream.config import MoondreamConfig
@@ -43,8 +43,6 @@ from .vocabulary import Vocabulary
 Image = NDArray[np.uint8] | torch.Tensor
 """A picture: (height, width, 3) uint8 RGB, array or tensor."""
 
-Progress = Callable[[int, int], None]
-"""Told how many parts of something are done, and of how many."""
 N_LANES = 64  # most prompts being answered at a time
 PAGE_SIZE = 16  # tokens of a page of the cache
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from .tasks import Caption, Detect, Point, Query
 from .vocabulary import Vocabulary
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Progress = Callable[[int, int], None]
+"""Told how many parts of something are done, and of how many."""
 SKILLS: dict[type, str] = {Detect: "detect", Point: "point", Query: "query", Caption: "caption"}
 
 

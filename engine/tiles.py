@@ -7,7 +7,7 @@ larger (Akyon et al. 2022, arXiv:2202.06934); each costs as much as a picture. P
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .found import Found
@@ -65,18 +65,19 @@ def place(found: Found, window: Window, width: int, height: int) -> Found | None
 
 def merge(finds: Iterable[Found]) -> list[Found]:
     """One find an object, best score first: of two that overlap much, the better one stays."""
-    kept: list[Found] = []
-    for found in sorted(finds, key=lambda one: -one.score):
-        if not any(_same(found, other) for other in kept):
-            kept.append(found)
-    return kept
+    return _first_of(sorted(finds, key=lambda one: -one.score), _same)
 
 
 def distinct(finds: Iterable[Found]) -> list[Found]:
     """The finds of one answer without those that say an earlier one again."""
+    return _first_of(finds, lambda a, b: _overlap(a, b) > _AGAIN)
+
+
+def _first_of(finds: Iterable[Found], same: Callable[[Found, Found], bool]) -> list[Found]:
+    """The finds that are not the same as one kept before them."""
     kept: list[Found] = []
     for found in finds:
-        if all(_overlap(found, other) <= _AGAIN for other in kept):
+        if not any(same(found, other) for other in kept):
             kept.append(found)
     return kept
 
