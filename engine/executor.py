@@ -1,7 +1,7 @@
-"""Runs steps on the device: prefill and decode over paged keys and values, sampling, and the copy to the host.
+"""Runs steps on a CPU: prefill and decode over paged keys and values, sampling, and the copy out of a slot.
 
-What a sequence needs from one step to the next, the embedding of what it sampled last, stays on the device in its lane:
-a step can be launched before the one before it is read. Knows nothing of requests, names or results.
+What a sequence needs from one step to the next, the embedding of what it sampled last, stays in its lane: a step can be
+launched before the one before it is read. `graphs` does the same on CUDA. Knows nothing of requests, names or results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.text import TextDecoder
-from .runner import SAMPLED, PlainRunner
+from .runner import SAMPLED, PlainRunner, take_tokens
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import Event, Stream, open_stream
@@ -34,7 +34,7 @@ class Crops:
 
 
 class Executor:
-    """One model on one device, with `depth` step slots. Used by one thread.
+    """One model on a CPU, with `depth` step slots. Used by one thread, but for `prepare`.
 
     Args:
         model: the model.
@@ -58,13 +58,13 @@ class Executor:
     ) -> None:
         self.model = model
         self.pool = PagedPool(model, n_pages, page_size)
-        device, pinned = model.device, model.device.type == "cuda"
+        device = model.device
         self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
-        self._state = torch.zeros(n_lanes, model.config.text.dim, dtype=model.dtype, device=device)
-        self._sampled = torch.zeros(depth, n_lanes, SAMPLED, device=device)
-        self._host = torch.zeros(depth, n_lanes, SAMPLED, pin_memory=pinned)
+        self._state = torch.zeros(n_lanes, model.config.text.dim, dtype=model.dtype)
+        self._sampled = torch.zeros(depth, n_lanes, SAMPLED)
+        self._host = torch.zeros(depth, n_lanes, SAMPLED)
         self._hidden: list[torch.Tensor | None] = [None] * depth
-        self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step, on the device
+        self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
         self._plain = PlainRunner(model, self.pool)
         self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
@@ -84,11 +84,11 @@ class Executor:
         """Put a step's forward on the compute stream."""
         phases = [int(row.phase) for row in step.rows]
         lanes = [row.answer.lane for row in step.rows]
-        rows = self._upload([lanes, phases])
-        table = self._upload(self._tables(step.rows))
-        positions = self._upload([row.position for row in step.rows])
+        rows = torch.tensor([lanes, phases])
+        table = torch.tensor(self._tables(step.rows))
+        positions = torch.tensor([row.position for row in step.rows])
         slots = [row.answer.look.adapter_slot for row in step.rows]
-        adapters = self._upload(slots) if any(slots) else None
+        adapters = torch.tensor(slots) if any(slots) else None
         if step.kind is StepKind.DECODE:
 
             def forward() -> None:
@@ -98,20 +98,20 @@ class Executor:
                 self._hidden[slot] = self._text(adapters)(x, positions.unsqueeze(1), cache).squeeze(1)
         else:
             longest = max(len(row.answer.prompt) for row in step.rows)
-            prompts = self._upload(
+            prompts = torch.tensor(
                 [[*row.answer.prompt, *[0] * (longest - len(row.answer.prompt))] for row in step.rows]
             )
-            lengths = self._upload([len(row.answer.prompt) for row in step.rows])
-            prefixes = self._upload([list(look.pages) for look in step.looks])
+            lengths = torch.tensor([len(row.answer.prompt) for row in step.rows])
+            prefixes = torch.tensor([list(look.pages) for look in step.looks])
             look_slots = [look.adapter_slot for look in step.looks]
-            look_adapters = self._upload(look_slots) if any(look_slots) else None
+            look_adapters = torch.tensor(look_slots) if any(look_slots) else None
 
             def forward() -> None:
                 self._rows[slot] = rows
                 self._prefix(step.looks, prefixes, look_adapters)
-                at = positions.unsqueeze(1) + torch.arange(longest, device=positions.device)
+                at = positions.unsqueeze(1) + torch.arange(longest)
                 hidden = self._text(adapters)(self.model.text.embed(prompts), at, PagedRows(self.pool, table))
-                self._hidden[slot] = hidden[torch.arange(len(lengths), device=lengths.device), lengths - 1]
+                self._hidden[slot] = hidden[torch.arange(len(lengths)), lengths - 1]
 
         self._compute.run(torch.inference_mode()(forward))
 
@@ -127,7 +127,7 @@ class Executor:
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
-            self._host[slot, :count].copy_(self._sampled[slot, :count], non_blocking=True)
+            self._host[slot, :count].copy_(self._sampled[slot, :count])
 
         self._copy.run(copy)
         self._ready[slot] = self._copy.record()
@@ -162,13 +162,13 @@ class Executor:
         tokens: list[torch.Tensor | None] = [None] * len(looks)
         plain = [i for i, look in enumerate(looks) if look.image.tiling == (1, 1)]
         if plain:  # the tower runs once over all pictures that are a single crop
-            pixels = self._to_device(torch.from_numpy(np.concatenate([looks[i].image.pixels[:1] for i in plain])))
+            pixels = torch.from_numpy(np.concatenate([looks[i].image.pixels[:1] for i in plain]))
             features = model.vision.features(normalise(pixels, model.dtype))
             for i, one in zip(plain, model.vision.project(features, features), strict=True):
                 tokens[i] = one
         for i, look in enumerate(looks):
             if tokens[i] is None:
-                pixels = self._to_device(torch.from_numpy(look.image.pixels))
+                pixels = torch.from_numpy(look.image.pixels)
                 tokens[i] = model.vision(normalise(pixels, model.dtype), look.image.tiling)
         bos = text.wte[model.config.tokenizer.bos_id].expand(len(looks), 1, -1)
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
@@ -189,21 +189,10 @@ class Executor:
         if places or sizes:
             self._plain.objects(hidden, phases, lanes, places, sizes, sampled, self._state)
         if Phase.TOKEN in present:
-            token, text = draw(self._plain.logits(hidden)), (phases == Phase.TOKEN).unsqueeze(1)
-            sampled.copy_(torch.where(text, token.unsqueeze(1).float(), sampled))
-            self._state[lanes] = torch.where(text, self.model.text.embed(token), self._state[lanes])
+            take_tokens(self.model.text, draw(self._plain.logits(hidden)), phases, lanes, sampled, self._state)
 
     def _tables(self, rows: Sequence[Row[Crops]]) -> list[list[int]]:
         """Pages of each row, as many as the longest needs; page 0 where there is none."""
         tables = [[*row.answer.look.pages, *row.answer.pages] for row in rows]
         longest = max(map(len, tables))
         return [[*table, *[0] * (longest - len(table))] for table in tables]
-
-    def _upload(self, values: object) -> torch.Tensor:
-        """Whole numbers to the device, without waiting."""
-        return self._to_device(torch.tensor(values, dtype=torch.int64))
-
-    def _to_device(self, held: torch.Tensor) -> torch.Tensor:
-        if self.model.device.type == "cuda":
-            return held.pin_memory().to(self.model.device, non_blocking=True)
-        return held

@@ -24,11 +24,12 @@ from torch.nn import functional as F
 
 from .cache import PagedPool
 from .draws import Draws, likeliest
+from .loading import Progress
 from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise, stitch, tiling_of
 from .models.moondream.model import Moondream
 from .numbers import Numbers
-from .runner import SAMPLED, PlainRunner, Runner
+from .runner import SAMPLED, PlainRunner, Runner, take_tokens
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import CudaStream, Event, Stream
@@ -39,8 +40,6 @@ TOKENS = (8, 16, 32, 64, 128)  # and in tokens of its prompts; more run without 
 _PLACES, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
 _KINDS = {Phase.BEGIN: _PLACES, Phase.Y: _PLACES, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT}
 
-Progress = Callable[[int, int], None]
-"""Told how many graphs are captured, and of how many."""
 Graphs = dict[Hashable, torch.cuda.CUDAGraph]
 
 
@@ -191,7 +190,9 @@ class GraphExecutor:
             if draw is not likeliest:
 
                 def drawn() -> None:
-                    self._take(held, count, draw(held.logits[:count]), *self._sent(count))
+                    lanes, phases = self._sent(count)
+                    token = draw(held.logits[:count])
+                    take_tokens(self.model.text, token, phases, lanes, held.sampled[:count], self._state)
 
                 self._compute.run(torch.inference_mode()(drawn))
         self._copy.wait(self._compute.record())
@@ -301,14 +302,7 @@ class GraphExecutor:
             self._runner.objects(hidden, phases, lanes, places, sizes, slot.sampled[:count], self._state)
         if kind & _TEXT:
             logits = slot.logits[:count].copy_(self._runner.logits(hidden))
-            self._take(slot, count, likeliest(logits), lanes, phases)
-
-    def _take(self, slot: _Slot, count: int, token: torch.Tensor, lanes: torch.Tensor, phases: torch.Tensor) -> None:
-        """Make a token (rows,) the sample of each row of text, and its embedding what the next step begins with."""
-        text, lane = (phases == Phase.TOKEN).unsqueeze(1), lanes.long()
-        sampled = slot.sampled[:count]
-        sampled.copy_(torch.where(text, token.unsqueeze(1).float(), sampled))
-        self._state[lane] = torch.where(text, self.model.text.embed(token), self._state[lane])
+            take_tokens(self.model.text, likeliest(logits), phases, lanes, slot.sampled[:count], self._state)
 
     # ---- prefill
 
@@ -369,21 +363,16 @@ class GraphExecutor:
     ) -> None:
         """What `_looks` do, without a graph: for long prompts, and for adapters."""
         ids, positions, owners = sent
-        runners: tuple[Runner, Runner] = (self._runner, self._runner)
         self._keep_tables()
         images, prefixes = self._prefixes(len(looks))
-        if adapted:
-            looking = self._adapted([look.adapter_slot for look in looks])
-            assert self._bank is not None
-            for look in looks:
-                if look.adapter is not None:
-                    self._bank.fill(look.adapter_slot, look.adapter)
-            looking.look(images, prefixes, None, positions, owners, self._tables)
-            slots = [row.answer.look.adapter_slot for row in rows for _ in row.answer.prompt]
-            runners = looking, self._adapted(slots)
-        else:
-            runners[0].look(images, prefixes, None, positions, owners, self._tables)
-        hidden = runners[1].rows(self.model.text.embed(ids), positions, owners, self._tables, together=True)
+        looking = self._adapted([look.adapter_slot for look in looks]) if adapted else self._runner
+        for look in looks:
+            if look.adapter is not None and self._bank is not None:
+                self._bank.fill(look.adapter_slot, look.adapter)
+        looking.look(images, prefixes, None, positions, owners, self._tables)
+        slots = [row.answer.look.adapter_slot for row in rows for _ in row.answer.prompt]
+        asking = self._adapted(slots) if adapted else self._runner
+        hidden = asking.rows(self.model.text.embed(ids), positions, owners, self._tables, together=True)
         self._last.copy_(F.embedding(self._asks.device["lasts"], hidden))
 
     def _keep_tables(self) -> None:

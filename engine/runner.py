@@ -157,3 +157,26 @@ class PlainRunner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Runner.logits`."""
         return self._model.text.logits(hidden).float()
+
+
+def take_tokens(
+    text: TextDecoder,
+    token: torch.Tensor,
+    phases: torch.Tensor,
+    lanes: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Make a token the sample of each row of text, and its embedding what the next step begins with.
+
+    Args:
+        text: the decoder.
+        token: (rows,) ids; of no meaning where a row's phase is not TOKEN.
+        phases: (rows,).
+        lanes: (rows,) rows of `state`.
+        sampled: (rows, 3) float32.
+        state: (lanes, dim).
+    """
+    wanted, lane = (phases == Phase.TOKEN).unsqueeze(1), lanes.long()
+    sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
+    state[lane] = torch.where(wanted, text.embed(token), state[lane])
