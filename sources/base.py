@@ -5,11 +5,13 @@ Knows nothing of models, results or sinks.
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from sources.frame import Frame
 
@@ -47,41 +49,59 @@ class SourceInfo:
     url: str
 
 
-class Source(Protocol):
+class Source(ABC):
     """Where frames come from: iterate it once, in one thread; close it from any thread.
 
-    Iteration raises `SourceError` when the source fails for good, and simply ends when it is over or closed.
+    Iteration raises `SourceError` when the source fails for good, and simply ends when it is over or closed. A
+    subclass sets `_info` and yields the frames, until `_closed` is set; what is damaged it counts in `_corrupt`.
+
+    Args:
+        name: of the stream.
+        vid_stride: hand on every `vid_stride`-th picture.
+
+    Raises:
+        SourceError: if `vid_stride` is less than 1.
     """
+
+    _info: SourceInfo
+
+    def __init__(self, name: str, vid_stride: int = 1) -> None:
+        if vid_stride < 1:
+            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
+        self._name = name
+        self._stride = vid_stride
+        self._closed = threading.Event()
+        self._corrupt = 0
 
     @property
     def name(self) -> str:
         """Name of the stream, as in `Frame.stream`."""
-        ...
+        return self._name
 
     @property
     def info(self) -> SourceInfo:
         """What is known of the source, from construction on."""
-        ...
+        return self._info
 
     @property
     def corrupt_packets(self) -> int:
         """Packets or pictures of the current iteration that were damaged, hence skipped."""
-        ...
+        return self._corrupt
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames in presentation order."""
-        ...
 
     def close(self) -> None:
         """End the iteration at its next packet, and every later one at once. Callable from any thread, repeatedly."""
-        ...
+        self._closed.set()
 
     def __enter__(self) -> Self:
         """Return the source itself."""
-        ...
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the source."""
-        ...
+        self.close()

@@ -9,20 +9,17 @@ import itertools
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import av
 import av.error
 from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 
-from sources.base import SourceError, SourceInfo
+from sources.base import Source, SourceError, SourceInfo
 from sources.frame import Frame
 from sources.pixels import quarter_turns, upright_rgb
 from sources.timeline import Timeline
@@ -34,7 +31,7 @@ _SEEK_BACK_S = (0, 2, 10)
 _CLOCK_RESTART_S = 1  # timestamps that fall back by more than this are a clock that began again
 
 
-class FileSource:
+class FileSource(Source):
     """A video file as a source. Every iteration reads it anew from the start.
 
     Timestamps are the container's, integers in the stream's time base, made strictly growing where they are not
@@ -63,14 +60,9 @@ class FileSource:
         end: float | None = None,
     ) -> None:
         self._path = Path(path)
-        self._stride = vid_stride
+        super().__init__(stream if stream is not None else self._path.stem, vid_stride)
         self._start = start
         self._end = end
-        self._name = stream if stream is not None else self._path.stem
-        self._closed = threading.Event()
-        self._corrupt = 0
-        if vid_stride < 1:
-            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
         if start is not None and start < 0:
             raise SourceError(f"start must be 0 s or later, not {start:g} s")
         if end is not None and end <= (start or 0):
@@ -80,21 +72,6 @@ class FileSource:
             self._probe(container)
         if start is not None and self._info.duration_s is not None and start >= self._info.duration_s:
             raise SourceError(f"start ({start:g} s) is past the end of {self._path} ({self._info.duration_s:.1f} s)")
-
-    @property
-    def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
-        return self._name
-
-    @property
-    def info(self) -> SourceInfo:
-        """What is known of the file."""
-        return self._info
-
-    @property
-    def corrupt_packets(self) -> int:
-        """Damaged packets and pictures skipped in the current iteration."""
-        return self._corrupt
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames in presentation order.
@@ -133,20 +110,6 @@ class FileSource:
                 if first is not None:
                     yield from self._frames(itertools.chain((first,), pictures), first_pts, begun)
                 return
-
-    def close(self) -> None:
-        """End the iteration at its next packet, and every later one at once. Callable from any thread, repeatedly."""
-        self._closed.set()
-
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the source."""
-        self.close()
 
     def _frames(self, pictures: Iterable[av.VideoFrame], first_pts: int | None, begun: float) -> Iterator[Frame]:
         base = self._info.time_base

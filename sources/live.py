@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 import av.error
 from av.video.reformatter import VideoReformatter
 
 from sources.address import redact
-from sources.base import SourceError, SourceInfo
+from sources.base import Source, SourceInfo
 from sources.decoder import LIVE_BASE
 from sources.feed import Feed, Picture, StreamEnded
 from sources.frame import Frame, RgbImage
@@ -72,11 +70,12 @@ class LiveClock:
         return self._pts
 
 
-class LiveSource:
+class LiveSource(Source):
     """A camera or another live stream as a source. Iterating never ends by itself, unless the stream has an end.
 
     A source that cannot be reached is tried again for ever (`Link`); `status` tells how it is doing. Timestamps are
-    integers in units of 1/90000 s that grow strictly, over reconnects as well. Only whole pictures are handed on.
+    integers in units of 1/90000 s that grow strictly, over reconnects as well. Only whole pictures are handed on. Codec
+    and size in `info` are the newest picture's, "" and 0 before the first.
 
     Args:
         url: what the user typed; only ever shown without its credentials.
@@ -99,16 +98,11 @@ class LiveSource:
         retry: bool = True,
         link: Link | None = None,
     ) -> None:
-        if vid_stride < 1:
-            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
+        super().__init__(stream, vid_stride)
         self._opener = opener
-        self._name = stream
-        self._stride = vid_stride
         self._retry = retry
-        self._closed = threading.Event()
         self._link = link or Link()
         self._told: LinkStatus | None = None
-        self._corrupt = 0
         self._decoder = ""
         self._info = SourceInfo(
             codec="",
@@ -124,16 +118,6 @@ class LiveSource:
         )
 
     @property
-    def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
-        return self._name
-
-    @property
-    def info(self) -> SourceInfo:
-        """What is known of the stream; codec and size are those of the newest picture, "" and 0 before the first."""
-        return self._info
-
-    @property
     def status(self) -> LinkStatus:
         """How the connection is doing; from any thread."""
         return self._link.status
@@ -142,11 +126,6 @@ class LiveSource:
     def decoder(self) -> str:
         """What decodes it, such as "h264 (cuda)"; "" before the first picture."""
         return self._decoder
-
-    @property
-    def corrupt_packets(self) -> int:
-        """Packets that were lost on the way or damaged, over all connections."""
-        return self._corrupt
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames as they come. `Frame.dropped_before` counts pictures that were lost or damaged.
@@ -176,20 +155,6 @@ class LiveSource:
         finally:
             self._link.end()
             self._tell()
-
-    def close(self) -> None:
-        """End the iteration at once. Callable from any thread, repeatedly."""
-        self._closed.set()
-
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the source."""
-        self.close()
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
         """The frames of one connection, until it fails or close()."""

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from sources.base import SourceError, SourceInfo
+from sources.base import Source, SourceError, SourceInfo
 from sources.file import check_readable
 from sources.frame import Frame, RgbImage
 
@@ -27,11 +24,12 @@ PICTURE_SUFFIXES = frozenset({".avif", ".bmp", ".jpeg", ".jpg", ".png", ".ppm", 
 _TIME_BASE = Fraction(1)  # one picture a second: a folder becomes a slide show that one can follow
 
 
-class PictureSource:
+class PictureSource(Source):
     """A picture, or all pictures directly inside a folder, as a source of one frame a second.
 
     Names are sorted as people count: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are the place in that order.
-    The EXIF orientation is honoured. Pictures of a folder that cannot be read are skipped and counted.
+    The EXIF orientation is honoured. Pictures of a folder that cannot be read are skipped and counted. Codec and size
+    in `info` are those of the first.
 
     Args:
         path: picture file or folder.
@@ -53,16 +51,12 @@ class PictureSource:
         start: float | None = None,
         end: float | None = None,
     ) -> None:
-        if vid_stride < 1:
-            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
         folder = Path(path)
-        self._closed = threading.Event()
-        self._corrupt = 0
+        name = folder.resolve().name if folder.is_dir() else folder.stem
+        super().__init__(stream if stream is not None else name, vid_stride)
         if folder.is_dir():
-            self._name = stream if stream is not None else folder.resolve().name
             every = _pictures_in(folder)
         else:
-            self._name = stream if stream is not None else folder.stem
             check_readable(folder)
             every = [folder]
         wanted = [i for i in range(0, len(every), vid_stride) if (start or 0) <= i and (end is None or i < end)]
@@ -92,21 +86,6 @@ class PictureSource:
             url=str(folder),
         )
 
-    @property
-    def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
-        return self._name
-
-    @property
-    def info(self) -> SourceInfo:
-        """What is known of the pictures; codec and size are those of the first."""
-        return self._info
-
-    @property
-    def corrupt_packets(self) -> int:
-        """Pictures skipped in the current iteration because they could not be read."""
-        return self._corrupt
-
     def __iter__(self) -> Iterator[Frame]:
         """Yield the pictures in natural order."""
         self._corrupt = 0
@@ -134,20 +113,6 @@ class PictureSource:
                 dropped_before=dropped,
             )
             dropped = 0
-
-    def close(self) -> None:
-        """End the iteration at its next picture, and every later one at once. Callable from any thread, repeatedly."""
-        self._closed.set()
-
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the source."""
-        self.close()
 
 
 def _pictures_in(folder: Path) -> list[Path]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
-from sources.base import Source, SourceInfo
+from sources.base import Source
 from sources.frame import Frame
 
 _RATE = 25  # pictures a second, where the file does not tell
 
 
-class ReplaySource:
+class ReplaySource(Source):
     """A live source of the frames of one that ends.
 
-    Timestamps go on from one round to the next; each frame is captured at the moment when it is due.
+    Timestamps go on from one round to the next; each frame is captured at the moment when it is due. Damaged packets
+    are counted when their round is over.
 
     Args:
         open_again: opens the source for another round.
@@ -29,26 +27,9 @@ class ReplaySource:
 
     def __init__(self, open_again: Callable[[], Source]) -> None:
         self._open = open_again
-        self._closed = threading.Event()
-        self._corrupt = 0
         with open_again() as first:
-            self._name = first.name
+            super().__init__(first.name)
             self._info = replace(first.info, live=True, frames=None, duration_s=None, audio=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
-        return self._name
-
-    @property
-    def info(self) -> SourceInfo:
-        """What is known of the source: that of the file, but live."""
-        return self._info
-
-    @property
-    def corrupt_packets(self) -> int:
-        """Damaged packets of all rounds that are over."""
-        return self._corrupt
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames, each when it is due.
@@ -79,17 +60,3 @@ class ReplaySource:
             if first is None:
                 return
             shift = last + step
-
-    def close(self) -> None:
-        """End the iteration at once. Callable from any thread, repeatedly."""
-        self._closed.set()
-
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the source."""
-        self.close()

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -117,8 +117,10 @@ class WebRtcListener(LiveSource):
         media_hosts: Sequence[str] | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
-        if vid_stride < 1:
-            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
+        name = stream if stream is not None else "webrtc"
+        super().__init__(
+            target, self._next_feed, stream=name, vid_stride=vid_stride, retry=retry, link=_PublisherLink()
+        )
         self._target = ListenTarget.parse(target)
         self._sources: queue.SimpleQueue[WebRtcSource | None] = queue.SimpleQueue()
         try:
@@ -148,10 +150,7 @@ class WebRtcListener(LiveSource):
         host = f"[{self._target.host}]" if ":" in self._target.host else self._target.host
         self.url = f"http://{host}:{port}{self._target.path}"
         """Where publishers POST their offers (WHIP)."""
-        name = stream if stream is not None else "webrtc"
-        super().__init__(
-            self.url, self._next_feed, stream=name, vid_stride=vid_stride, retry=retry, link=_PublisherLink()
-        )
+        self._info = replace(self._info, url=self.url)
         log.info("%s: publish to %s", name, self.url)
 
     def close(self) -> None:
