@@ -42,8 +42,9 @@ from sinks.record import to_json
 from sources import Frame
 from sources.door import refusal
 from sources.replay import ReplaySource
+from sources.signalling import SILENCE_S
 from sources.webrtc import WebRtcSource
-from sources.webrtc_server import SILENCE_S, WebRtcServer
+from sources.webrtc_server import WebRtcServer
 
 if TYPE_CHECKING:
     from engine import Engine

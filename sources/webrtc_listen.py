@@ -27,8 +27,9 @@ from sources.decoder import HwAccel
 from sources.link import Link, LiveError, Reason
 from sources.listening import listen
 from sources.live import LiveSource
+from sources.signalling import SILENCE_S
 from sources.webrtc import WebRtcFeed, WebRtcSource
-from sources.webrtc_server import SILENCE_S, WebRtcServer
+from sources.webrtc_server import WebRtcServer
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class WebRtcListener(LiveSource):
         vid_stride: hand on every `vid_stride`-th picture.
         hwaccel: whether to decode H.264 on the GPU.
         retry: False to raise `LiveError` when the first publisher has gone.
-        media_hosts, silence_s: as in `WebRtcServer`.
+        media_hosts, silence_s: as in `Signalling`.
 
     Raises:
         SourceError: if the target is not understood or its port cannot be had.

@@ -1,21 +1,21 @@
-"""One WebRTC peer: an aiortc connection whose video comes out as it arrives, and which ends when the peer falls silent.
+"""One WebRTC peer: an aiortc connection that answers an offer, and ends when the peer falls silent.
 
-The only file that reaches into aiortc. It replaces two things on the receiver of one connection, nothing global: the
-jitter buffer, which is late by a picture, freezes for seconds on a lost packet and has no room for a big key frame; and
-the handler of RTCP, because aiortc keeps the sender's clock to itself. Decoding is ours too (`sources.webrtc`).
+What flows is the business of its two kinds: one sends video to us (`sources.webrtc_publisher`), the other watches
+(`pipeline.whep_peer`). These three files alone reach into aiortc, and only on single connections: nothing global is
+replaced. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from aiortc import (
     RTCBundlePolicy,
@@ -23,21 +23,15 @@ from aiortc import (
     RTCIceServer,
     RTCPeerConnection,
     RTCRtpReceiver,
+    RTCRtpSender,
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
 from aiortc.exceptions import OperationError
-from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 
 from sources.base import SourceError
-from sources.decoder import HwAccel
-from sources.jitter import JitterBuffer, Packet
 from sources.messages import Messages
-from sources.webrtc import DECODERS, SenderReport, WebRtcFeed
 
-_BUFFER = "_RTCRtpReceiver__jitter_buffer"
-_RTCP = "_handle_rtcp_packet"
-_NTP_TO_UNIX_S = 2_208_988_800  # from 1900 to 1970
 _MAX_MEDIA = 8  # parts of an offer, each of which costs a transceiver
 _MAX_CANDIDATES = 32
 
@@ -50,140 +44,155 @@ class OfferError(Exception):
         self.understood = understood
 
 
-class Peer:
-    """A connected or connecting peer; made by `accept`. Everything here belongs to one event loop."""
+@dataclass(slots=True, frozen=True)
+class Terms:
+    """How peers are reached, and when one is gone.
 
-    def __init__(self, connection: RTCPeerConnection, silence_s: float, on_closed: Callable[[], object]) -> None:
-        self._connection = connection
-        self._silence_s = silence_s
+    Attributes:
+        ice_servers: STUN and TURN servers to use.
+        media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
+        silence_s: a peer of whom nothing is heard for so long is gone.
+    """
+
+    ice_servers: Sequence[RTCIceServer]
+    media_hosts: Sequence[str] | None
+    silence_s: float
+
+
+class Peer(ABC):
+    """A peer that is connected, or will be. Everything here belongs to one event loop.
+
+    Attributes:
+        answer: to its offer.
+        messages: the channel that it may open.
+
+    Args:
+        terms: how it is reached, and when it is gone.
+        on_closed: called when the connection has ended, which it also does when its offer is not accepted.
+    """
+
+    wanted: ClassVar[str]
+    """What an offer must be able to do, for those that cannot."""
+
+    def __init__(self, terms: Terms, on_closed: Callable[[], object]) -> None:
+        # An empty list, since None would mean a public STUN server to aiortc.
+        configuration = RTCConfiguration(iceServers=list(terms.ice_servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
+        self._connection = RTCPeerConnection(configuration)
+        self._loop = asyncio.get_running_loop()
+        self._terms = terms
         self._on_closed = on_closed
-        self._buffer = JitterBuffer()
+        self._heard_at = time.monotonic()
         self._closing: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self.feed: WebRtcFeed
         self.messages = Messages()
+        self.messages.listen(self._connection)
         self.answer = ""
 
-    @classmethod
-    async def accept(
-        cls,
-        offer: str,
-        *,
-        ice_servers: Sequence[RTCIceServer],
-        media_hosts: Sequence[str] | None,
-        silence_s: float,
-        hwaccel: HwAccel,
-        on_closed: Callable[[], object],
-    ) -> Peer:
-        """Answer an offer; the peer's feed is there at once, its pictures when it has connected.
+    async def accept(self, offer: str) -> None:
+        """Answer an offer; the connection ends if that fails.
 
         Raises:
-            OfferError: if the offer is no SDP, or has no video that can be decoded here.
+            OfferError: if the offer is no SDP, or of no use here.
         """
-        # An empty list, since None would mean a public STUN server to aiortc.
-        configuration = RTCConfiguration(iceServers=list(ice_servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
-        connection = RTCPeerConnection(configuration)
-        peer = cls(connection, silence_s, on_closed)
-        peer.messages.listen(connection)
+        connection = self._connection
         try:
-            transceiver = await _apply(connection, checked_offer(offer))
-            choose_addresses(transceiver, media_hosts)
+            await self._apply(checked_offer(offer))
+            chosen = self._choose()
+            for transceiver in connection.getTransceivers():
+                if transceiver is not chosen:
+                    transceiver.direction = "inactive"  # aiortc would decode it and queue it for ever
+            choose_addresses(chosen, self._terms.media_hosts)
             await connection.setLocalDescription(await connection.createAnswer())
-            peer.answer = connection.localDescription.sdp
-            loop = asyncio.get_running_loop()
-
-            def close_from_any_thread() -> None:
-                with suppress(RuntimeError):  # the loop has ended, and every peer with it
-                    loop.call_soon_threadsafe(peer._begin_close)
-
-            peer.feed = WebRtcFeed(codecs_of(peer.answer), hwaccel=hwaccel, on_close=close_from_any_thread)
+            self.answer = connection.localDescription.sdp
+            self._begin(chosen)
         except BaseException:
-            await connection.close()
+            await Peer._close(self)  # its kind has begun nothing yet that would have to end
             raise
-        peer._listen(transceiver.receiver)
-        peer._watch = asyncio.create_task(peer._watch_silence())
-        return peer
+        connection.on("connectionstatechange", self._state_changed)
+        self._watch = asyncio.create_task(self._watch_silence())
 
     async def close(self) -> None:
-        """End the connection and the feed; returns when both have ended."""
+        """End the connection; returns when it has ended."""
         self._begin_close()
         assert self._closing is not None
         await asyncio.shield(self._closing)
+
+    @abstractmethod
+    def _choose(self) -> RTCRtpTransceiver:
+        """What carries the video, once the offer is applied; raises `OfferError` if nothing does."""
+
+    @abstractmethod
+    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
+        """The answer is made: take the connection's video in hand."""
+
+    async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            await self._connection.close()
+        finally:
+            self._on_closed()
 
     def _begin_close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
 
-    async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        self.feed.close()
-        try:
-            await self._connection.close()
-            await asyncio.to_thread(self.feed.join)
-        finally:
-            self._on_closed()
+    def _soon(self, call: Callable[[], None]) -> None:
+        """Have something done on the event loop, from any thread."""
+        with suppress(RuntimeError):  # the loop has ended, and every peer with it
+            self._loop.call_soon_threadsafe(call)
+
+    def _hear(self) -> None:
+        """Something came from the peer."""
+        self._heard_at = time.monotonic()
+
+    def _take_report(self, packet: object) -> None:
+        """Take in a report (RTCP) before aiortc does."""
+        self._hear()
+
+    def _listen(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
+        """Have each report that comes for this end of the video taken in."""
+
+        async def handle_rtcp(packet: object) -> None:
+            self._take_report(packet)
+            await handle(packet)
+
+        handle: Callable[[object], Coroutine[Any, Any, None]] = supplant(end, "_handle_rtcp_packet", handle_rtcp)
+
+    def _state_changed(self) -> None:
+        if self._connection.connectionState in ("failed", "closed"):
+            self._begin_close()
 
     async def _watch_silence(self) -> None:
         """Wait until nothing was heard for `silence_s`: no picture and no report, or no connection at all.
 
-        ICE's own consent check takes 30 s and more, and a browser that was killed says no goodbye.
+        Browsers send a report every second; ICE's own consent check takes 30 s and more, and a browser that was killed
+        says no goodbye.
         """
-        while (quiet := time.monotonic() - self.feed.heard_at) < self._silence_s:
-            await asyncio.sleep(self._silence_s - quiet)
-        self.feed.close()
+        while (quiet := time.monotonic() - self._heard_at) < self._terms.silence_s:
+            await asyncio.sleep(self._terms.silence_s - quiet)
+        self._begin_close()
 
-    def _take(self, packet: Packet) -> tuple[bool, None]:
-        """Take a packet in aiortc's jitter buffer's stead: whether to ask for a key frame, and nothing to decode."""
-        now = time.monotonic()
-        self.feed.heard(now)
-        for picture in self._buffer.add(packet, now):
-            self.feed.take(picture)
-        return self.feed.asks_for_key_frame(now), None
-
-    def _listen(self, receiver: RTCRtpReceiver) -> None:
-        """Lead the receiver's packets and reports to the feed."""
-        setattr(receiver, _BUFFER, SimpleNamespace(add=self._take))
-        handle: Callable[[object], Coroutine[Any, Any, None]] = getattr(receiver, _RTCP)
-
-        async def handle_rtcp(packet: object) -> None:
-            self.feed.heard(time.monotonic())
-            if isinstance(packet, RtcpSrPacket):
-                info = packet.sender_info
-                unix_time = info.ntp_timestamp / (1 << 32) - _NTP_TO_UNIX_S
-                self.feed.note_report(SenderReport(unix_time, info.rtp_timestamp))
-            elif isinstance(packet, RtcpByePacket):
-                self.feed.close()
-            await handle(packet)
-
-        setattr(receiver, _RTCP, handle_rtcp)
-
-        @self._connection.on("connectionstatechange")
-        def state_changed() -> None:
-            if self._connection.connectionState in ("failed", "closed"):
-                self.feed.close()
+    async def _apply(self, offer: str) -> None:
+        try:
+            await self._connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+        except OperationError:
+            raise OfferError(f"no codec in common; {self.wanted}", understood=True) from None
+        except Exception:  # aiortc parses with index and key errors, assertions and more
+            raise OfferError("the offer is not usable SDP") from None
 
 
-async def _apply(connection: RTCPeerConnection, offer: str) -> RTCRtpTransceiver:
-    """Give the offer to the connection; return what receives its first video, with everything else switched off."""
-    try:
-        await connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
-    except OperationError:
-        raise OfferError(f"no codec in common; send {' or '.join(DECODERS)}", understood=True) from None
-    except Exception:  # aiortc parses with index and key errors, assertions and more
-        raise OfferError("the offer is not usable SDP") from None
-    chosen = None
-    for transceiver in connection.getTransceivers():
-        if chosen is None and transceiver.kind == "video" and transceiver.receiver.track is not None:
-            chosen = transceiver
-            transceiver.direction = "recvonly"
-        else:
-            transceiver.direction = "inactive"  # aiortc would decode it and queue it for ever
-    if chosen is None:
-        raise OfferError("the offer sends no video", understood=True)
-    if not hasattr(chosen.receiver, _BUFFER) or not hasattr(chosen.receiver, _RTCP):
+def supplant(part: object, name: str, ours: object) -> Any:
+    """Put something of ours in the place of something that a part of aiortc keeps to itself; return the latter.
+
+    Raises:
+        SourceError: if this aiortc has nothing of that name.
+    """
+    if not hasattr(part, name):
         raise SourceError(f"aiortc {version('aiortc')} is not known here; install aiortc 1.16")
-    return chosen
+    theirs = getattr(part, name)
+    setattr(part, name, ours)
+    return theirs
 
 
 def checked_offer(offer: str) -> str:
@@ -230,8 +239,3 @@ def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None
         return await gather(component=component, addresses=chosen, timeout=timeout)
 
     gathering.get_component_candidates = gather_chosen
-
-
-def codecs_of(answer: str) -> dict[int, str]:
-    """The payload types of the session and the names of their codecs."""
-    return {int(number): name for number, name in re.findall(r"^a=rtpmap:(\d+) ([^/\s]+)/", answer, re.MULTILINE)}

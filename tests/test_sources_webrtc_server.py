@@ -20,8 +20,8 @@ from webrtc_support import (
 )
 
 from sources.frame import Frame
+from sources.signalling import MAX_OFFER_BYTES, link_of
 from sources.webrtc import WebRtcSource
-from sources.webrtc_server import MAX_OFFER_BYTES, link_of
 
 TOKEN = "sesame"
 WITH_TOKEN = {"Authorization": f"Bearer {TOKEN}"}

@@ -9,7 +9,7 @@ import pytest
 from webrtc_support import Publisher, leaving_no_thread, until
 from whep_support import HEIGHT, WIDTH, Stage, Watcher, staging, watching
 
-from sources.webrtc_server import MAX_OFFER_BYTES
+from sources.signalling import MAX_OFFER_BYTES
 
 TOKEN = "sesame"
 
