@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from sources.rtp import signed
+
 CAPACITY = (
     4096  # packets behind a gap: 5 MB, several key frames of 4K; aiortc's 512 are fewer than one of them can have
 )
@@ -58,7 +60,8 @@ class JitterBuffer:
     def __init__(self, capacity: int = CAPACITY, patience_s: float = PATIENCE_S) -> None:
         self._capacity = capacity
         self._patience_s = patience_s
-        self._marker_trusted = True
+        self.marker_trusted = True
+        """False once the sender has set the marker where no picture ended."""
         self._ssrc: int | None = None
         self._restart(0)
 
@@ -74,18 +77,13 @@ class JitterBuffer:
         self._payload_type = 0
         self._arrived = 0.0
 
-    @property
-    def marker_trusted(self) -> bool:
-        """False once the sender has set the marker where no picture ended."""
-        return self._marker_trusted
-
     def add(self, packet: Packet, now: float) -> list[CodedPicture]:
         """Take one packet in, at `now` seconds, and return the pictures that are whole with it: mostly none or one."""
         if packet.ssrc != self._ssrc:
             lost = self._ssrc is not None
             self._ssrc = packet.ssrc
             self._restart(packet.sequence_number, lost=lost)
-        ahead = (packet.sequence_number - self._next + 0x8000) % 0x10000 - 0x8000
+        ahead = signed(packet.sequence_number - self._next, 16)
         if abs(ahead) > _FAR + self._capacity:
             self._restart(packet.sequence_number, lost=True)
             ahead = 0
@@ -118,11 +116,11 @@ class JitterBuffer:
             self._close(pictures)
         if self._timestamp is None:
             if packet._data and packet.timestamp == self._ended:
-                self._marker_trusted = False  # that was not the end of it, and what was handed on was but a part
+                self.marker_trusted = False  # that was not the end of it, and what was handed on was but a part
                 self._torn = True
             self._timestamp, self._payload_type, self._arrived = packet.timestamp, packet.payload_type, arrived
         self._parts.append(packet._data)
-        if packet.marker and self._marker_trusted:
+        if packet.marker and self.marker_trusted:
             self._close(pictures)
 
     def _close(self, pictures: list[CodedPicture]) -> None:

@@ -8,34 +8,40 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from sources.rtp import signed
+
 _NTP_TO_UNIX_S = 2_208_988_800  # from 1900 to 1970
 _SENDER, _RECEIVER, _DESCRIPTION, _BYE = 200, 201, 202, 203
-OUR_SSRC = 0x5ACCADE
-RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
+_OUR_SSRC = 0x5ACCADE
+_RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
 
 
 @dataclass(slots=True, frozen=True)
 class SenderReport:
-    """One moment on two clocks of the sender.
+    """One moment on two clocks of the sender. All but these clocks is for those who send reports themselves.
 
     Attributes:
-        ssrc: who sent it.
         unix_s: the sender's wall clock, Unix time in seconds.
         timestamp: its RTP clock at that moment, 32 bits.
+        ssrc: who sent it.
         ntp_middle: the middle 32 bits of the wall clock as sent, to be repeated in receiver reports.
         at: when it came, in seconds on the caller's clock.
     """
 
-    ssrc: int
     unix_s: float
     timestamp: int
-    ntp_middle: int
-    at: float
+    ssrc: int = 0
+    ntp_middle: int = 0
+    at: float = 0.0
 
     def captured_at(self, timestamp: int) -> float:
         """Unix time in seconds at which the picture with this RTP timestamp was taken."""
-        ahead = (timestamp - self.timestamp + (1 << 31)) % (1 << 32) - (1 << 31)
-        return self.unix_s + ahead / RTP_CLOCK
+        return self.unix_s + signed(timestamp - self.timestamp) / _RTP_CLOCK
+
+
+def unix_of(ntp: int) -> float:
+    """Unix time in seconds of a wall clock as senders tell it: 64 bits, of which the upper half are seconds."""
+    return (ntp - (_NTP_TO_UNIX_S << 32)) / (1 << 32)
 
 
 def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, bool]:
@@ -45,11 +51,9 @@ def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, bool]:
         kind = data[begin + 1]
         end = begin + 4 + 4 * int.from_bytes(data[begin + 2 : begin + 4], "big")
         if kind == _SENDER and begin + 20 <= min(end, len(data)):
-            ssrc, seconds, fraction, timestamp = struct.unpack_from(">IIII", data, begin + 4)
-            if seconds:  # 0: the sender has no wall clock
-                unix_s = seconds - _NTP_TO_UNIX_S + fraction / (1 << 32)
-                middle = (seconds & 0xFFFF) << 16 | fraction >> 16
-                report = SenderReport(ssrc, unix_s, timestamp, middle, at)
+            ssrc, ntp, timestamp = struct.unpack_from(">IQI", data, begin + 4)
+            if ntp >> 32:  # 0: the sender has no wall clock
+                report = SenderReport(unix_of(ntp), timestamp, ssrc, ntp >> 16 & 0xFFFFFFFF, at)
         bye |= kind == _BYE
         begin = end
     return report, bye
@@ -71,8 +75,8 @@ def receiver_report(ssrc: int, highest: int, lost: int, report: SenderReport | N
     item = bytes((1, len(name))) + name
     item += bytes(4 - len(item) % 4)
     return (
-        struct.pack(">BBHI", 0x81, _RECEIVER, 7, OUR_SSRC)
+        struct.pack(">BBHI", 0x81, _RECEIVER, 7, _OUR_SSRC)
         + block
-        + struct.pack(">BBHI", 0x81, _DESCRIPTION, 1 + len(item) // 4, OUR_SSRC)
+        + struct.pack(">BBHI", 0x81, _DESCRIPTION, 1 + len(item) // 4, _OUR_SSRC)
         + item
     )

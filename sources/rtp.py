@@ -55,6 +55,12 @@ def parse_rtp(data: bytes) -> RtpPacket | None:
     )
 
 
+def signed(difference: int, bits: int = 32) -> int:
+    """The difference of two numbers that wrap around at `bits` bits, as timestamps do: the shorter of the two ways."""
+    half = 1 << (bits - 1)
+    return (difference + half) % (2 * half) - half
+
+
 class Sequencer:
     """Puts packets in order, drops duplicates and counts what never came.
 
@@ -80,7 +86,7 @@ class Sequencer:
         if self._next is None or packet.ssrc != self._ssrc:
             yield from self._restart(packet)
             return
-        ahead = (packet.sequence - self._next + 0x8000) % 0x10000 - 0x8000
+        ahead = signed(packet.sequence - self._next, 16)
         if abs(ahead) > _RESTART:
             yield from self._restart(packet)
             return

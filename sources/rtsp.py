@@ -18,7 +18,7 @@ from sources.decoder import Decoder, HwAccel
 from sources.feed import Picture
 from sources.link import LiveError
 from sources.rtcp import SenderReport, parse_rtcp, receiver_report
-from sources.rtp import AccessUnit, Codec, Depacketiser, RtpPacket, Sequencer, parse_rtp
+from sources.rtp import AccessUnit, Codec, Depacketiser, RtpPacket, Sequencer, parse_rtp, signed
 from sources.rtsp_client import RtspConnection, Transport
 from sources.sdp import Media, parse_sdp
 
@@ -141,7 +141,7 @@ class RtspFeed:
             raise LiveError("connection failed", "the camera has ended the stream")
 
     def _decode(self, unit: AccessUnit) -> None:
-        self._time += (unit.timestamp - self._time + (1 << 31)) % (1 << 32) - (1 << 31)
+        self._time += signed(unit.timestamp - self._time)
         self._lost += unit.dropped_before
         if unit.fresh:
             self._decoder.forget()

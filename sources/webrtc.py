@@ -1,7 +1,7 @@
 """One WebRTC peer's video: coded pictures in from the network's thread, the newest decoded one out.
 
 A thread of its own decodes, because every picture must be decoded and only the newest is wanted. Knows nothing of
-signalling, sockets or asyncio (`sources.webrtc_server` does), nor of models, results or sinks.
+signalling, sockets or asyncio (`sources.webrtc_peer` does), nor of models, results or sinks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -23,24 +23,17 @@ from sources.jitter import CodedPicture
 from sources.link import LiveError
 from sources.live import LiveSource
 from sources.messages import Messages
+from sources.rtcp import SenderReport
+from sources.rtp import signed
 
 log = logging.getLogger(__name__)
 
-CLOCK_RATE = 90_000  # of every video codec over RTP
 DECODERS = {"VP8": "libvpx", "H264": "h264"}
 """The codecs that are understood, by their names in SDP, and FFmpeg's decoder of each."""
 
 _BACKLOG = 64  # coded pictures, two seconds: a decoder further behind than that begins anew at a key frame
 _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
 _PLAUSIBLE_S = 10.0  # a sender's clock further off than this was never set
-
-
-@dataclass(slots=True, frozen=True)
-class SenderReport:
-    """What a sender says of its clock: at `unix_time` its RTP timestamp was `timestamp`."""
-
-    unix_time: float
-    timestamp: int
 
 
 class WebRtcFeed:
@@ -64,7 +57,6 @@ class WebRtcFeed:
         self._coded: deque[CodedPicture] = deque()
         self._newest: Picture | None = None
         self._lost = 0  # could not be decoded
-        self._dropped = 0  # decoded, but replaced by a newer one before it was read
         self._lost_since = 0  # since the last picture that could be
         self._needs_key_frame = True
         self._asked_at = -_ASK_AGAIN_S
@@ -112,7 +104,7 @@ class WebRtcFeed:
     @property
     def codec(self) -> str:
         """FFmpeg's name of the codec; "" before the first picture."""
-        return {"VP8": "vp8", "H264": "h264"}.get(self._codec, "")
+        return self._codec.lower()
 
     @property
     def decoder(self) -> str:
@@ -133,11 +125,6 @@ class WebRtcFeed:
     def damaged(self) -> int:
         """Pictures that could not be decoded because a part of them, or what they build on, was lost."""
         return self._lost
-
-    @property
-    def dropped(self) -> int:
-        """Pictures decoded but never read, because the reader was slower than the peer."""
-        return self._dropped
 
     def read(self, timeout_s: float) -> Picture | None:
         """The newest picture that was not read yet; None if there is none after `timeout_s` seconds.
@@ -179,7 +166,7 @@ class WebRtcFeed:
             if self._decoder is None or codec != self._codec:
                 gpu = self._hwaccel if codec == "H264" else "none"
                 self._codec, self._decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
-            timestamp = coded.timestamp if timestamp is None else timestamp + _signed(coded.timestamp - timestamp)
+            timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
             try:
                 pictures = self._decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:
@@ -217,7 +204,6 @@ class WebRtcFeed:
                 return
             lost, self._lost_since = self._lost_since, 0
             if self._newest is not None:
-                self._dropped += 1
                 lost += 1 + self._newest.lost_before
             self._newest = replace(picture, lost_before=lost)
             self._changed.notify_all()
@@ -225,7 +211,7 @@ class WebRtcFeed:
     def _captured_at(self, coded: CodedPicture) -> float | None:
         if (report := self._report) is None:
             return None
-        captured = report.unix_time + _signed(coded.timestamp - report.timestamp) / CLOCK_RATE
+        captured = report.captured_at(coded.timestamp)
         arrived = time.time() - (time.monotonic() - coded.arrived)
         return captured if abs(captured - arrived) < _PLAUSIBLE_S else None
 
@@ -262,8 +248,3 @@ def is_key_frame(codec: str, data: bytes) -> bool:
             return kind == 5  # the first slice of the picture; what follows is more of the same
         at = data.find(b"\x00\x00\x00\x01", at + 4)
     return False
-
-
-def _signed(difference: int) -> int:
-    """The difference of two RTP timestamps, which wrap around at 32 bits."""
-    return (difference + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -18,10 +18,9 @@ from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 
 from sources.decoder import HwAccel
 from sources.jitter import JitterBuffer, Packet
-from sources.webrtc import DECODERS, SenderReport, WebRtcFeed
+from sources.rtcp import SenderReport, unix_of
+from sources.webrtc import DECODERS, WebRtcFeed
 from sources.webrtc_peer import OfferError, Peer, Terms, supplant
-
-_NTP_TO_UNIX_S = 2_208_988_800  # from 1900 to 1970
 
 
 class PublisherPeer(Peer):
@@ -75,8 +74,7 @@ class PublisherPeer(Peer):
         super()._take_report(packet)
         if isinstance(packet, RtcpSrPacket):
             info = packet.sender_info
-            unix_time = info.ntp_timestamp / (1 << 32) - _NTP_TO_UNIX_S
-            self.feed.note_report(SenderReport(unix_time, info.rtp_timestamp))
+            self.feed.note_report(SenderReport(unix_of(info.ntp_timestamp), info.rtp_timestamp))
         elif isinstance(packet, RtcpByePacket):
             self.feed.close()
 
