@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .cache import PagedPool, PagedRows
 from .draws import Draw, Draws, likeliest
+from .fused import FusedText
 from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.text import TextDecoder
-from .runner import SAMPLED, PlainRunner, take_tokens
+from .runner import SAMPLED, PlainSampling, take_tokens
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import Event, Stream, open_stream
+from .tokens import TokenPool, TokenRows
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,7 +58,7 @@ class Executor:
         adapter_rank: int = 0,
     ) -> None:
         self.model = model
-        self.pool = PagedPool(model, n_pages, page_size)
+        self.pool = TokenPool(model, n_pages, page_size)
         device = model.device
         self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
         self._state = torch.zeros(n_lanes, model.config.text.dim, dtype=model.dtype)
@@ -66,7 +67,8 @@ class Executor:
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
-        self._plain = PlainRunner(model, self.pool)
+        self._fused = FusedText(model.text)
+        self._plain = PlainSampling(model)
         self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
         self._adapter_room = n_adapters, adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
@@ -85,19 +87,20 @@ class Executor:
         phases = [int(row.phase) for row in step.rows]
         lanes = [row.answer.lane for row in step.rows]
         rows = torch.tensor([lanes, phases])
-        table = torch.tensor(self._tables(step.rows))
-        positions = torch.tensor([row.position for row in step.rows])
+        longest = 1 if step.kind is StepKind.DECODE else max(len(row.answer.prompt) for row in step.rows)
+        length = longest + max(row.position for row in step.rows)  # of the longest sequence with what is fed now
+        table = torch.tensor(self._tables(step.rows, length))
+        positions = torch.tensor([row.position for row in step.rows]).unsqueeze(1)
         slots = [row.answer.look.adapter_slot for row in step.rows]
         adapters = torch.tensor(slots) if any(slots) else None
         if step.kind is StepKind.DECODE:
 
             def forward() -> None:
                 self._rows[slot] = rows
-                x = self._state[rows[0]].unsqueeze(1)
-                cache = PagedRows(self.pool, table)
-                self._hidden[slot] = self._text(adapters)(x, positions.unsqueeze(1), cache).squeeze(1)
+                x, cache = self._state[rows[0]].unsqueeze(1), TokenRows(self.pool, table, length)
+                hidden = self._text(adapters)(x, positions, cache, cache.before(positions))
+                self._hidden[slot] = hidden.squeeze(1)
         else:
-            longest = max(len(row.answer.prompt) for row in step.rows)
             prompts = torch.tensor(
                 [[*row.answer.prompt, *[0] * (longest - len(row.answer.prompt))] for row in step.rows]
             )
@@ -109,8 +112,8 @@ class Executor:
             def forward() -> None:
                 self._rows[slot] = rows
                 self._prefix(step.looks, prefixes, look_adapters)
-                at = positions.unsqueeze(1) + torch.arange(longest)
-                hidden = self._text(adapters)(self.model.text.embed(prompts), at, PagedRows(self.pool, table))
+                at, cache = positions + torch.arange(longest), TokenRows(self.pool, table, length)
+                hidden = self._text(adapters)(self.model.text.embed(prompts), at, cache, cache.before(at))
                 self._hidden[slot] = hidden[torch.arange(len(lengths)), lengths - 1]
 
         self._compute.run(torch.inference_mode()(forward))
@@ -148,10 +151,10 @@ class Executor:
         self._compute.close()
         self._copy.close()
 
-    def _text(self, slots: torch.Tensor | None) -> TextDecoder:
+    def _text(self, slots: torch.Tensor | None) -> FusedText | TextDecoder:
         """The decoder for rows with adapters in the given slots."""
         if slots is None:
-            return self.model.text
+            return self._fused
         if self._bank is None:
             self._bank = AdapterBank(self.model.text, *self._adapter_room)
         return self._bank.text(slots)
@@ -176,7 +179,7 @@ class Executor:
         for look in looks:
             if look.adapter is not None and self._bank is not None:
                 self._bank.fill(look.adapter_slot, look.adapter)
-        decoder.remember(x, PagedRows(self.pool, pages))
+        decoder.remember(x, TokenRows(self.pool, pages, x.shape[1]))
 
     def _sample(self, slot: int, present: set[Phase], draw: Draw) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
@@ -191,8 +194,8 @@ class Executor:
         if Phase.TOKEN in present:
             take_tokens(self.model.text, draw(self._plain.logits(hidden)), phases, lanes, sampled, self._state)
 
-    def _tables(self, rows: Sequence[Row[Crops]]) -> list[list[int]]:
-        """Pages of each row, as many as the longest needs; page 0 where there is none."""
+    def _tables(self, rows: Sequence[Row[Crops]], length: int) -> list[list[int]]:
+        """Pages of each row that hold `length` positions; page 0 where there is none."""
+        count = self.pool.pages_upto(length)
         tables = [[*row.answer.look.pages, *row.answer.pages] for row in rows]
-        longest = max(map(len, tables))
-        return [[*table, *[0] * (longest - len(table))] for table in tables]
+        return [[*table, *[0] * (count - len(table))][:count] for table in tables]

@@ -92,39 +92,12 @@ class Runner(Protocol):
         ...
 
 
-class PlainRunner:
-    """The model's own modules; any device, any dtype.
+class PlainSampling:
+    """What `Runner` says of sampling, with the model's own modules; any device, any dtype."""
 
-    Args:
-        model: the model.
-        pool: the cache.
-        text: a decoder that shares the model's weights and adds to them, in place of the model's own.
-    """
-
-    def __init__(self, model: Moondream, pool: PagedPool, text: TextDecoder | None = None) -> None:
-        self._model, self._pool = model, pool
-        self._text = model.text if text is None else text
+    def __init__(self, model: Moondream) -> None:
+        self._model = model
         self._choice = model.begin_or_stop()
-
-    def rows(
-        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
-    ) -> torch.Tensor:
-        """As `Runner.rows`; every row's keys are written before any is read, so `together` changes nothing."""
-        cache = PagedRows(self._pool, tables[owners.long()].long())
-        return self._text(x.unsqueeze(1), positions.long().unsqueeze(1), cache).squeeze(1)  # type: ignore[no-any-return]
-
-    def look(
-        self,
-        images: torch.Tensor,
-        prefixes: torch.Tensor,
-        asked: torch.Tensor | None,
-        positions: torch.Tensor,
-        owners: torch.Tensor,
-        tables: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """As `Runner.look`."""
-        self._text.remember(images, PagedRows(self._pool, prefixes.long()))
-        return None if asked is None else self.rows(asked, positions, owners, tables, together=True)
 
     def objects(
         self,
@@ -157,6 +130,41 @@ class PlainRunner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Runner.logits`."""
         return self._model.text.logits(hidden).float()
+
+
+class PlainRunner(PlainSampling):
+    """The model's own modules over a paged cache; any device, any dtype.
+
+    Args:
+        model: the model.
+        pool: the cache.
+        text: a decoder that shares the model's weights and adds to them, in place of the model's own.
+    """
+
+    def __init__(self, model: Moondream, pool: PagedPool, text: TextDecoder | None = None) -> None:
+        super().__init__(model)
+        self._pool = pool
+        self._text = model.text if text is None else text
+
+    def rows(
+        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
+    ) -> torch.Tensor:
+        """As `Runner.rows`; every row's keys are written before any is read, so `together` changes nothing."""
+        cache = PagedRows(self._pool, tables[owners.long()].long())
+        return self._text(x.unsqueeze(1), positions.long().unsqueeze(1), cache).squeeze(1)  # type: ignore[no-any-return]
+
+    def look(
+        self,
+        images: torch.Tensor,
+        prefixes: torch.Tensor,
+        asked: torch.Tensor | None,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """As `Runner.look`."""
+        self._text.remember(images, PagedRows(self._pool, prefixes.long()))
+        return None if asked is None else self.rows(asked, positions, owners, tables, together=True)
 
 
 def take_tokens(

@@ -1,0 +1,98 @@
+"""The text decoder in few and large operations, for a CPU, where a small one costs as much to start as to run.
+
+Does what `TextDecoder` does, with its weights, and only in evaluation. Knows nothing of steps, slots or requests.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .models.moondream.text import Block, TextDecoder
+from .tokens import TokenRows, TokenSlot
+
+_Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
+
+
+class FusedText:
+    """A decoder whose attention and MLP read through one matrix, and write through another.
+
+    Args:
+        text: the decoder. Its modules look at the joined weights from here on: nothing is held twice.
+    """
+
+    def __init__(self, text: TextDecoder) -> None:
+        self._layers = [_Layer(block) for block in text.blocks if isinstance(block, Block)]
+        self._cosine = text.cosine.unsqueeze(1)
+        self._sine = torch.stack([-text.sine, text.sine], dim=1)
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, cache: TokenRows, mask: torch.Tensor) -> torch.Tensor:
+        """As `TextDecoder.forward`; the mask is one that is added."""
+        rotation = self._cosine[positions].unsqueeze(2), self._sine[positions].unsqueeze(2)
+        for layer, slot in zip(self._layers, cache.slots(positions), strict=True):
+            x = layer(x, rotation, slot, mask)
+        return x
+
+    def remember(self, x: torch.Tensor, cache: TokenRows) -> None:
+        """As `TextDecoder.remember`."""
+        rows, length, _ = x.shape
+        rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
+        *slots, last = cache.slots(torch.arange(length).expand(rows, -1))
+        for layer, slot in zip(self._layers, slots, strict=False):
+            x = layer(x, rotation, slot, None)
+        self._layers[-1].remember(x, rotation, last)
+
+
+class _Layer:
+    """One block; arguments as for `Block`, but without a mask x is alone: it sees nothing but itself."""
+
+    def __init__(self, block: Block) -> None:
+        attn, mlp = block.attn, block.mlp
+        config = attn.config
+        self._norm, self._width = block.ln, config.head_dim
+        self._queries, self._kept = config.n_heads, config.n_kv_heads
+        self._split = split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        into = torch.cat([attn.qkv.weight, mlp.fc1.weight])
+        out = torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
+        self._into = into, torch.cat([attn.qkv.bias, mlp.fc1.bias])
+        self._out = out, attn.proj.bias + mlp.fc2.bias
+        attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
+        attn.proj.weight.data, mlp.fc2.weight.data = out[:, : config.dim], out[:, config.dim :]
+
+    def __call__(
+        self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        wide = F.linear(self._normed(x), *self._into)
+        heads = wide[..., : self._split].view(*x.shape[:2], -1, self._width)
+        q, kv = heads[:, :, : self._queries], heads[:, :, self._queries :]
+        k, v = kv[:, :, : self._kept], kv[:, :, self._kept :]
+        _rotate(heads[:, :, : self._queries + self._kept], rotation)
+        slot.write(k, v)
+        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if mask is None else slot.read()
+        seen = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=self._queries != self._kept
+        )
+        inner = F.gelu(wide[..., self._split :], approximate="tanh")
+        return x + F.linear(torch.cat([seen.transpose(1, 2).flatten(2), inner], dim=-1), *self._out)
+
+    def remember(self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot) -> None:
+        """Write x's keys and values and go no further."""
+        start = self._queries * self._width
+        weight, bias = (part[start : self._split] for part in self._into)
+        k, v = F.linear(self._normed(x), weight, bias).view(*x.shape[:2], 2, self._kept, self._width).unbind(2)
+        _rotate(k, rotation)
+        slot.write(k, v)
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        norm: nn.LayerNorm = self._norm
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
+    """`text.rotate` of x (rows, length, heads, head_dim) in its place."""
+    cosine, sine = rotation
+    half = cosine.shape[-1]
+    pairs = x[..., : 2 * half].unflatten(-1, (2, half))  # real and imaginary parts
+    pairs.copy_(pairs * cosine + pairs.flip(-2) * sine)
