@@ -19,6 +19,7 @@ from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
 from .models.moondream.text import TextDecoder
+from .onednn import fuse
 from .runner import SAMPLED, PlainSampling, take_tokens
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
@@ -68,6 +69,7 @@ class Executor:
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
         self._fused = FusedText(model.text)
+        fuse(model.vision)
         self._plain = PlainSampling(model)
         self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
         self._adapter_room = n_adapters, adapter_rank

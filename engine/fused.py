@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .models.moondream.text import Block, TextDecoder
+from .onednn import linear
 from .tokens import TokenRows, TokenSlot
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -64,7 +65,7 @@ class _Layer:
     def __call__(
         self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        wide = F.linear(self._normed(x), *self._into)
+        wide = linear(self._normed(x), *self._into)
         heads = wide[..., : self._split].view(*x.shape[:2], -1, self._width)
         q, kv = heads[:, :, : self._queries], heads[:, :, self._queries :]
         k, v = kv[:, :, : self._kept], kv[:, :, self._kept :]
@@ -75,13 +76,13 @@ class _Layer:
             q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=self._queries != self._kept
         )
         inner = F.gelu(wide[..., self._split :], approximate="tanh")
-        return x + F.linear(torch.cat([seen.transpose(1, 2).flatten(2), inner], dim=-1), *self._out)
+        return linear(torch.cat([seen.transpose(1, 2).flatten(2), inner], dim=-1), *self._out, add=x)
 
     def remember(self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot) -> None:
         """Write x's keys and values and go no further."""
         start = self._queries * self._width
         weight, bias = (part[start : self._split] for part in self._into)
-        k, v = F.linear(self._normed(x), weight, bias).view(*x.shape[:2], 2, self._kept, self._width).unbind(2)
+        k, v = linear(self._normed(x), weight, bias).view(*x.shape[:2], 2, self._kept, self._width).unbind(2)
         _rotate(k, rotation)
         slot.write(k, v)
 

@@ -86,6 +86,9 @@ class CspStem(nn.Module):
     def forward(self, crops: torch.Tensor) -> torch.Tensor:
         """Run the convolutions and join their maps."""
         _, fine, middle, coarse = self.maps(crops)
-        fine, middle, coarse = (x.permute(0, 2, 3, 1) for x in (F.pixel_unshuffle(fine, 2), middle, coarse))
+        # Each token takes the four values of `fine` at its place: a convolution reads them where they are.
+        patches = self.fine.weight.unflatten(1, (-1, 2, 2))
+        fine = F.conv2d(fine, patches, self.fine.bias, stride=2)
+        fine, middle, coarse = (x.permute(0, 2, 3, 1) for x in (fine, middle, coarse))
         coarse = self.coarse(coarse).repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
-        return (self.fine(fine) + self.middle(middle) + coarse).flatten(1, 2)  # type: ignore[no-any-return]
+        return (fine + self.middle(middle) + coarse).flatten(1, 2)  # type: ignore[no-any-return]
