@@ -93,10 +93,6 @@ class Demo:
         self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
         self.whep = WhepServer(self.videos, token=token, answer=self._answer, silence_s=silence_s)
 
-        async def let_go(_: web.Application) -> None:
-            await self.whep.close()
-            await self.whip.close()
-
         files = {f"/{name}": ASSETS / name for name in _FILES} | {"/": ASSETS / "index.html"}
         self._server = HttpServer(
             self.streams,
@@ -112,7 +108,7 @@ class Demo:
                 *self.whep.routes(),
             ],
             public=[*files, "/clip.mp4"],  # no secret in them, and the page asks for the rest with its token
-            on_cleanup=[let_go],
+            on_cleanup=[self.whep.close, self.whip.close],
         )
         self.url = f"{self._server.url}/"
 

@@ -6,14 +6,11 @@ come in, not what is served.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -25,18 +22,15 @@ from pipeline.run import Run
 from pipeline.setup import begin
 from pipeline.streams import Streams
 from sources.door import Door, refusal
-from sources.listening import listen
+from sources.listening import AppServer
 
 log = logging.getLogger(__name__)
 
-_LOOP_S = 10.0  # for anything asked of the event loop
-
-T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Hook = Callable[[web.Application], Awaitable[None]]
 
 
-class HttpServer:
+class HttpServer(AppServer):
     """Serves from construction on, until `close`.
 
     Args:
@@ -73,37 +67,16 @@ class HttpServer:
         self._token = token
         self._door = Door(token, origins)
         self._public = frozenset(public)
-        self._application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         if streams is not None:
-            self._application.add_routes(Api(streams, self._door, add or partial(begin, streams)).routes())
-        self._application.add_routes(routes)
-        self._application.on_startup.extend(on_startup)
-        self._application.on_cleanup.extend(on_cleanup)
-        self._closing = threading.Lock()
-        self.loop = asyncio.new_event_loop()
-        """Where it runs, for what the routes of others must do there."""
-        self._thread = threading.Thread(target=self.loop.run_forever, name="saccade-http", daemon=True)
-        self._thread.start()
+            application.add_routes(Api(streams, self._door, add or partial(begin, streams)).routes())
+        application.add_routes(routes)
+        application.on_startup.extend(on_startup)
+        application.on_cleanup.extend(on_cleanup)
         try:
-            self._runner, bound = self._on_loop(listen(self._application, host, port))
+            super().__init__(application, host, port, "saccade-http")
         except OSError as error:
-            self._end_loop()
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-        except BaseException:
-            self._end_loop()
-            raise
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-        """Where it is."""
-
-    def close(self) -> None:
-        """Let nobody in any more and give the port back. Callable from any other thread, repeatedly."""
-        with self._closing:
-            if self.loop.is_closed():
-                return
-            try:
-                self._on_loop(self._runner.cleanup())
-            finally:
-                self._end_loop()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -130,16 +103,6 @@ class HttpServer:
         if not response.prepared:
             response.headers.update(cors)
         return response
-
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(_LOOP_S)
-
-    def _end_loop(self) -> None:
-        with suppress(TimeoutError):  # a handler in a thread may still wait for a stream to end
-            self._on_loop(_end_tasks())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
 
 
 def check_open(host: str, token: str | None) -> None:
@@ -168,11 +131,3 @@ def _is_address(place: str) -> bool:
         ipaddress.ip_address(host)
         return True
     return False
-
-
-async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_default_executor()

@@ -52,14 +52,11 @@ class ViewerSink:
         self._videos = BroadcastSink()
         whep = WhepServer(self._videos, token=token, origins=origins)
 
-        async def let_go(_: web.Application) -> None:
-            await whep.close()
-
         pages = [file_route(place, ASSETS / name) for place, name in _FILES.items()]
         routes = [*pages, web.get("/streams", partial(_list, self._videos)), *whep.routes()]
         try:
             self._server = HttpServer(
-                None, host, port, token, origins=origins, routes=routes, public=list(_FILES), on_cleanup=[let_go]
+                None, host, port, token, origins=origins, routes=routes, public=list(_FILES), on_cleanup=[whep.close]
             )
         except ConfigError as error:
             raise SinkError(f"whep: {error}") from None

@@ -62,8 +62,8 @@ class Signalling(ABC, Generic[P]):
         self._peers: dict[str, P | None] = {}  # by the secret in the session's URL, oldest first; None: being made
         self._closed = False
 
-    async def close(self) -> None:
-        """End every peer and let nobody in any more."""
+    async def close(self, application: web.Application | None = None) -> None:
+        """End every peer and let nobody in any more; to be called, as a hook, at the end of what serves the routes."""
         self._closed = True
         await asyncio.gather(*(peer.close() for peer in list(self._peers.values()) if peer))
 

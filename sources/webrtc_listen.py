@@ -10,13 +10,11 @@ Knows nothing of models, results or sinks.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from aiohttp import web
@@ -25,7 +23,7 @@ from aiortc import RTCIceServer
 from sources.base import SourceError
 from sources.decoder import HwAccel
 from sources.link import Link, LiveError, Reason
-from sources.listening import listen
+from sources.listening import AppServer
 from sources.live import LiveSource
 from sources.signalling import SILENCE_S
 from sources.webrtc import WebRtcFeed, WebRtcSource
@@ -35,9 +33,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8081
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_LOOP_S = 10.0  # for anything asked of the event loop
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,18 +133,15 @@ class WebRtcListener(LiveSource):
             )
         except ValueError as error:
             raise SourceError(f"webrtc: {error}") from None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="webrtc", daemon=True)
-        self._thread.start()
+        application = web.Application()
+        application.add_routes(self._server.routes(self._target.path, f"{self._target.path}/offer"))
+        application.on_shutdown.append(self._server.close)
         try:
-            self._runner, port = self._on_loop(self._open())
+            self._web = AppServer(application, self._target.host, self._target.port, "webrtc")
         except OSError as error:
-            self._end_loop()
             place = f"{self._target.host}:{self._target.port}"
             raise SourceError(f"webrtc: cannot listen on {place}: {error.strerror}") from error
-        self._closing = threading.Lock()
-        host = f"[{self._target.host}]" if ":" in self._target.host else self._target.host
-        self.url = f"http://{host}:{port}{self._target.path}"
+        self.url = f"{self._web.url}{self._target.path}"
         """Where publishers POST their offers (WHIP)."""
         self._info = replace(self._info, url=self.url)
         log.info("%s: publish to %s", name, self.url)
@@ -157,12 +149,8 @@ class WebRtcListener(LiveSource):
     def close(self) -> None:
         """End the iteration, let the publisher go and give the port back. Callable from any thread, repeatedly."""
         super().close()
-        with self._closing:
-            if self._loop.is_closed():
-                return
-            self._sources.put(None)
-            self._on_loop(self._runner.cleanup())
-            self._end_loop()
+        self._sources.put(None)
+        self._web.close()
 
     def _next_feed(self, closed: threading.Event) -> WebRtcFeed:
         source = None if closed.is_set() else self._sources.get()
@@ -170,31 +158,3 @@ class WebRtcListener(LiveSource):
             raise LiveError("connection failed", "closed")
         source.feed.final = False
         return source.feed
-
-    async def _open(self) -> tuple[web.AppRunner, int]:
-        application = web.Application()
-        application.add_routes(self._server.routes(self._target.path, f"{self._target.path}/offer"))
-
-        async def let_go(_: web.Application) -> None:
-            await self._server.close()
-
-        application.on_shutdown.append(let_go)
-        return await listen(application, self._target.host, self._target.port)
-
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LOOP_S)
-
-    def _end_loop(self) -> None:
-        self._on_loop(_end_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _end_tasks() -> None:
-    """End what still runs on this loop: aioice notices only 20 ms later that a connection was closed."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_default_executor()

@@ -29,7 +29,7 @@ MAX_PEERS = 8
 
 
 class WebRtcServer(Signalling[PublisherPeer]):
-    """The endpoint. `close` ends every peer; so does the end of the application that has its `routes`.
+    """The endpoint. `close` ends every peer.
 
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.

@@ -19,8 +19,8 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSession
 from conftest import numbered_picture
 from numpy.typing import NDArray
 
+from sources.listening import _end_tasks
 from sources.webrtc import WebRtcSource
-from sources.webrtc_listen import _end_tasks
 from sources.webrtc_peer import choose_addresses
 from sources.webrtc_server import WebRtcServer
 
