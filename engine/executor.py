@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .draws import Draw, Draws, likeliest
 from .fused import FusedText
+from .host import share_among
 from .lora import AdapterBank
 from .models.moondream.image import make_crops, normalise
 from .models.moondream.model import Moondream
@@ -25,6 +26,8 @@ from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import Event, Stream, open_stream
 from .tokens import TokenPool, TokenRows
+
+_ALONE = 10_000_000  # multiplications of a step that one thread does sooner than several, which wait for each other
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,6 +71,8 @@ class Executor:
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
+        self._threads = torch.get_num_threads()
+        self._few = _ALONE // sum(one.numel() for one in model.text.blocks.parameters())
         self._fused = FusedText(model.text)
         fuse(model.vision)
         self._plain = PlainSampling(model)
@@ -99,6 +104,7 @@ class Executor:
 
             def forward() -> None:
                 self._rows[slot] = rows
+                self._share(len(positions))
                 x, cache = self._state[rows[0]].unsqueeze(1), TokenRows(self.pool, table, length)
                 hidden = self._text(adapters)(x, positions, cache, cache.before(positions))
                 self._hidden[slot] = hidden.squeeze(1)
@@ -113,7 +119,9 @@ class Executor:
 
             def forward() -> None:
                 self._rows[slot] = rows
+                share_among(self._threads)
                 self._prefix(step.looks, prefixes, look_adapters)
+                self._share(len(positions) * longest)
                 at, cache = positions + torch.arange(longest), TokenRows(self.pool, table, length)
                 hidden = self._text(adapters)(self.model.text.embed(prompts), at, cache, cache.before(at))
                 self._hidden[slot] = hidden[torch.arange(len(lengths)), lengths - 1]
@@ -152,6 +160,10 @@ class Executor:
         """End the streams."""
         self._compute.close()
         self._copy.close()
+
+    def _share(self, tokens: int) -> None:
+        """Let as many threads go on as are worth it for so many tokens, and the sampling behind them."""
+        share_among(1 if tokens <= self._few else self._threads)
 
     def _text(self, slots: torch.Tensor | None) -> FusedText | TextDecoder:
         """The decoder for rows with adapters in the given slots."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+from collections.abc import Callable
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _MIB = 1 << 20
@@ -21,3 +23,23 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the largest that glibc accepts
         mallopt(_TRIM_THRESHOLD, 256 * _MIB)
+
+
+def share_among(threads: int) -> None:
+    """Let so many threads work on each operation that the calling thread starts from now on; the others' stay as is.
+
+    `torch.set_num_threads` would tell every thread that comes after, too. Does nothing where torch has no OpenMP.
+    """
+    tell = _omp_set_num_threads()
+    if tell is not None:
+        tell(threads)
+
+
+@functools.cache
+def _omp_set_num_threads() -> Callable[[int], None] | None:
+    if sys.platform == "win32":
+        return None
+    import torch  # loads the one that it uses
+
+    found: Callable[[int], None] | None = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
+    return found if torch.backends.openmp.is_available() else None
