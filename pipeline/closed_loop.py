@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, cycle, islice, product
+from itertools import chain, cycle, islice, product
 from typing import TYPE_CHECKING
 
 import cv2
@@ -149,11 +149,11 @@ def jobs_of(engine: Engine, pictures: Sequence[RgbImage], objects: float, most: 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
     """The confidence at which answers have `objects` objects in the mean, given the scores of answers without end.
 
-    An answer ends at its first score that is not above the confidence: its length is the number of scores whose
-    minimum up to there is.
+    An answer ends at its first score that is not above the confidence, and no score in it is above the one before
+    (see `skills.FindObjects`): its length is the number of scores that are above the confidence.
     """
-    lowest = sorted((low for answer in scores for low in accumulate(answer, min)), reverse=True)
-    return lowest[min(round(objects * len(scores)), len(lowest) - 1)]
+    falling = sorted(chain.from_iterable(scores), reverse=True)
+    return falling[min(round(objects * len(scores)), len(falling) - 1)]
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:

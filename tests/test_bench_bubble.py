@@ -51,7 +51,7 @@ def engines() -> Iterator[list[Engine]]:
     [
         ([[0.9, 0.5, 0.1], [0.8, 0.7, 0.6]], 1.0, [1, 1]),
         ([[0.9, 0.5, 0.1], [0.8, 0.7, 0.6]], 2.0, [1, 3]),
-        ([[0.2, 0.9], [0.5, 0.4]], 1.0, [0, 2]),  # what comes after a low score is not reached
+        ([[0.2, 0.2], [0.5, 0.4]], 1.0, [0, 2]),
         ([[0.9, 0.8]], 50.0, [1]),  # more than there is: as many as can be told apart
     ],
 )
@@ -69,6 +69,15 @@ def test_jobs_end_at_different_lengths_with_the_mean_wanted(engines: list[Engine
     assert len({task.conf for _, task in jobs}) == 1
     assert len(set(found)) > 2
     assert 2 < np.mean(found) < 6
+
+
+def test_answers_of_random_weights_end_soon_or_late(engines: list[Engine], pictures: list[RgbImage]) -> None:
+    jobs = jobs_of(engines[1], pictures, 5.0)
+    found = [len(engines[1].submit(picture, [task]).result(60).detections) for picture, task in jobs]
+    few, some, many = np.percentile(found, [25, 50, 75])
+    assert few < some < many
+    assert max(found) > 10
+    assert np.mean(np.array(found) > 40) < 0.1
 
 
 def test_mosaics_are_of_the_size_of_their_pictures(pictures: list[RgbImage]) -> None:
