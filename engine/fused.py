@@ -66,25 +66,24 @@ class _Layer:
         self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot, mask: torch.Tensor | None
     ) -> torch.Tensor:
         wide = linear(self._normed(x), *self._into)
-        heads = wide[..., : self._split].view(*x.shape[:2], -1, self._width)
-        q, kv = heads[:, :, : self._queries], heads[:, :, self._queries :]
-        k, v = kv[:, :, : self._kept], kv[:, :, self._kept :]
-        _rotate(heads[:, :, : self._queries + self._kept], rotation)
-        slot.write(k, v)
-        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if mask is None else slot.read()
-        seen = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=self._queries != self._kept
-        )
-        inner = F.gelu(wide[..., self._split :], approximate="tanh")
+        heads, inner = wide.split([self._split, wide.shape[-1] - self._split], dim=-1)
+        heads = heads.view(*x.shape[:2], -1, self._width)
+        _rotate(heads[:, :, : -self._kept], rotation)
+        slot.write_both(heads[:, :, self._queries :])
+        q, k, v = heads.transpose(1, 2).split([self._queries, self._kept, self._kept], dim=1)
+        if mask is not None:
+            k, v = slot.read()
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self._queries != self._kept)
+        inner = F.gelu(inner, approximate="tanh")
         return linear(torch.cat([seen.transpose(1, 2).flatten(2), inner], dim=-1), *self._out, add=x)
 
     def remember(self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot) -> None:
         """Write x's keys and values and go no further."""
         start = self._queries * self._width
         weight, bias = (part[start : self._split] for part in self._into)
-        k, v = linear(self._normed(x), weight, bias).view(*x.shape[:2], 2, self._kept, self._width).unbind(2)
-        _rotate(k, rotation)
-        slot.write(k, v)
+        kv = linear(self._normed(x), weight, bias).view(*x.shape[:2], -1, self._width)
+        _rotate(kv[:, :, : self._kept], rotation)
+        slot.write_both(kv)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         norm: nn.LayerNorm = self._norm
@@ -95,5 +94,6 @@ def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
     """`text.rotate` of x (rows, length, heads, head_dim) in its place."""
     cosine, sine = rotation
     half = cosine.shape[-1]
-    pairs = x[..., : 2 * half].unflatten(-1, (2, half))  # real and imaginary parts
-    pairs.copy_(pairs * cosine + pairs.flip(-2) * sine)
+    pairs = x[..., : 2 * half].view(*x.shape[:-1], 2, half)  # real and imaginary parts
+    turned = pairs.flip(-2)
+    pairs.mul_(cosine).addcmul_(turned, sine)

@@ -111,19 +111,18 @@ class PlainSampling:
     ) -> None:
         """As `Runner.objects`."""
         region, phase, lane = self._model.region, phases.unsqueeze(1), lanes.long()
-        values, embedded = torch.zeros_like(sampled), torch.zeros_like(hidden)
         if places:
             scores = region.decode_coord(hidden)
             place = (scores.argmax(-1, keepdim=True) / scores.shape[-1]).float()
             coord, eos = F.linear(self._model.text.post_ln(hidden), *self._choice).float().split(1, dim=-1)
-            begin = torch.cat([coord - eos, place, place], dim=-1)
-            values = torch.where(phase == Phase.BEGIN, begin, place.expand(-1, SAMPLED))
+            values = torch.where(phase == Phase.BEGIN, torch.cat([coord - eos, place, place], dim=-1), place)
             embedded = region.encode_coord(place)
         if sizes:
             scores = region.decode_size(hidden)
             size = size_value(scores.argmax(-1), scores.shape[-1])
-            values = torch.where(phase == Phase.SIZE, F.pad(size, (0, SAMPLED - 2)), values)
-            embedded = torch.where(phase == Phase.SIZE, region.encode_size(size), embedded)
+            value, code = F.pad(size, (0, SAMPLED - 2)), region.encode_size(size)
+            values = torch.where(phase == Phase.SIZE, value, values) if places else value
+            embedded = torch.where(phase == Phase.SIZE, code, embedded) if places else code
         sampled.copy_(values)
         state[lane] = embedded
 

@@ -1,4 +1,4 @@
-"""The paged cache of the CPU: like `cache`'s, but all of a token's keys in a layer are one piece of memory.
+"""The paged cache of the CPU: like `cache`'s, but a token's keys and values in a layer are one piece of memory.
 
 Whole rows of a matrix are copied four times as fast as what an index of several dimensions picks, and a step reads
 only as far as its sequences have come. Knows tensors and page numbers; who holds which page is `pages.PagePool`'s.
@@ -14,7 +14,7 @@ from .models.moondream.model import Moondream
 
 
 class TokenPool:
-    """Keys and values of everybody: each (n_layers, n_pages · page_size, n_kv_heads · head_dim).
+    """Keys and values of everybody: `both` is (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim), keys first.
 
     Args:
         model: whose they are.
@@ -25,8 +25,8 @@ class TokenPool:
     def __init__(self, model: Moondream, n_pages: int, page_size: int) -> None:
         text = model.config.text
         self.heads = text.n_kv_heads, text.head_dim
-        shape = text.n_layers, n_pages * page_size, text.n_kv_heads * text.head_dim
-        self.keys, self.values = model.text.wte.new_zeros(shape), model.text.wte.new_zeros(shape)
+        shape = text.n_layers, n_pages * page_size, 2 * text.n_kv_heads * text.head_dim
+        self.both = model.text.wte.new_zeros(shape)
         self.page_size, self.prefix_length = page_size, text.prefix_attn
         self.prefix_pages = -(-self.prefix_length // page_size)
         # Private pages begin on a page of their own: what is left of the prefix's last page stays unused.
@@ -59,34 +59,32 @@ class TokenRows:
     def slots(self, positions: torch.Tensor) -> Sequence[TokenSlot]:
         """The layers, ready to write at (rows, length) int64 positions."""
         at = self._tokens.gather(1, positions).view(-1)
-        return [
-            TokenSlot(k, v, self._pool.heads, self._tokens, at)
-            for k, v in zip(self._pool.keys, self._pool.values, strict=True)
-        ]
+        return [TokenSlot(both, self._pool.heads, self._tokens, at) for both in self._pool.both]
 
     def before(self, positions: torch.Tensor) -> torch.Tensor:
         """A mask for (rows, length) positions behind the prefix, (rows, 1, length, keys): 0 where a key is seen."""
         unseen = (self.key_positions > positions.unsqueeze(-1)).unsqueeze(1)
-        return self._pool.keys.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
+        return self._pool.both.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
 
 
 class TokenSlot:
     """One layer of a pool: (rows, keys) `seen` are the tokens to read, and `at` those to write, one after another."""
 
-    __slots__ = ("_at", "_heads", "_keys", "_seen", "_values")
+    __slots__ = ("_at", "_both", "_seen", "_shape")
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, heads: tuple[int, int], seen: torch.Tensor, at: torch.Tensor
-    ) -> None:
-        self._keys, self._values, self._heads, self._seen, self._at = keys, values, heads, seen, at
+    def __init__(self, both: torch.Tensor, heads: tuple[int, int], seen: torch.Tensor, at: torch.Tensor) -> None:
+        self._both, self._seen, self._at = both, seen.view(-1), at
+        self._shape = *seen.shape, 2, *heads
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put in new keys and values (rows, length, heads, head_dim)."""
-        self._keys.index_copy_(0, self._at, k.reshape(len(self._at), -1))
-        self._values.index_copy_(0, self._at, v.reshape(len(self._at), -1))
+        self.write_both(torch.cat([k, v], dim=2))
+
+    def write_both(self, kv: torch.Tensor) -> None:
+        """Put in new keys, and values behind them, (rows, length, 2 · heads, head_dim)."""
+        self._both.index_copy_(0, self._at, kv.reshape(len(self._at), -1))
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values seen, each (rows, heads, keys, head_dim)."""
-        shape, seen = (*self._seen.shape, *self._heads), self._seen.view(-1)
-        keys, values = self._keys.index_select(0, seen), self._values.index_select(0, seen)
-        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+        k, v = self._both.index_select(0, self._seen).view(self._shape).transpose(1, 3).unbind(2)
+        return k, v
