@@ -1,7 +1,8 @@
 """The tick: launch(t+1) → commit(t) → finalize(t+1), in one thread, for as long as there is work.
 
 With two slots a step's forward runs while the host still reads the step before it; with one, nothing overlaps and
-nothing else differs. Knows nothing of names or results.
+nothing else differs. A step that fails, wherever it does, ends the looks that it was for and nothing else; so a device
+that is lost is one error for each look. Knows nothing of names or results.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from .executor import Crops, Executor
 from .monitor import Monitor
@@ -125,15 +127,32 @@ class StepLoop:
             for look in step.looks:
                 look.launched_at = time.monotonic()
             with monitor.launching(step):
-                self._executor.launch(slot, step)
+                step = self._put(self._executor.launch, slot, step)
         if self._flights and (step is None or not self._slots.can_launch):
             self._commit()
         if step is not None:
             with monitor.finalizing(step):
-                self._executor.finalize(slot, step)
+                step = self._put(self._executor.finalize, slot, step)
+        if step is not None:
             self._slots.finalize(slot)
             self._flights.append((slot, step))
         monitor.sample(self._scheduler, self._flights)
+
+    def _put(self, part: Callable[[int, Step[Crops]], None], slot: int, step: Step[Crops]) -> Step[Crops] | None:
+        """Put a part of a step on the streams; None if that failed, and the step with it."""
+        try:
+            part(slot, step)
+        except Exception as error:
+            # Some of it may be on the streams. What takes its lanes and pages next comes behind it on the compute
+            # stream, but pictures that are let go of, and what the host sends and reads, do not: wait until it is over.
+            # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
+            for stream in self._executor.streams.values():
+                with suppress(Exception):
+                    stream.record().synchronize()
+            self._slots.abort(slot)
+            self._scheduler.fail(step, error)
+            return None
+        return step
 
     def _commit(self) -> None:
         slot, step = self._flights.popleft()

@@ -85,7 +85,7 @@ class Monitor:
         self.doing = self._reading = Doing("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
         self._lock = threading.Lock()
-        self._rests = self._launched = self._committed = 0
+        self._rests = 0
         self._compute = Track("compute", self)
         self._streams: Mapping[str, Stream] = {}
 
@@ -127,23 +127,21 @@ class Monitor:
 
     def launching(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The next step's forward is put on the streams; returns a block to do it in."""
-        self._launched += 1
         self.steps[step.kind] += 1
         self.rows[step.kind] += len(step.rows)
-        self.doing = Doing(step.kind.value, self._launched, step.kind.value, len(step.rows), self._rests)
+        self.doing = Doing(step.kind.value, step.number, step.kind.value, len(step.rows), self._rests)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The same for its sampling and its copy to the host."""
-        self.doing = Doing("sample", self._launched, step.kind.value, len(step.rows), self._rests)
+        self.doing = Doing("sample", step.number, step.kind.value, len(step.rows), self._rests)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The oldest step is read and handed out."""
-        self._committed += 1
         if self.trace is None:
             return _NOTHING
-        self._reading = Doing("commit", self._committed, step.kind.value, len(step.rows), self._rests)
+        self._reading = Doing("commit", step.number, step.kind.value, len(step.rows), self._rests)
         return self.span("commit", self._reading)
 
     def waiting(self) -> AbstractContextManager[object]:

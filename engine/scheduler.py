@@ -109,9 +109,10 @@ class Row(Generic[Picture]):
 
 @dataclass(slots=True, frozen=True)
 class Step(Generic[Picture]):
-    """A launch: the rows, and for a prefill the looks that they belong to, in the same order."""
+    """A launch: the rows, and for a prefill the looks that they belong to, in the same order; `number` is from 1."""
 
     kind: StepKind
+    number: int
     rows: tuple[Row[Picture], ...]
     looks: tuple[Look[Picture], ...] = ()
 
@@ -151,6 +152,7 @@ class Scheduler(Generic[Picture]):
         self._timed: dict[Look[Picture], None] = {}  # those with a deadline that are not over, in order of arrival
         self._soonest = math.inf  # no deadline is before this
         self._prefill_next = True
+        self._launched = 0
         self.zombies = 0
 
     @property
@@ -301,7 +303,7 @@ class Scheduler(Generic[Picture]):
                 rows.append(Row(answer, phase, answer.position))
                 answer.position += len(answer.prompt)
                 self._decoding.append(answer)
-        return Step(StepKind.PREFILL, tuple(rows), tuple(looks))
+        return self._numbered(StepKind.PREFILL, rows, looks)
 
     def _decode(self) -> Step[Picture] | None:
         rows: list[Row[Picture]] = []
@@ -310,7 +312,13 @@ class Scheduler(Generic[Picture]):
             if phase is not None:
                 rows.append(Row(answer, phase, answer.position))
                 answer.position += 1
-        return Step(StepKind.DECODE, tuple(rows)) if rows else None
+        return self._numbered(StepKind.DECODE, rows) if rows else None
+
+    def _numbered(
+        self, kind: StepKind, rows: Sequence[Row[Picture]], looks: Sequence[Look[Picture]] = ()
+    ) -> Step[Picture]:
+        self._launched += 1
+        return Step(kind, self._launched, tuple(rows), tuple(looks))
 
     def _admit(self, look: Look[Picture], adapter_slot: int) -> None:
         look.admitted = True

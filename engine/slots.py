@@ -2,7 +2,8 @@
 
 A slot is launched (its forward is on the stream), finalized (its sampling and its copy to the host are on theirs) and
 committed (the host has read it); only then may it be launched again. Steps are finalized and committed in the order
-of their launches. Words after the public write-up 'Popping the GPU Bubble'.
+of their launches. A step that cannot be launched or finalized is aborted: nothing of it will be read. Words after the
+public write-up 'Popping the GPU Bubble'.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ class StepSlots:
             raise RuntimeError(f"slot {slot} is not the oldest step")
         self._move(slot, SlotState.FINALIZED, SlotState.FREE)
         self._in_flight.popleft()
+
+    def abort(self, slot: int) -> None:
+        """Note that the slot's step has come to nothing; it is free, and next in turn again.
+
+        Raises:
+            RuntimeError: if it was not launched or is finalized already, or is not the newest step.
+        """
+        if not self._in_flight or self._in_flight[-1] != slot:
+            raise RuntimeError(f"slot {slot} is not the newest step")
+        self._move(slot, SlotState.LAUNCHED, SlotState.FREE)
+        self._in_flight.pop()
+        self._next = slot
 
     def _move(self, slot: int, old: SlotState, new: SlotState) -> None:
         if self._states[slot] is not old:

@@ -174,9 +174,11 @@ class _CudaEvent:
         self.event, self.error = event, error
 
     def synchronize(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.event.synchronize()
+        try:
+            self.event.synchronize()  # what was launched before the error still runs, and uses what is its own
+        finally:
+            if self.error is not None:
+                raise self.error
 
 
 class _CudaTimer:

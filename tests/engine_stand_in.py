@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.adapters import Adapter
 from engine.scheduler import Row, Step, StepKind
 from engine.skills import Phase, Sampling, Skill
-from engine.streams import CpuStream, Event
+from engine.streams import CpuStream, Event, Stream
 
 Values = tuple[float, float, float]
 EOS, VOCAB = 0, 6
@@ -70,11 +70,11 @@ def alone(image: int, adapter: Adapter | None, prompt: Sequence[int], skill: Ski
 class SlotGuard:
     """Knows how far each slot's last step has come, and refuses what would disturb it. Any thread may ask."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._unread: dict[int, int] = {}  # slot: step, from its launch until the host has read it
         self._copying: dict[int, int] = {}  # slot: step, from its sampling until its copy is done
-        self._depth, self._launched, self._read = depth, 0, 0
+        self._launched = 0
 
     def launch(self, slot: int) -> int:
         with self._lock:
@@ -86,8 +86,9 @@ class SlotGuard:
 
     def finalize(self, step: int) -> None:
         with self._lock:
-            if self._read < step - 1:
-                raise ViolationError(f"step {step} is sampled before step {self._read + 1} has been read")
+            oldest = min(self._unread.values(), default=step)
+            if oldest < step:
+                raise ViolationError(f"step {step} is sampled before step {oldest} has been read")
 
     def write(self, slot: int, step: int) -> None:
         with self._lock:
@@ -103,7 +104,12 @@ class SlotGuard:
         with self._lock:
             if slot in self._copying:
                 raise ViolationError(f"slot {slot} is read before it has been copied")
-            self._read = max(self._read, self._unread.pop(slot, 0))
+            self._unread.pop(slot, None)
+
+    def failed(self, slot: int) -> None:
+        """Nobody will read it; what is on the streams runs on."""
+        with self._lock:
+            self._unread.pop(slot, None)
 
 
 class SlowStream(CpuStream):
@@ -150,7 +156,7 @@ class StandIn:
     """Has the face of `executor.Executor`. Pages are tagged by their owners; a page is private to one answer."""
 
     def __init__(self, depth: int, n_lanes: int, n_pages: int, dice: random.Random, slowest_s: float = 3e-4) -> None:
-        self.guard = SlotGuard(depth)
+        self.guard = SlotGuard()
         self._compute, self._copy = (SlowStream(name, dice, slowest_s) for name in ("compute", "copy"))
         self._lanes = [0] * n_lanes
         self._pages: list[int] = [0] * n_pages
@@ -161,6 +167,10 @@ class StandIn:
         self._sampled: list[list[Values]] = [[] for _ in range(depth)]
         self._host: list[list[Values]] = [[] for _ in range(depth)]
         self._ready: list[Event | None] = [None] * depth
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        return {"compute": self._compute, "copy": self._copy}
 
     def launch(self, slot: int, step: Step[int]) -> None:
         try:
@@ -216,6 +226,11 @@ class StandIn:
         self.guard.read(slot)
         return self._host[slot]
 
+    def failed(self, slot: int) -> None:
+        """To be called when a part of the slot's step raises."""
+        self._flying.pop(slot, None)
+        self.guard.failed(slot)
+
     def close(self) -> None:
         self._compute.close()
         self._copy.close()
@@ -237,6 +252,45 @@ class StandIn:
                 raise ViolationError("the pages of a picture have been taken while it was looked at")
             if any(self._pages[page] != fed.owner for page in fed.pages):
                 raise ViolationError("the pages of an answer have been taken while it was written")
+
+
+class FaultError(Exception):
+    """What a `Faulty` executor raises."""
+
+
+class Faulty(StandIn):
+    """Fails now and then: before a part of a step is on the streams, behind it, or on them.
+
+    Attributes:
+        hit: pictures of the steps that have failed.
+    """
+
+    def __init__(self, depth: int, n_lanes: int, n_pages: int, dice: random.Random, rate: float) -> None:
+        super().__init__(depth, n_lanes, n_pages, dice)
+        self._faults, self._rate = random.Random(dice.random()), rate
+        self.hit: set[int] = set()
+
+    def launch(self, slot: int, step: Step[int]) -> None:
+        if self._struck(step):
+            self._compute.run(_raiser(FaultError("on the stream")))
+        self._faltering(super().launch, slot, step)
+
+    def finalize(self, slot: int, step: Step[int]) -> None:
+        self._faltering(super().finalize, slot, step)
+
+    def _struck(self, step: Step[int]) -> bool:
+        if self._faults.random() >= self._rate:
+            return False
+        self.hit.update(row.answer.look.image for row in step.rows)
+        return True
+
+    def _faltering(self, part: Callable[[int, Step[int]], None], slot: int, step: Step[int]) -> None:
+        early = self._struck(step)
+        if not early:
+            part(slot, step)
+        if early or self._struck(step):
+            self.failed(slot)
+            raise FaultError("before it is on the stream" if early else "behind it")
 
 
 def _fed(row: Row[int], kind: StepKind) -> _Fed:

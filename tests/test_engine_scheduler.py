@@ -60,7 +60,9 @@ def test_giving_back_what_nobody_holds_is_refused() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@given(acts=st.lists(st.tuples(st.sampled_from(["launch", "finalize", "commit"]), st.integers(0, 1)), max_size=40))
+@given(
+    acts=st.lists(st.tuples(st.sampled_from(["launch", "finalize", "commit", "abort"]), st.integers(0, 1)), max_size=40)
+)
 def test_slots_refuse_whatever_is_out_of_turn(depth: int, acts: list[tuple[str, int]]) -> None:
     slots, launched, finalized, turn = StepSlots(depth), deque[int](), deque[int](), 0
     for act, slot in acts:
@@ -75,6 +77,13 @@ def test_slots_refuse_whatever_is_out_of_turn(depth: int, acts: list[tuple[str, 
             else:
                 with pytest.raises(RuntimeError):
                     slots.launch()
+        elif act == "abort":
+            if launched and launched[-1] == slot:
+                slots.abort(slot)
+                turn = launched.pop()
+            else:
+                with pytest.raises(RuntimeError):
+                    slots.abort(slot)
         else:
             queue = launched if act == "finalize" else finalized
             if queue and queue[0] == slot:

@@ -10,10 +10,11 @@ import random
 import time
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
-from engine_stand_in import EOS, StandIn, ViolationError, alone
+from engine_stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -105,16 +106,17 @@ class Outcome:
     errors: list[BaseException | None]
     answers: list[list[Any]]
     zombies: int
+    hit: set[int]
 
 
 def answer_of(skill: Skill) -> object:
     return skill.found if isinstance(skill, FindObjects) else skill.tokens  # type: ignore[attr-defined]
 
 
-def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop) -> Outcome:
+def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop, faults: float = 0.0) -> Outcome:
     pool = PagePool(work.n_pages)
     scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, work.n_lanes, work.together, work.n_adapters)
-    executor = StandIn(depth, work.n_lanes, work.n_pages, random.Random(seed))
+    executor = Faulty(depth, work.n_lanes, work.n_pages, random.Random(seed), faults)
     loop = loops(executor, scheduler, depth)  # type: ignore[arg-type]
     ended: dict[int, BaseException | None] = {}
     looks: list[Look[int]] = []
@@ -141,7 +143,12 @@ def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop)
     assert not any(answer.inflight_refs for look in looks for answer in look.answers)
     assert [look.over for look in looks] == [True] * len(looks)
     errors = [ended[number] for number in range(len(looks))]
-    return Outcome(errors, [[answer_of(answer.skill) for answer in look.answers] for look in looks], scheduler.zombies)
+    return Outcome(
+        errors,
+        [[answer_of(answer.skill) for answer in look.answers] for look in looks],
+        scheduler.zombies,
+        executor.hit,
+    )
 
 
 def check(work: Workload, outcome: Outcome) -> None:
@@ -158,6 +165,8 @@ def check(work: Workload, outcome: Outcome) -> None:
             assert one.cancel is not None
         elif isinstance(error, DeadlineError):
             assert one.deadline_s is not None
+        elif isinstance(error, FaultError):
+            assert number in outcome.hit
         else:
             assert isinstance(error, NeverFitsError), error
 
@@ -183,39 +192,78 @@ def test_pipelined_answers_are_blocking_ones_whatever_comes_when(work: Workload,
     assert blocking.zombies == 0 or any(one.cancel is not None or one.deadline_s for one in work.arrivals)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("broken", ["launch", "finalize"])
-def test_nobody_waits_for_a_loop_that_is_gone(broken: str) -> None:
-    pool = PagePool(60)
-    scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, 4, 1)
-    executor = StandIn(2, 4, 60, random.Random(0))
-    whole, calls = getattr(executor, broken), []
+@settings(
+    max_examples=int(os.environ.get("SACCADE_SCHEDULES", "250")) // 2,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+@given(work=workloads, seed=st.integers(0, 2**32), rate=st.sampled_from([0.02, 0.1, 0.5, 1.0]))
+def test_a_step_that_fails_anywhere_ends_its_own_looks_alone(work: Workload, seed: int, rate: float) -> None:
+    for depth in (1, 2):
+        check(work, run(work, depth, seed, faults=rate))
 
-    def breaks(slot: int, step: Any) -> None:
-        calls.append(step)
-        if len(calls) == 5:
-            raise MemoryError("no more")
-        whole(slot, step)
 
-    setattr(executor, broken, breaks)
-    loop = StepLoop(executor, scheduler, 2)  # type: ignore[arg-type]
+def looks_told(loop: StepLoop, count: int) -> dict[int, BaseException | None]:
+    """How looks end that are added one behind the other."""
     ended: dict[int, BaseException | None] = {}
 
     def done(look: Look[int], error: BaseException | None) -> None:
         ended[look.image] = error
 
-    for number in range(8):
+    for number in range(count):
         try:
-            loop.add(Look(number, [Answer((1,), FindBoxes(5, 0.0, ROOM))], done))  # type: ignore[arg-type, list-item]
-        except MemoryError as error:
+            loop.add(Look(number, [Answer((1,), FindBoxes(5, 0.0, ROOM))], done))  # type: ignore[arg-type]
+        except BaseException as error:
             ended[number] = error
+        latest = time.monotonic() + WAIT_S
+        while number not in ended:
+            assert time.monotonic() < latest, "the loop stands still"
+            time.sleep(1e-4)
+    return ended
+
+
+class GoneError(BaseException):
+    """No Exception: nothing goes on after it."""
+
+
+def breaking(part: str, error: BaseException, call: int) -> StepLoop:
+    """A loop on an executor of which a part raises when it is called for that time."""
+    scheduler: Scheduler[int] = Scheduler(PagePool(60), PAGE, PREFIX, 4, 1)
+    executor = StandIn(2, 4, 60, random.Random(0))
+    whole, calls = getattr(executor, part), count(1)
+
+    def breaks(slot: int, step: Any) -> Any:
+        if next(calls) == call:
+            executor.failed(slot)
+            raise error
+        return whole(slot, step)
+
+    setattr(executor, part, breaks)
+    return StepLoop(executor, scheduler, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+@pytest.mark.parametrize("part", ["launch", "finalize"])
+def test_the_engine_outlives_a_step_that_cannot_be_launched(part: str, call: int) -> None:
+    error = MemoryError("no more")
+    loop = breaking(part, error, call)
+    ended = looks_told(loop, 4)
+    loop.close(RuntimeError("closed"))
+    assert [number for number in ended if ended[number] is not None] == [0]
+    assert ended[0] is error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("part", ["launch", "finalize", "read"])
+def test_nobody_waits_for_a_loop_that_is_gone(part: str) -> None:
+    loop = breaking(part, GoneError("no more"), 5)
+    ended = looks_told(loop, 8)
     loop._thread.join(WAIT_S)
     loop.close(RuntimeError("closed"))
-    assert len(ended) == 8
-    assert all(error is None or isinstance(error, MemoryError) for error in ended.values())
-    assert isinstance(ended[7], MemoryError)
-    with pytest.raises(MemoryError):
-        loop.add(Look(9, [], done))  # type: ignore[arg-type]
+    assert all(isinstance(error, GoneError) for error in ended.values())
+    with pytest.raises(GoneError):
+        loop.add(Look(9, [], lambda look, error: None))  # type: ignore[arg-type]
 
 
 # What the checks are worth: each of these engines is broken in one place, and is found out.

@@ -44,7 +44,7 @@ class Guarded(Executor):
 
     def __init__(self, model: Any, depth: int, *rest: Any) -> None:
         super().__init__(model, depth, *rest)
-        self._guard, self._number = SlotGuard(depth), [0] * depth
+        self._guard, self._number = SlotGuard(), [0] * depth
 
     def launch(self, slot: int, step: Any) -> None:
         self._number[slot] = self._guard.launch(slot)
