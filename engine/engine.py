@@ -115,7 +115,9 @@ class Engine:
         Args:
             name: 'nano', a model folder, or a hub id.
             device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
-            dtype: 'float32', 'bfloat16' or 'float16'; by default float32 on a CPU and for small models, else bfloat16.
+            dtype: 'float32', 'bfloat16', 'float16', or 'fp8': bfloat16 with the blocks' weights in FP8, which on a GPU
+                from Hopper on is faster and a little less exact. By default float32 on a CPU and for small models,
+                else bfloat16.
             depth: 2 launches a step before the one before it is read, 1 does not; the answers are the same. By default
                 2 on CUDA, and 1 on a CPU, which has no idle device to gain and pays for each step that goes to waste.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.

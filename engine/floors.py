@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from .models.moondream.config import MoondreamConfig
 
+WIDTHS = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "fp8": (1, 2)}
+"""Bytes of a number of the blocks' weights and of the rest, by the name of the dtype."""
 
-def decode_bytes(config: MoondreamConfig, rows: int, length: int, width: int) -> int:
+
+def decode_bytes(config: MoondreamConfig, rows: int, length: int, dtype: str) -> int:
     """Bytes that a decode step of detect or point reads: weights once, and the keys and values of every row.
 
     Args:
         config: the model's.
         rows: sequences.
         length: keys of each.
-        width: bytes of a number.
+        dtype: one of `WIDTHS`.
     """
     text, region = config.text, config.region
+    of_block, of_rest = WIDTHS[dtype]
     inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
     block = text.dim * (inner + text.dim + 2 * text.ff_dim)
     head = region.inner_dim * (text.dim + region.coord_out_dim) if region.inner_dim else text.dim * region.coord_out_dim
     cache = rows * length * 2 * text.n_kv_heads * text.head_dim
-    return width * (text.n_layers * (block + cache) + head)
+    return of_block * text.n_layers * block + of_rest * (text.n_layers * cache + head)
 
 
 def prefill_flops(config: MoondreamConfig, crops: int, prompt: int) -> int:

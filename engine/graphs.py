@@ -101,12 +101,12 @@ class GraphExecutor:
         self._runner: Runner = PlainRunner(model, self.pool)
         self._features: Callable[[torch.Tensor], torch.Tensor] = model.vision.features
         if self._kernels:
-            from .packed import PackedRunner, features, fits
+            from . import packed, tower
 
-            if fits(model):
-                self._runner = PackedRunner(model, self.pool, max(TOKENS[-1], n_lanes))
-                if vision.stem == "patch":
-                    self._features = partial(features, model.vision)
+            if packed.fits(model):
+                self._runner = packed.PackedRunner(model, self.pool, max(TOKENS[-1], n_lanes))
+            if tower.fits(model):
+                self._features = tower.PackedTower(model).features
         self._compute, self._copy, self._uploads = CudaStream(device), CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most what is left of the context.
         width = self.pool.prefix_pages + -(-(text.max_context - text.prefix_attn) // page_size)

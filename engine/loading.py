@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from .errors import EngineError, ModelFilesError
+from .fp8 import round_to_fp8
 from .host import keep_freed_memory
 from .models import registry
 from .models.moondream.config import ConfigError
@@ -18,7 +19,9 @@ from .models.moondream.prompts import CodecError, Prompts, codec_of
 from .tasks import Caption, Detect, Point, Query
 from .vocabulary import Vocabulary
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FP8 = "fp8"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.bfloat16}
+"""What a model computes in, by name; with 'fp8' the weights of its blocks are rounded to FP8, see `engine.fp8`."""
 Progress = Callable[[int, int], None]
 """Told how many parts of something are done, and of how many."""
 SKILLS: dict[type, str] = {Detect: "detect", Point: "point", Query: "query", Caption: "caption"}
@@ -50,6 +53,8 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Pr
     kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" or small else torch.bfloat16
     try:
         model = load(folder, place, kind)
+        if dtype == FP8:
+            round_to_fp8(model)
         prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
     except (ConfigError, CheckpointError, CodecError) as error:
         raise ModelFilesError(str(error)) from error
@@ -66,7 +71,7 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Pr
         classes=classes,
         skills=tuple(skill for skill in SKILLS.values() if prompts.can(skill)),
         device=str(place),
-        dtype=str(kind).removeprefix("torch."),
+        dtype=dtype or str(kind).removeprefix("torch."),
     )
     return model, prompts, info, vocabulary
 

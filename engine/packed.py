@@ -3,10 +3,11 @@
 A step of one to 64 rows is a walk over the weights: 2.4 GB in bf16 for Moondream 2, 0.56 ms at an H200's 4.3 TB/s. Each
 layer's four matrices are packed into two, as both halves of a block read the same input and add to the same residual:
 
-    product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both → add and norm
+    add and norm → product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both
 
-The products are cuBLAS's: 17.6 and 16.3 µs for 8 rows of Moondream 2, floors 13.7 and 9.8; our own in Triton,
-with norm and residual inside, took 27 and 21 (one H200). Needs Triton, bf16 or fp16, a GPU that Triton compiles for.
+From Hopper on each of them begins while the one ahead still runs (`kernels.ahead`). The rows of a step of 1 / 8 / 32 at
+760 keys take 0.86 / 1.18 / 1.99 ms on one H200, with FP8 weights 0.67 / 0.98 / 1.86; with cuBLAS's products and kernels
+one after the other it was 1.08 / 1.34 / 2.18. Needs Triton, bf16 or fp16, a GPU that Triton compiles for.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from .cache import PagedPool
+from .fp8 import can_widen
+from .kernels import fp8 as fp8_kernels
 from .kernels import objects
+from .kernels.ahead import can_begin_early
 from .kernels.attention import PagedAttention
 from .kernels.norm import add_norm
+from .kernels.product import MAX_ROWS, parts_for, product
+from .kernels.product import fits as product_fits
 from .models.moondream.model import Moondream
 from .models.moondream.text import Block
-from .models.moondream.vision import Block as VisionBlock
-from .models.moondream.vision import VisionTower
+from .weights import Weights, normed
 
 
 def fits(model: Moondream) -> bool:
@@ -40,19 +45,19 @@ def fits(model: Moondream) -> bool:
 class _Layer:
     """One block's weights: into heads and MLP, and out of both."""
 
-    __slots__ = ("bias_in", "bias_out", "into", "norm", "out")
+    __slots__ = ("into", "norm", "out")
 
-    def __init__(self, block: Block, dim: int) -> None:
+    def __init__(self, block: Block, dim: int, fp8: bool) -> None:
         attn, mlp = block.attn, block.mlp
         self.norm: nn.LayerNorm = block.ln
-        self.into = torch.cat([attn.qkv.weight, mlp.fc1.weight])
-        self.bias_in = torch.cat([attn.qkv.bias, mlp.fc1.bias])
-        self.out = torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
-        self.bias_out = attn.proj.bias + mlp.fc2.bias
+        into = torch.cat([attn.qkv.weight, mlp.fc1.weight])
+        out = torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
+        self.into = Weights(into, torch.cat([attn.qkv.bias, mlp.fc1.bias]), fp8)
+        self.out = Weights(out, attn.proj.bias + mlp.fc2.bias, fp8)
         # The modules look at the packed weights from here on: nothing is held twice.
         split = attn.qkv.weight.shape[0]
-        attn.qkv.weight.data, mlp.fc1.weight.data = self.into[:split], self.into[split:]
-        attn.proj.weight.data, mlp.fc2.weight.data = self.out[:, :dim], self.out[:, dim:]
+        attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
+        attn.proj.weight.data, mlp.fc2.weight.data = out[:, :dim], out[:, dim:]
 
 
 class PackedRunner:
@@ -68,8 +73,12 @@ class PackedRunner:
         text = model.config.text
         self._model, self._pool, self._dim = model, pool, text.dim
         self._heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
+        self._ahead = can_begin_early(model.device)
+        self._aside = torch.cuda.Stream(model.device)
+        fp8 = model.fp8 and can_widen(model.device)
+        self._fp8 = fp8 and fp8_kernels.fits(text.dim, self._heads, text.ff_dim)
         with torch.no_grad():
-            self._layers = [_Layer(block, text.dim) for block in model.text.blocks if isinstance(block, Block)]
+            self._layers = [_Layer(block, text.dim, fp8) for block in model.text.blocks if isinstance(block, Block)]
         self._attention = PagedAttention(
             text.n_heads,
             text.n_kv_heads,
@@ -85,15 +94,19 @@ class PackedRunner:
         self._coord_features = model.region.coord_features.float()
         self._size_features = model.region.size_features.float()
 
-        def scratch(rows: int, width: int) -> torch.Tensor:
-            return torch.zeros(rows, width, dtype=model.dtype, device=model.device)
+        def scratch(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=model.device)
 
         self._wide = scratch(max_rows, self._heads + text.ff_dim)
         self._both = scratch(max_rows, text.dim + text.ff_dim)
         self._delta, self._normed = scratch(max_rows, text.dim), scratch(max_rows, text.dim)
+        self._parts = scratch(parts_for(text.dim + text.ff_dim, fp8), MAX_ROWS, text.dim, dtype=torch.float32)
         self._blank = scratch(max_rows, max(region.coord_out_dim, region.size_out_dim))
         self._features = scratch(max_rows, region.size_feat_dim)
         self._prefix_positions = torch.arange(pool.prefix_length, dtype=torch.int32, device=model.device)
+        self._ours = product_fits(self._wide.shape[1], text.dim) and product_fits(
+            text.dim, self._both.shape[1], len(self._parts)
+        )
 
     def rows(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
@@ -106,16 +119,29 @@ class PackedRunner:
         count, bent = x.shape[0], self._wide.shape[1] - self._heads
         wide, both = self._wide[:count], self._both[:count]
         delta, normed = self._delta[:count], self._normed[:count]
+        ours = self._ours and count <= MAX_ROWS
+        ahead = self._ahead and ours and not together
         before: torch.Tensor | None = None
+        bias: torch.Tensor | None = None
         for number, layer in enumerate(self._layers):
             keys, values = self._pool.keys[number], self._pool.values[number]
-            add_norm(x, before, layer.norm, normed)
-            torch.addmm(layer.bias_in, normed, layer.into.t(), out=wide)
+            add_norm(x, before, layer.norm, normed, bias=bias, ahead=ahead)
+            into, out = layer.into, layer.out
+            if ours:
+                product(normed, into.packed, wide, scale=into.scale, bias=into.bias, ahead=ahead)
+            else:
+                torch.addmm(into.bias, normed, into.weight.t(), out=wide)
             if together:
                 self._attention.remember(wide, positions, owners, tables, keys, values)
-            self._attention.attend(wide, positions, owners, tables, keys, values, both, write=not together, bent=bent)
-            before = torch.addmm(layer.bias_out, both, layer.out.t(), out=delta)
-        return add_norm(x, before, None)
+            self._attention.attend(
+                wide, positions, owners, tables, keys, values, both, write=not together, bent=bent, ahead=ahead
+            )
+            if ours:
+                before = product(both, out.packed, self._parts[:, :count], scale=out.scale, ahead=ahead)
+                bias = out.bias
+            else:
+                before = torch.addmm(out.bias, both, out.weight.t(), out=delta)
+        return add_norm(x, before, None, bias=bias, ahead=ahead)
 
     def look(
         self,
@@ -133,31 +159,41 @@ class PackedRunner:
         at = self._prefix_positions.repeat(pictures)
         flat = images.reshape(-1, dim) if asked is None else torch.cat([images.reshape(-1, dim), asked])
         before: torch.Tensor | None = None
+        here = torch.cuda.current_stream(images.device)
         for number, layer in enumerate(self._layers):
             keys, values = self._pool.keys[number], self._pool.values[number]
-            normed = add_norm(flat, before, layer.norm)
-            qkv = F.linear(normed, layer.into[: self._heads], layer.bias_in[: self._heads])
+            last = number == len(self._layers) - 1
+            fp8 = self._fp8 and not last  # whose rows are few
+            x = normed(flat, before, layer.norm, fp8)
+            # In FP8 there is no GELU in cuBLAS's product, so heads and MLP come out of one.
+            wide = layer.into.linear(x, stop=None if fp8 else self._heads)
+            qkv = wide[:, : self._heads]
             image, prompt = qkv[:seen_by_all], qkv[seen_by_all:]
             self._attention.remember(image, at, own, prefixes, keys, values, turn=True)
-            if asked is not None:
-                self._attention.remember(prompt, positions, owners, tables, keys, values)
-            last = number == len(self._layers) - 1
             if last and asked is None:
                 return None
             if last:  # nobody reads the hidden states of an image
-                flat, normed = flat[seen_by_all:], normed[seen_by_all:]
+                flat, x = flat[seen_by_all:], (x[0][seen_by_all:], None)
             seen = torch.empty_like(flat)
+            if asked is not None:  # a few tokens, which leave most of the GPU to the image
+                self._aside.wait_stream(here)
+                with torch.cuda.stream(self._aside):
+                    self._attention.remember(prompt, positions, owners, tables, keys, values)
+                    answered = seen if last else seen[seen_by_all:]
+                    self._attention.attend(prompt, positions, owners, tables, keys, values, answered, write=False)
             if not last:
-                heads = image.view(pictures, length, -1, config.head_dim).transpose(1, 2)
+                heads = image.unflatten(0, (pictures, length)).unflatten(2, (-1, config.head_dim)).transpose(1, 2)
                 q, k, v = heads.split([config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
                 whole = F.scaled_dot_product_attention(q, k, v, enable_gqa=config.n_heads != config.n_kv_heads)
                 seen[:seen_by_all].view(pictures, length, config.n_heads, -1).copy_(whole.transpose(1, 2))
-            if asked is not None:
-                answered = seen if last else seen[seen_by_all:]
-                self._attention.attend(prompt, positions, owners, tables, keys, values, answered, write=False)
-            bent = linear_gelu(normed, layer.into[self._heads :], layer.bias_in[self._heads :])
-            both = F.linear(bent, layer.out[:, self._dim :], layer.bias_out)
-            before = both.addmm_(seen, layer.out[:, : self._dim].t())
+            if fp8:
+                here.wait_stream(self._aside)
+                before = layer.out.linear(fp8_kernels.squeeze(seen, wide[:, self._heads :]))
+            else:
+                bent = layer.into.linear_gelu(x[0], start=self._heads)
+                both = F.linear(bent, layer.out.weight[:, self._dim :], layer.out.bias)
+                here.wait_stream(self._aside)
+                before = both.addmm_(seen, layer.out.weight[:, : self._dim].t())
         return add_norm(flat, before, None)
 
     def objects(
@@ -193,26 +229,3 @@ class PackedRunner:
         """As `runner.Runner.logits`."""
         text = self._model.text
         return text.lm_head(add_norm(hidden, None, text.post_ln)).float()  # type: ignore[no-any-return]
-
-
-def features(tower: VisionTower, crops: torch.Tensor) -> torch.Tensor:
-    """As `VisionTower.features`, for towers without convolutions, each sum and its norm in one pass."""
-    x = (tower.patches(crops) + tower.pos_emb).contiguous()
-    count, tokens, dim = x.shape
-    flat = x.view(-1, dim)
-    before: torch.Tensor | None = None
-    for block in tower.blocks:
-        assert isinstance(block, VisionBlock)
-        heads = block.attn.qkv(add_norm(flat, before, block.ln1)).view(count, tokens, 3, block.attn.n_heads, -1)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, dim)
-        normed = add_norm(flat, block.attn.proj(seen), block.ln2)
-        before = block.mlp.fc2(linear_gelu(normed, block.mlp.fc1.weight, block.mlp.fc1.bias))
-    return add_norm(flat, before, tower.post_ln).view(count, tokens, dim)
-
-
-def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Linear layer and tanh-approximated GELU, in one kernel: (rows, inputs) to (rows, outputs)."""
-    return torch._addmm_activation(
-        bias, x, weight.t(), use_gelu=True
-    )  # cuBLASLt's epilogue has no public name in torch

@@ -19,7 +19,7 @@ from .models.moondream.text import rotation_table
 
 MOONDREAM_2 = "moondream-2-random"
 """The published dimensions of Moondream 2."""
-_SHARPNESS = 2.0  # of what attention compares: at 1 it is a mean over a picture, and no two pictures look different
+_SHARPNESS = 3.0  # of what attention compares: at 1 it is a mean over a picture, and no two pictures look different
 _EMBEDDING = 0.1  # of tokens and of places in a picture, which all pictures have in common
 _FREQUENCY = 10.0  # of what is found: at 1, most sizes are embedded alike, and what is said next is the same again
 _SKILLS = ("detect", "point", "query", "caption")

@@ -126,10 +126,9 @@ def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | 
     from engine.models.moondream.image import crop_count
     from pipeline.rates import bandwidth, operations
 
-    device, dtype = torch.device(engine.model.device), getattr(torch, engine.model.dtype)
-    config = engine.config
+    device, dtype, config = torch.device(engine.model.device), engine.model.dtype, engine.config
     flops = prefill_flops(config, crop_count(height, width, config.vision), _PROMPT)
-    step = decode_bytes(config, 1, config.text.prefix_attn + 3 * round(boxes), dtype.itemsize)
+    step = decode_bytes(config, 1, config.text.prefix_attn + 3 * round(boxes), dtype)
     return 1e3 * (flops / operations(device, dtype) + 3 * boxes * step / bandwidth(device))
 
 

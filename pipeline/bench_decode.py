@@ -74,7 +74,7 @@ def time_decode(model: str, device: str, counts: Sequence[int], *, length: int =
         text = engine.config.text
         if not text.prefix_attn < length <= text.max_context:
             raise EngineError(f"--keys: {engine.model.name} has room for {text.prefix_attn + 1} to {text.max_context}")
-        place, width = torch.device(engine.model.device), torch.finfo(getattr(torch, engine.model.dtype)).bits // 8
+        place = torch.device(engine.model.device)
         rate = bandwidth(place)
         rows = []
         for count in counts:
@@ -85,7 +85,7 @@ def time_decode(model: str, device: str, counts: Sequence[int], *, length: int =
                     float(np.median(times)),
                     float(np.percentile(times, 99)),
                     1e3 * (engine.time_sampling(count) or 0.0),
-                    1e3 * decode_bytes(engine.config, count, length, width) / rate,
+                    1e3 * decode_bytes(engine.config, count, length, engine.model.dtype) / rate,
                 )
             )
         name = torch.cuda.get_device_name(place)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from engine.fp8 import FP8, can_widen
+from engine.loading import DTYPES
+
 _REPEATS = 12
 
 
@@ -16,10 +19,20 @@ def bandwidth(device: torch.device) -> float:
     return 2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source))
 
 
-def operations(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of the matrix units, on numbers that are not all alike."""
+def operations(device: torch.device, dtype: str) -> float:
+    """Floating-point operations a second of the matrix units, on numbers that are not all alike.
+
+    Args:
+        device: a GPU.
+        dtype: as `engine.loading.DTYPES` names it.
+    """
     n = 8192
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device) for _ in range(2))
+    if dtype == "fp8" and can_widen(device):
+        one = torch.ones((), device=device)
+        a, b = a.to(FP8), b.to(FP8)
+        return 2 * n**3 / _seconds(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16))
+    a, b = (part.to(DTYPES[dtype]) for part in (a, b))
     return 2 * n**3 / _seconds(lambda: a @ b)
 
 

@@ -10,9 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK_T = 64  # keys at a time; twice that where few programs have to keep the memory busy
+from .ahead import begin, early
+
+# By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
+_PROGRAMS, _MOST_SPLITS = 384, 8
+_BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no more than `_FEW`
+_FEW = 512
 _BLOCK_F = 512  # values of the MLP at a time
-_PROGRAMS = 512  # that keep an H200's 132 multiprocessors reading
 
 
 @triton.jit
@@ -28,10 +32,46 @@ def _rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr):
 
 
 @triton.jit
-def _gelu(x):
+def gelu(x) -> tl.tensor:
+    """tanh-approximated GELU."""
     # tanh(u) = 1 - 2 / (exp(2u) + 1), which is exact at both ends.
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
     return x * (1.0 - 1.0 / (tl.exp(2.0 * u) + 1.0))
+
+
+@triton.jit
+def _entries(
+    keys,
+    values,
+    table,
+    kv,
+    start,
+    stop,
+    d,
+    D: tl.constexpr,
+    N_KV: tl.constexpr,
+    PAGE: tl.constexpr,
+    PREFIX: tl.constexpr,
+    GAP: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """BLOCK_T keys and values of a head from `start` on, and which of them are there to be seen."""
+    t = start + tl.arange(0, BLOCK_T)
+    seen = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
+    page = tl.load(table + t // PAGE, mask=seen, other=0).to(tl.int64)
+    cell = ((page * N_KV + kv) * PAGE + t % PAGE)[:, None] * D + d[None, :]
+    both = seen[:, None] & (d < D)[None, :]
+    return tl.load(keys + cell, mask=both, other=0.0), tl.load(values + cell, mask=both, other=0.0), seen
+
+
+@triton.jit
+def _mixed(query, k, v, seen, scale, best, total, acc):
+    """The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) with BLOCK_T more keys in it."""
+    score = tl.where(seen[None, :], tl.dot(query, tl.trans(k)) * scale, -float("inf"))
+    higher = tl.maximum(best, tl.max(score, 1))
+    fade = tl.exp(best - higher)
+    p = tl.exp(score - higher[:, None])
+    return higher, total * fade + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, acc * fade[:, None])
 
 
 @triton.jit
@@ -64,6 +104,7 @@ def _attend_kernel(
     BLOCK_T: tl.constexpr,
     BENT: tl.constexpr,
     BLOCK_F: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
@@ -73,58 +114,55 @@ def _attend_kernel(
     split = tl.program_id(1)
     row = tl.program_id(2)
     if head >= N_HEADS:
+        if AHEAD:
+            begin()
         if split == 0:
             f = (head - N_HEADS) * BLOCK_F + tl.arange(0, BLOCK_F)
             inside = f < BENT
             x = tl.load(heads + row.to(tl.int64) * heads_stride + (N_HEADS + 2 * N_KV) * D + f, mask=inside, other=0.0)
-            bent = _gelu(x.to(tl.float32)).to(out.dtype.element_ty)
+            bent = gelu(x.to(tl.float32)).to(out.dtype.element_ty)
             tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, bent, mask=inside)
         return
     kv = head // (N_HEADS // N_KV)
     d = tl.arange(0, WIDTH)
     real = d < D
     position = tl.load(positions + row)
-    at = heads + row.to(tl.int64) * heads_stride
-    q = _rotated(at + head * D, real, position, cosine, sine, d, D // 4)
     own = position + GAP  # the row's own cell; nobody asks from inside the prefix
     table = tables + tl.load(owners + row) * tables_stride
-    end = own + 1
+    end = own if WRITE else own + 1
+    share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
+    stop = tl.minimum(end, (split + 1) * share)
+    start = split * share
+    # In the cache is what earlier steps have written; without WRITE the kernel ahead has put this step's there, too.
+    if AHEAD and not WRITE:
+        begin()
+    k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
+    if AHEAD and WRITE:
+        begin()
+    at = heads + row.to(tl.int64) * heads_stride
+    q = _rotated(at + head * D, real, position, cosine, sine, d, D // 4)
     # The least rows of a matrix product are 16; the query is in each of them.
     best = tl.full((16,), -float("inf"), tl.float32)
     total = tl.zeros((16,), tl.float32)
     acc = tl.zeros((16, WIDTH), tl.float32)
-    if WRITE:
-        end = own
-        if split == 0:
-            k_new = _rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
-            v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
-            k_new = k_new.to(keys.dtype.element_ty)
-            best = tl.sum(q * k_new.to(tl.float32), 0) * scale + tl.zeros((16,), tl.float32)
-            total += 1.0
-            acc += v_new.to(tl.float32)[None, :]
-            if head % (N_HEADS // N_KV) == 0:
-                page = tl.load(table + own // PAGE).to(tl.int64)
-                cell = ((page * N_KV + kv) * PAGE + own % PAGE) * D + d
-                tl.store(keys + cell, k_new, mask=real)
-                tl.store(values + cell, v_new, mask=real)
+    if WRITE and split == 0:
+        k_new = _rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
+        v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
+        k_new = k_new.to(keys.dtype.element_ty)
+        best = tl.sum(q * k_new.to(tl.float32), 0) * scale + tl.zeros((16,), tl.float32)
+        total += 1.0
+        acc += v_new.to(tl.float32)[None, :]
+        if head % (N_HEADS // N_KV) == 0:
+            page = tl.load(table + own // PAGE).to(tl.int64)
+            cell = ((page * N_KV + kv) * PAGE + own % PAGE) * D + d
+            tl.store(keys + cell, k_new, mask=real)
+            tl.store(values + cell, v_new, mask=real)
     query = tl.broadcast_to(q.to(keys.dtype.element_ty)[None, :], (16, WIDTH))
-    share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
-    stop = tl.minimum(end, (split + 1) * share)
-    for start in range(split * share, stop, BLOCK_T):
-        t = start + tl.arange(0, BLOCK_T)
-        seen = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
-        page = tl.load(table + t // PAGE, mask=seen, other=0).to(tl.int64)
-        cell = ((page * N_KV + kv) * PAGE + t % PAGE)[:, None] * D + d[None, :]
-        both = seen[:, None] & real[None, :]
-        k = tl.load(keys + cell, mask=both, other=0.0)
-        v = tl.load(values + cell, mask=both, other=0.0)
-        score = tl.where(seen[None, :], tl.dot(query, tl.trans(k)) * scale, -float("inf"))
-        higher = tl.maximum(best, tl.max(score, 1))
-        fade = tl.exp(best - higher)
-        p = tl.exp(score - higher[:, None])
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-        total = total * fade + tl.sum(p, 1)
-        best = higher
+    if start < stop:
+        best, total, acc = _mixed(query, k, v, seen, scale, best, total, acc)
+    for start in range(split * share + BLOCK_T, stop, BLOCK_T):
+        k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
+        best, total, acc = _mixed(query, k, v, seen, scale, best, total, acc)
     # All sixteen are the same.
     best, total, acc = tl.max(best, 0), tl.max(total, 0), tl.max(acc, 0)
     out_at = out + row.to(tl.int64) * out_stride + head * D + d
@@ -239,6 +277,7 @@ class PagedAttention:
         *,
         write: bool,
         bent: int = 0,
+        ahead: bool = False,
     ) -> None:
         """Each row's token over everything in its pages up to itself.
 
@@ -254,11 +293,12 @@ class PagedAttention:
             bent: so many values go through GELU.
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
                 that see each other need.
+            ahead: begin before the kernel ahead has ended, see `ahead`.
         """
         rows = heads.shape[0]
         # Powers of two, so that the parts can be put together in one go.
         splits = 1
-        while splits < 16 and rows * self._n_heads * splits < _PROGRAMS:
+        while splits < _MOST_SPLITS and rows * self._n_heads * splits < _PROGRAMS:
             splits *= 2
         _attend_kernel[(self._n_heads + triton.cdiv(bent, _BLOCK_F), splits, rows)](
             heads,
@@ -283,10 +323,13 @@ class PagedAttention:
             WIDTH=self._width,
             WRITE=write,
             SPLITS=splits,
-            BLOCK_T=_BLOCK_T if splits == 1 else 2 * _BLOCK_T,
+            BLOCK_T=_BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T,
             BENT=bent,
             BLOCK_F=_BLOCK_F,
+            AHEAD=ahead,
             num_warps=4,
+            num_stages=1 if splits == _MOST_SPLITS else 2,
+            **early(ahead),
             **self._layout,
         )
 

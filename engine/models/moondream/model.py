@@ -24,11 +24,16 @@ class CheckpointError(ValueError):
 
 
 class Moondream(nn.Module):
-    """Vision tower, text decoder and region heads; parameter names are the published ones less `model.`."""
+    """Vision tower, text decoder and region heads; parameter names are the published ones less `model.`.
+
+    Attributes:
+        fp8: its blocks' weights are numbers that FP8 can say, so that kernels may store them so.
+    """
 
     def __init__(self, config: MoondreamConfig) -> None:
         super().__init__()
         self.config = config
+        self.fp8 = False
         self.vision = VisionTower(config.vision)
         self.text = TextDecoder(config.text)
         self.region = RegionHeads(config.region)

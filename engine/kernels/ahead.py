@@ -1,0 +1,39 @@
+"""Kernels that begin before the one ahead of them has ended (programmatic dependent launch, from Hopper on).
+
+A kernel that is launched with `early` may read at once what no kernel of its step writes: weights, and the cache's
+older entries. All else it reads, and all it writes, comes after `begin`, which it must call.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LINE = 128  # bytes of a line of the L2 cache
+
+
+@triton.jit
+def fetch(at) -> None:
+    """Ask the L2 cache for the lines at some pointers; waits for nothing."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def begin() -> None:
+    """Wait until the kernels ahead have ended, then let the next one be launched."""
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+def early(wanted: bool) -> dict[str, bool]:
+    """What a launch is given for its kernel to begin early."""
+    return {"launch_pdl": True} if wanted else {}
+
+
+def can_begin_early(device: torch.device) -> bool:
+    """Whether the GPU knows how."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
