@@ -2,8 +2,11 @@
 
     speedup = T_block / T_pipe · (1 − z)
 
-T_block and T_pipe are the periods of a decode step at depth 1 and 2, and z is the share of rows that went to waste
-because their answer had ended a step before.
+T_block and T_pipe are the mean periods of a decode step at depth 1 and 2, from the end of the step before it to its
+end: of all of them, since those beside a prefill cost the blocking engine more, and are many. z is the share of rows
+that went to waste because their answer had ended a step before. Observed are decode rows of use, by the engine's
+counters, in the wall clock's time without the prefills'. What the model leaves out: it takes steps to have as many
+rows at both depths, those that go to waste among them. The table shows how many they had.
 """
 
 from __future__ import annotations
@@ -26,19 +29,19 @@ _ROUNDS = 5  # the depths take turns, so that a machine that changes its pace ch
 
 @dataclass(slots=True, frozen=True)
 class BubbleRow:
-    """A number of streams. Times in milliseconds, of decode steps with a full batch: medians.
+    """A number of streams. Times in milliseconds.
 
     Attributes:
         streams: in the closed loop.
-        rows: mean rows of a decode step, pipelined.
-        forward_ms, sampling_ms: on the device, pipelined.
-        bookkeeping_ms: what the host does for a step besides waiting, pipelined.
-        t_block_ms, t_pipe_ms: period of a step.
-        idle_block_ms, idle_pipe_ms: of that, what the device had nothing to do.
+        rows_block, rows_pipe: mean rows of a decode step.
+        forward_ms, sampling_ms: of a decode step with a full batch, on the device, pipelined: medians, as the next.
+        bookkeeping_ms: what the host does for it besides waiting, pipelined.
+        idle_block_ms, idle_pipe_ms: of its period, what the device had nothing to do.
+        t_block_ms, t_pipe_ms: mean period of all decode steps.
         steps: L, mean decode steps of an answer.
         zombies: z, share of rows of decode steps that went to waste, pipelined.
         predicted: speedup of decoding by T_block / T_pipe · (1 − z).
-        observed: decode rows of use in a second of decoding, pipelined over blocking.
+        observed: decode rows of use in a second without prefills, pipelined over blocking.
         prefill_ms: mean of one picture, pipelined.
         predicted_answers: speedup with the pictures' prefill, by the parts.
         observed_answers: answers a second, pipelined over blocking.
@@ -46,14 +49,15 @@ class BubbleRow:
     """
 
     streams: int
-    rows: float
+    rows_block: float
+    rows_pipe: float
     forward_ms: float
     sampling_ms: float
     bookkeeping_ms: float
-    t_block_ms: float
-    t_pipe_ms: float
     idle_block_ms: float
     idle_pipe_ms: float
+    t_block_ms: float
+    t_pipe_ms: float
     steps: float
     zombies: float
     predicted: float
@@ -88,14 +92,15 @@ class BubbleBench:
         """A table."""
         columns: list[tuple[str, str, str]] = [
             ("", "streams", "{0.streams}"),
-            ("", "rows", "{0.rows:.1f}"),
+            ("rows", "block", "{0.rows_block:.1f}"),
+            ("rows", "pipe", "{0.rows_pipe:.1f}"),
             ("", "forward", "{0.forward_ms:.3f}"),
             ("", "sampling", "{0.sampling_ms:.3f}"),
             ("book-", "keeping", "{0.bookkeeping_ms:.3f}"),
-            ("period", "T_block", "{0.t_block_ms:.3f}"),
-            ("period", "T_pipe", "{0.t_pipe_ms:.3f}"),
             ("idle", "block", "{0.idle_block_ms:.3f}"),
             ("idle", "pipe", "{0.idle_pipe_ms:.3f}"),
+            ("period", "T_block", "{0.t_block_ms:.3f}"),
+            ("period", "T_pipe", "{0.t_pipe_ms:.3f}"),
             ("", "L", "{0.steps:.1f}"),
             ("", "z", "{0.zombies:.3f}"),
             ("decode", "predicted", "{0.predicted:.3f}"),
@@ -151,28 +156,24 @@ def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, se
         for engine, measured in zip(engines, (block, pipe), strict=True):
             run_closed_loop(engine, jobs, streams, seconds / _ROUNDS, measured)
     blocking, piped = block.full(streams), pipe.full(streams)
-    t_block, t_pipe = (statistics.median(step.period for step in steps) for steps in (blocking, piped))
-    rates = [
-        (one.rows - one.zombies) / one.rows * sum(s.rows for s in one.decode) / sum(s.period for s in one.decode)
-        for one in (block, pipe)
-    ]
     taken = 0.0 if sampling is None else sampling
     return BubbleRow(
         streams=streams,
-        rows=statistics.mean(step.rows for step in pipe.decode),
+        rows_block=block.mean_rows,
+        rows_pipe=pipe.mean_rows,
         forward_ms=1e3 * (statistics.median(step.forward for step in piped) - taken),
         sampling_ms=1e3 * (statistics.median(step.sampling for step in piped) + taken),
         bookkeeping_ms=1e3 * statistics.median(step.host for step in piped),
-        t_block_ms=1e3 * t_block,
-        t_pipe_ms=1e3 * t_pipe,
         idle_block_ms=1e3 * statistics.median(s.period - s.forward - s.sampling for s in blocking),
         idle_pipe_ms=1e3 * statistics.median(s.period - s.forward - s.sampling for s in piped),
+        t_block_ms=1e3 * block.period,
+        t_pipe_ms=1e3 * pipe.period,
         steps=pipe.useful_steps,
         zombies=pipe.zombie_share,
-        predicted=t_block / t_pipe * (1 - pipe.zombie_share),
-        observed=rates[1] / rates[0],
+        predicted=block.period / pipe.period * (1 - pipe.zombie_share),
+        observed=pipe.useful_rate / block.useful_rate,
         prefill_ms=1e3 * pipe.prefill_s,
-        predicted_answers=block.per_answer_s(streams) / pipe.per_answer_s(streams),
+        predicted_answers=block.per_answer_s / pipe.per_answer_s,
         observed_answers=(pipe.answers / pipe.elapsed) / (block.answers / block.elapsed),
         answers_per_s=pipe.answers / pipe.elapsed,
     )

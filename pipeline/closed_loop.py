@@ -45,6 +45,7 @@ class StepTimes:
     Attributes:
         decode: whether it is a decode step, else a prefill.
         rows: sequences in it.
+        end: when it was done, on the clock of `time.perf_counter`.
         period: from the end of the step before it to its end.
         forward, sampling: of that, what each took; sampling is 0 where it is part of the forward's graph.
         host: what the host did for it, waiting left out.
@@ -52,6 +53,7 @@ class StepTimes:
 
     decode: bool
     rows: int
+    end: float
     period: float
     forward: float
     sampling: float
@@ -60,7 +62,13 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything seen at one depth."""
+    """Everything seen at one depth.
+
+    Attributes:
+        steps: that ended while it was measured.
+        answers, rows, zombies: by the engine's counters; rows of decode steps, and those of them that went to waste.
+        elapsed: seconds on the wall's clock.
+    """
 
     steps: list[StepTimes] = field(default_factory=list)
     answers: int = 0
@@ -84,20 +92,35 @@ class Measured:
         return [step for step in self.steps if step.decode]
 
     @property
+    def mean_rows(self) -> float:
+        """Rows of a decode step."""
+        return statistics.mean(step.rows for step in self.decode)
+
+    @property
+    def period(self) -> float:
+        """T: mean period of a decode step, of whatever rows and next to whatever else."""
+        return statistics.mean(step.period for step in self.decode)
+
+    @property
+    def useful_rate(self) -> float:
+        """Decode rows of use in a second that no prefill took."""
+        prefilling = sum(step.period for step in self.steps if not step.decode)
+        return (self.rows - self.zombies) / (self.elapsed - prefilling)
+
+    @property
     def prefill_s(self) -> float:
         """Mean period of the prefill of one picture."""
         steps = [step for step in self.steps if not step.decode]
         return sum(step.period for step in steps) / sum(step.rows for step in steps)
 
+    @property
+    def per_answer_s(self) -> float:
+        """Time an answer should take, from the parts: its prefill, and its share of decode steps."""
+        return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
+
     def full(self, streams: int) -> list[StepTimes]:
         """Decode steps of a full batch; all of them if there was none."""
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
-
-    def per_answer_s(self, streams: int) -> float:
-        """Time an answer should take, from the parts: its prefill, and its share of decode steps."""
-        mean_rows = statistics.mean(step.rows for step in self.decode)
-        period = statistics.median(step.period for step in self.full(streams))
-        return self.prefill_s + self.useful_steps * period / mean_rows / (1 - self.zombie_share)
 
 
 def open_engine(name: str, device: str, depth: int | None = None) -> Engine:
@@ -180,10 +203,10 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
         engine.submit(picture, [task]).add_done_callback(over.put)
         n_open += 1
 
-    for _ in range(streams):
-        begin()
-    turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
-    with engine.tracing() as trace:
+    with engine.tracing() as trace:  # from the warm-up on: a step's period begins with the end of the one before it
+        for _ in range(streams):
+            begin()
+        turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
         before, started = engine.counters(), time.perf_counter()
         turn(started + seconds)
         after, ended = engine.counters(), time.perf_counter()
@@ -191,7 +214,7 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
         take()
     wait_for_rest(engine)
     grown = {key: after[key] - before[key] for key in after}
-    measured.steps += step_times(trace)
+    measured.steps += [step for step in step_times(trace) if started < step.end <= ended]
     measured.answers += round(grown["requests_done_total"])
     measured.rows += round(grown["rows_decode_total"])
     measured.zombies += round(grown["zombies_total"])
@@ -233,6 +256,7 @@ def step_times(trace: Trace) -> list[StepTimes]:
             StepTimes(
                 decode=spans[0].args["kind"] == "decode",
                 rows=int(str(spans[0].args["rows"])),
+                end=spans[-1].end,
                 period=spans[-1].end - before[-1].end,
                 forward=busy[False],
                 sampling=busy[True],
