@@ -25,6 +25,7 @@ from .kernels.attention import PagedAttention
 from .kernels.norm import add_norm
 from .kernels.product import MAX_ROWS, parts_for, product
 from .kernels.product import fits as product_fits
+from .models.moondream.layers import Mlp
 from .models.moondream.model import Moondream
 from .models.moondream.text import Block
 from .weights import Weights, normed
@@ -60,6 +61,41 @@ class _Layer:
         attn.proj.weight.data, mlp.fc2.weight.data = out[:, :dim], out[:, dim:]
 
 
+class _Bins:
+    """A region head from hidden states to scores of bins, as two products of few rows where these fit.
+
+    Args:
+        head: the model's.
+        width: bins.
+        ahead: whether kernels begin early.
+    """
+
+    __slots__ = ("_ahead", "_bent", "_bias", "_head", "_parts", "ours")
+
+    def __init__(self, head: nn.Module, width: int, ahead: bool) -> None:
+        self._head, self._ahead, self.ours = head, ahead, False
+        weight = next(head.parameters())
+        self._bias = weight.new_zeros(width)  # the module adds its own
+        if isinstance(head, Mlp):
+            parts = parts_for(head.fc2.in_features, False)
+            self.ours = parts > 1 and product_fits(*head.fc1.weight.shape) and product_fits(*head.fc2.weight.shape)
+            self._bent = weight.new_zeros(MAX_ROWS, head.fc1.out_features)
+            self._parts = weight.new_zeros(parts * width * MAX_ROWS, dtype=torch.float32)
+            self._bias = head.fc2.bias if self.ours else self._bias
+
+    def scores(self, hidden: torch.Tensor, wanted: bool) -> objects.Scores:
+        """Of rows (rows, dim), at most `MAX_ROWS`; if they are not wanted, only their shape is right."""
+        head, rows, width = self._head, len(hidden), len(self._bias)
+        if not self.ours:
+            return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._bias
+        assert isinstance(head, Mlp)
+        parts = self._parts[: len(self._parts) // MAX_ROWS * rows].view(-1, rows, width)
+        if wanted:
+            bent = product(hidden, head.fc1.weight, self._bent[:rows], bias=head.fc1.bias, bend=True, ahead=self._ahead)
+            product(bent, head.fc2.weight, parts, ahead=self._ahead)
+        return parts, self._bias
+
+
 class PackedRunner:
     """`runner.Runner` on CUDA for up to `max_rows` rows. Packs the model's weights, which it goes on to share.
 
@@ -74,7 +110,6 @@ class PackedRunner:
         self._model, self._pool, self._dim = model, pool, text.dim
         self._heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
         self._ahead = can_begin_early(model.device)
-        self._aside = torch.cuda.Stream(model.device)
         fp8 = model.fp8 and can_widen(model.device)
         self._fp8 = fp8 and fp8_kernels.fits(text.dim, self._heads, text.ff_dim)
         with torch.no_grad():
@@ -101,7 +136,8 @@ class PackedRunner:
         self._both = scratch(max_rows, text.dim + text.ff_dim)
         self._delta, self._normed = scratch(max_rows, text.dim), scratch(max_rows, text.dim)
         self._parts = scratch(parts_for(text.dim + text.ff_dim, fp8), MAX_ROWS, text.dim, dtype=torch.float32)
-        self._blank = scratch(max_rows, max(region.coord_out_dim, region.size_out_dim))
+        self._coords = _Bins(model.region.coord_decoder, region.coord_out_dim, self._ahead)
+        self._sizes = _Bins(model.region.size_decoder, region.size_out_dim, self._ahead)
         self._features = scratch(max_rows, region.size_feat_dim)
         self._prefix_positions = torch.arange(pool.prefix_length, dtype=torch.int32, device=model.device)
         self._ours = product_fits(self._wide.shape[1], text.dim) and product_fits(
@@ -159,7 +195,6 @@ class PackedRunner:
         at = self._prefix_positions.repeat(pictures)
         flat = images.reshape(-1, dim) if asked is None else torch.cat([images.reshape(-1, dim), asked])
         before: torch.Tensor | None = None
-        here = torch.cuda.current_stream(images.device)
         for number, layer in enumerate(self._layers):
             keys, values = self._pool.keys[number], self._pool.values[number]
             last = number == len(self._layers) - 1
@@ -175,24 +210,20 @@ class PackedRunner:
             if last:  # nobody reads the hidden states of an image
                 flat, x = flat[seen_by_all:], (x[0][seen_by_all:], None)
             seen = torch.empty_like(flat)
-            if asked is not None:  # a few tokens, which leave most of the GPU to the image
-                self._aside.wait_stream(here)
-                with torch.cuda.stream(self._aside):
-                    self._attention.remember(prompt, positions, owners, tables, keys, values)
-                    answered = seen if last else seen[seen_by_all:]
-                    self._attention.attend(prompt, positions, owners, tables, keys, values, answered, write=False)
+            if asked is not None:
+                self._attention.remember(prompt, positions, owners, tables, keys, values)
+                answered = seen if last else seen[seen_by_all:]
+                self._attention.attend(prompt, positions, owners, tables, keys, values, answered, write=False)
             if not last:
                 heads = image.unflatten(0, (pictures, length)).unflatten(2, (-1, config.head_dim)).transpose(1, 2)
                 q, k, v = heads.split([config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
                 whole = F.scaled_dot_product_attention(q, k, v, enable_gqa=config.n_heads != config.n_kv_heads)
                 seen[:seen_by_all].view(pictures, length, config.n_heads, -1).copy_(whole.transpose(1, 2))
             if fp8:
-                here.wait_stream(self._aside)
                 before = layer.out.linear(fp8_kernels.squeeze(seen, wide[:, self._heads :]))
             else:
                 bent = layer.into.linear_gelu(x[0], start=self._heads)
                 both = F.linear(bent, layer.out.weight[:, self._dim :], layer.out.bias)
-                here.wait_stream(self._aside)
                 before = both.addmm_(seen, layer.out.weight[:, : self._dim].t())
         return add_norm(flat, before, None)
 
@@ -208,9 +239,9 @@ class PackedRunner:
     ) -> None:
         """As `runner.Runner.objects`; TOKEN rows are left alone."""
         count, region = len(hidden), self._model.region
-        blank = self._blank[:count]
-        coords = region.decode_coord(hidden) if places else blank[:, : region.config.coord_out_dim].contiguous()
-        spread = region.size_decoder(hidden) if sizes else blank[:, : region.config.size_out_dim].contiguous()
+        coords = self._coords.scores(hidden, places)
+        spread = self._sizes.scores(hidden, sizes)
+        ahead = self._coords.ours and self._sizes.ours and self._ahead
         objects.sample(
             hidden,
             phases,
@@ -222,8 +253,11 @@ class PackedRunner:
             self._size_features,
             sampled,
             self._features[:count],
+            ahead=ahead,
         )
-        objects.encode(self._features[:count], phases, lanes, region.coord_encoder, region.size_encoder, state)
+        objects.encode(
+            self._features[:count], phases, lanes, region.coord_encoder, region.size_encoder, state, ahead=ahead
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `runner.Runner.logits`."""

@@ -176,14 +176,14 @@ def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
 def test_products_of_few_rows(rows: int, parts: int, fp8: bool) -> None:
     from engine.kernels.product import product
 
-    weight, scale = torch.randn(192, 2048, device="cuda", dtype=torch.bfloat16) / 45, None
+    weight, scale = torch.randn(256, 2048, device="cuda", dtype=torch.bfloat16) / 45, None
     x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     packed = weight
     if fp8:
         packed, scale = quantised(weight)
         weight = widened(packed, scale, torch.float32)
     wanted = x.float() @ weight.float().t()
-    out = torch.empty(parts, rows, 192, device="cuda") if parts > 1 else torch.empty(rows, 192, device="cuda")
+    out = torch.empty(parts, rows, 256, device="cuda") if parts > 1 else torch.empty(rows, 256, device="cuda")
     product(x, packed, out, scale=scale)
     assert far(out.sum(0) if parts > 1 else out, wanted) < 1e-5
 

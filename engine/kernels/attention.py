@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .activation import gelu
 from .ahead import begin, early
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
@@ -29,14 +30,6 @@ def _rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr):
     c = tl.load(cosine + angle, mask=turned, other=1.0)
     s = tl.load(sine + angle, mask=turned, other=0.0)
     return value * c + tl.where(d < HALF, -other, other) * s
-
-
-@triton.jit
-def gelu(x) -> tl.tensor:
-    """tanh-approximated GELU."""
-    # tanh(u) = 1 - 2 / (exp(2u) + 1), which is exact at both ends.
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    return x * (1.0 - 1.0 / (tl.exp(2.0 * u) + 1.0))
 
 
 @triton.jit

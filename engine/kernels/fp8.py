@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..fp8 import FP8, LARGEST
-from .attention import gelu
+from .activation import gelu
 
 _LARGEST = tl.constexpr(LARGEST)
 

@@ -10,7 +10,10 @@ import triton
 import triton.language as tl
 
 from ..skills import Phase
+from .ahead import begin, early
 
+Scores = tuple[torch.Tensor, torch.Tensor]
+"""Scores (parts, rows, bins) to be summed, contiguous, and what is added to them: (bins,)."""
 _BEGIN, _Y, _SIZE = (tl.constexpr(int(phase)) for phase in (Phase.BEGIN, Phase.Y, Phase.SIZE))
 
 
@@ -18,6 +21,18 @@ _BEGIN, _Y, _SIZE = (tl.constexpr(int(phase)) for phase in (Phase.BEGIN, Phase.Y
 def _turns(value):
     """Cosine's and sine's argument for `value` turns, brought to ±π first: far out the fast functions are coarse."""
     return 6.283185307179586 * (value - tl.floor(value + 0.5))
+
+
+@triton.jit
+def _best_bin(
+    scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, PARTS: tl.constexpr
+) -> tl.tensor:
+    """The best of BINS bins from `first` on of a row of scores (PARTS, rows, WIDTH), to be summed."""
+    i = first + tl.arange(0, BINS)
+    score = tl.load(bias + i).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        score += tl.load(scores + (part * rows + row) * WIDTH + i).to(tl.float32)
+    return tl.argmax(score, 0)
 
 
 @triton.jit
@@ -30,28 +45,34 @@ def _sample_kernel(
     choice,
     choice_bias,
     coords,
+    coord_bias,
     sizes,
+    size_bias,
     coord_features,
     size_features,
     sampled,
     features,
+    rows,
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     COORDS: tl.constexpr,
+    COORD_PARTS: tl.constexpr,
     SIZES: tl.constexpr,
+    SIZE_PARTS: tl.constexpr,
     COORD_HALF: tl.constexpr,
     SIZE_HALF: tl.constexpr,
     EPS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Sample one row: (coord - eos, x, x), (y, y, y) or (width, height, 0); and the Fourier features of that."""
     row = tl.program_id(0)
     phase = tl.load(phases + row)
+    if AHEAD:
+        begin()
     out = sampled + row * 3
     if phase == _SIZE:
-        i = tl.arange(0, SIZES)
-        at = sizes + row * 2 * SIZES
-        w_bin = tl.argmax(tl.load(at + i), 0)
-        h_bin = tl.argmax(tl.load(at + SIZES + i), 0)
+        w_bin = _best_bin(sizes, size_bias, row, rows, 0, 2 * SIZES, SIZES, SIZE_PARTS)
+        h_bin = _best_bin(sizes, size_bias, row, rows, SIZES, 2 * SIZES, SIZES, SIZE_PARTS)
         w = tl.exp2(w_bin.to(tl.float32) / (SIZES - 1) * 10.0 - 10.0)
         h = tl.exp2(h_bin.to(tl.float32) / (SIZES - 1) * 10.0 - 10.0)
         tl.store(out, w)
@@ -62,8 +83,7 @@ def _sample_kernel(
         tl.store(features + row * 2 * SIZE_HALF + f, tl.cos(angle).to(features.dtype.element_ty))
         tl.store(features + row * 2 * SIZE_HALF + SIZE_HALF + f, tl.sin(angle).to(features.dtype.element_ty))
     elif phase <= _Y:
-        i = tl.arange(0, COORDS)
-        place = tl.argmax(tl.load(coords + row * COORDS + i), 0).to(tl.float32) / COORDS
+        place = _best_bin(coords, coord_bias, row, rows, 0, COORDS, COORDS, COORD_PARTS).to(tl.float32) / COORDS
         wish = place
         if phase == _BEGIN:
             d = tl.arange(0, DIM_BLOCK)
@@ -104,12 +124,15 @@ def _encode_kernel(
     SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """BLOCK_N columns of the next embedding of BLOCK_M rows, by the encoder that each row's phase asks for."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     phase = tl.load(phases + m, mask=m < rows, other=-1)
     lane = tl.load(lanes + m, mask=m < rows, other=0).to(tl.int64)
+    if AHEAD:
+        begin()
     is_coord = (phase >= 0) & (phase <= _Y)
     is_size = phase == _SIZE
     k = tl.arange(0, COORD)
@@ -135,12 +158,14 @@ def sample(
     phases: torch.Tensor,
     norm: torch.nn.LayerNorm,
     choice: tuple[torch.Tensor, torch.Tensor],
-    coords: torch.Tensor,
-    sizes: torch.Tensor,
+    coords: Scores,
+    sizes: Scores,
     coord_features: torch.Tensor,
     size_features: torch.Tensor,
     sampled: torch.Tensor,
     features: torch.Tensor,
+    *,
+    ahead: bool = False,
 ) -> None:
     """Sample rows of detect and point; rows of phase TOKEN are left alone.
 
@@ -149,13 +174,15 @@ def sample(
         phases: (rows,) int32 `Phase`.
         norm: the last norm.
         choice: weight (2, dim) and bias (2,) of coord and eos.
-        coords: (rows, bins) float32 scores; read where a row's phase is BEGIN or Y.
-        sizes: (rows, 2 · bins) float32 scores; read where it is SIZE.
+        coords: of (rows, bins), read where a row's phase is BEGIN or Y.
+        sizes: of (rows, 2 · bins), read where it is SIZE.
         coord_features: float32 (1, n).
         size_features: float32 (2, m).
         sampled: (rows, 3) float32, written as `skills.Skill.commit` takes it.
         features: (rows, 2 m), written with cosines and sines, of coordinates 2 n of them.
+        ahead: begin before the kernel ahead has ended, see `ahead`.
     """
+    (coord_scores, coord_bias), (size_scores, size_bias) = coords, sizes
     _sample_kernel[(hidden.shape[0],)](
         hidden,
         hidden.stride(0),
@@ -163,20 +190,27 @@ def sample(
         norm.weight,
         norm.bias,
         *choice,
-        coords,
-        sizes,
+        coord_scores,
+        coord_bias,
+        size_scores,
+        size_bias,
         coord_features,
         size_features,
         sampled,
         features,
+        len(hidden),
         DIM=hidden.shape[1],
         DIM_BLOCK=triton.next_power_of_2(hidden.shape[1]),
-        COORDS=coords.shape[1],
-        SIZES=sizes.shape[1] // 2,
+        COORDS=len(coord_bias),
+        COORD_PARTS=len(coord_scores),
+        SIZES=len(size_bias) // 2,
+        SIZE_PARTS=len(size_scores),
         COORD_HALF=coord_features.shape[1],
         SIZE_HALF=size_features.shape[1],
         EPS=norm.eps,
+        AHEAD=ahead,
         num_warps=4,
+        **early(ahead),
     )
 
 
@@ -187,6 +221,8 @@ def encode(
     coord: torch.nn.Linear,
     size: torch.nn.Linear,
     state: torch.Tensor,
+    *,
+    ahead: bool = False,
 ) -> None:
     """Put the embedding of what each row sampled into its lane of `state` (lanes, dim); not of TOKEN rows.
 
@@ -197,6 +233,7 @@ def encode(
         coord: encoder of coordinates.
         size: encoder of sizes.
         state: (lanes, dim), contiguous.
+        ahead: as for `sample`.
     """
     rows, block = features.shape[0], 16
     _encode_kernel[(state.shape[1] // 32, triton.cdiv(rows, block))](
@@ -214,5 +251,7 @@ def encode(
         SIZE=size.in_features,
         BLOCK_M=block,
         BLOCK_N=32,
+        AHEAD=ahead,
         num_warps=4,
+        **early(ahead),
     )

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .activation import gelu
 from .ahead import LINE, begin, early, fetch
 
 MAX_ROWS = 64
@@ -40,7 +41,7 @@ class _Shape(NamedTuple):
 # The best of some 200 each on an H200, in the chain of a whole step.
 _HALF, _HALF_PARTS = _Shape(64, 128, 4, 4, 0, True), _Shape(64, 256, 3, 4, 128, True)
 _FP8, _FP8_PARTS = _Shape(32, 256, 3, 2, 256, True), _Shape(32, 256, 4, 4, 256, True)
-_FP8_PARTS_MANY = _Shape(64, 128, 4, 2, 0, False)  # rows
+_FP8_MANY, _FP8_PARTS_MANY = _Shape(128, 128, 3, 8, 0, True), _Shape(64, 128, 4, 2, 0, False)
 
 
 @triton.jit
@@ -62,6 +63,7 @@ def _product_kernel(
     STAGES: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
+    BEND: tl.constexpr,
     AHEAD: tl.constexpr,
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
@@ -87,18 +89,20 @@ def _product_kernel(
         acc *= tl.load(scale + n)[:, None]
     if BIAS:
         acc += tl.load(bias + n).to(tl.float32)[:, None]
+    if BEND:
+        acc = gelu(acc)
     at = out + part * part_stride + m * out_stride + n[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 
 
 def parts_for(inputs: int, scaled: bool) -> int:
     """Parts to cut many inputs into where outputs are few, with FP8 weights or without."""
-    return next((parts for parts in ((8, 4, 2) if scaled else (4, 2)) if fits(64, inputs, parts)), 1)
+    return next((parts for parts in ((8, 4, 2) if scaled else (4, 2)) if fits(128, inputs, parts)), 1)
 
 
 def fits(outputs: int, inputs: int, parts: int = 1) -> bool:
     """Whether the kernel takes weights (outputs, inputs), with the inputs in so many parts."""
-    return outputs % 64 == 0 and inputs % (parts * 256) == 0
+    return outputs % 128 == 0 and inputs % (parts * 256) == 0
 
 
 def product(
@@ -108,6 +112,7 @@ def product(
     *,
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    bend: bool = False,
     ahead: bool = False,
 ) -> torch.Tensor:
     """Write x times the transposed weights to `out`, and return it.
@@ -119,13 +124,17 @@ def product(
             keeps a GPU busy where outputs are few, to be summed by who reads them.
         scale: (outputs,) float32, of FP8 weights.
         bias: (outputs,); not with parts.
+        bend: put the outputs through tanh-approximated GELU; not with parts.
         ahead: whether kernels of the step begin early, see `ahead`.
     """
     rows, (outputs, inputs) = len(x), weight.shape
     parts, block_m = len(out) if out.ndim == 3 else 1, max(_LEAST_ROWS, triton.next_power_of_2(rows))
-    shape = _HALF if parts == 1 else _HALF_PARTS
-    if scale is not None:
-        shape = _FP8 if parts == 1 else _FP8_PARTS if block_m == _LEAST_ROWS else _FP8_PARTS_MANY
+    if scale is None:
+        shape = _HALF if parts == 1 else _HALF_PARTS
+    elif parts == 1:
+        shape = _FP8 if block_m < MAX_ROWS else _FP8_MANY
+    else:
+        shape = _FP8_PARTS if block_m == _LEAST_ROWS else _FP8_PARTS_MANY
     tile = (shape.block_n * weight.element_size() + block_m * x.element_size()) * shape.block_k
     per_line = LINE // weight.element_size()
     _product_kernel[(outputs // shape.block_n, parts)](
@@ -146,6 +155,7 @@ def product(
         STAGES=max(1, min(shape.stages, _shared_memory(x.device) // tile)),
         SCALED=scale is not None,
         BIAS=bias is not None,
+        BEND=bend,
         AHEAD=ahead,
         LINES=shape.ahead // LINE,
         PER_LINE=per_line,
