@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ from safetensors.torch import load_file
 
 from .errors import EngineError, ModelFilesError
 from .found import Found
+from .fp8 import round_to_fp8
 from .generate import Generator
+from .loading import FP8, choose_device, choose_dtype
 from .models.moondream.config import ConfigError
 from .models.moondream.image import make_crops
 from .models.moondream.model import CheckpointError, load
@@ -31,15 +34,18 @@ from .models.moondream.prompts import CodecError, Prompts, codec_of
 from .models.moondream.text import KVCache
 
 MAX_OBJECTS, MAX_TOKENS, QUESTION, FIRST_OBJECT = 6, 24, "how many?", "person"
+ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
+"""Tolerances of what is only shown; the second one's numbers must be numbers still."""
 
 
 @dataclass(slots=True)
 class Quantity:
-    """One kind of number: how many were compared, the largest disagreement, and the largest allowed."""
+    """One kind of number: how many were compared and differ, the largest disagreement, and the largest allowed."""
 
     name: str
     tolerance: float
     compared: int = 0
+    differing: int = 0
     worst: float = 0.0
     where: str = ""
 
@@ -51,43 +57,65 @@ class Quantity:
     def add(self, difference: float, where: str) -> None:
         """Note one comparison."""
         self.compared += 1
+        self.differing += difference != 0
         if math.isnan(difference):
             difference = math.inf
         if difference > self.worst:
             self.worst, self.where = difference, where
 
 
-def check(
-    folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32, tolerance: float = 1e-4
-) -> list[Quantity]:
-    """Compare everything that a golden folder holds.
+def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: float | None = None) -> list[Quantity]:
+    """Compare everything that a golden folder holds, which was made in float32.
 
-    Crops, boxes, points and texts must agree exactly (in float32); embeddings, hidden states and logits to `tolerance`.
+    In float32, boxes, points and texts must agree exactly, and embeddings, hidden states and logits to a tolerance. In
+    another dtype nobody can say what they must be, and they are only shown. Crops must agree exactly in any.
+
+    Args:
+        folder: the golden folder.
+        device: as for `Engine.load`.
+        dtype: likewise. The model's plain modules compute, as on a CPU, whatever kernels a GPU has for it.
+        tolerance: of embeddings, hidden states and logits; by default 1e-4 in float32, and anything else in others.
 
     Raises:
+        EngineError: if there is no such device or dtype.
         ModelFilesError: if a file is missing, broken, or does not fit the others.
     """
+    place, kind = choose_device(device), choose_dtype(dtype, torch.float32)
     try:
-        model = load(folder, torch.device(device), dtype)
+        model = load(folder, place, kind)
+        if dtype == FP8:
+            round_to_fp8(model)
         arrays = load_file(folder / "arrays.safetensors")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
         prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
-        return _Checker(Generator(model), prompts, folder, arrays, tolerance).run(cases)
+        quantities = _quantities(kind == torch.float32, tolerance)
+        return _Checker(Generator(model), prompts, folder, arrays, quantities).run(cases)
     except (ConfigError, CheckpointError, CodecError) as error:
         raise ModelFilesError(str(error)) from error
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
 
 
+def _quantities(reproducible: bool, tolerance: float | None) -> dict[str, Quantity]:
+    allowed = dict.fromkeys(("tiling", "crops"), 0.0)
+    allowed |= dict.fromkeys(("boxes", "points", "texts"), 0.0 if reproducible else ANYTHING)
+    if tolerance is None:
+        tolerance = 1e-4 if reproducible else ANY_NUMBER
+    allowed |= dict.fromkeys(("image embeddings", "hidden states", "logits"), tolerance)
+    return {name: Quantity(name, largest) for name, largest in allowed.items()}
+
+
 class _Checker:
     def __init__(
-        self, generator: Generator, prompts: Prompts, folder: Path, arrays: dict[str, torch.Tensor], tolerance: float
+        self,
+        generator: Generator,
+        prompts: Prompts,
+        folder: Path,
+        arrays: dict[str, torch.Tensor],
+        quantities: dict[str, Quantity],
     ) -> None:
         self.generator, self.prompts, self.folder, self.arrays = generator, prompts, folder, arrays
-        exact = ("tiling", "crops", "boxes", "points", "texts")
-        close = ("image embeddings", "hidden states", "logits")
-        self.quantities = {name: Quantity(name, 0.0) for name in exact}
-        self.quantities |= {name: Quantity(name, tolerance) for name in close}
+        self.quantities = quantities
 
     def run(self, cases: list[dict[str, Any]]) -> list[Quantity]:
         if not cases:

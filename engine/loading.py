@@ -47,10 +47,8 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Pr
     """
     folder = registry.find(name)
     place = choose_device(device)
-    if dtype is not None and dtype not in DTYPES:
-        raise EngineError(f"unknown dtype '{dtype}': give one of {', '.join(DTYPES)}")
     small = (folder / "model.safetensors").stat().st_size < 200 << 20
-    kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" or small else torch.bfloat16
+    kind = choose_dtype(dtype, torch.float32 if place.type == "cpu" or small else torch.bfloat16)
     try:
         model = load(folder, place, kind)
         if dtype == FP8:
@@ -93,6 +91,19 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineError(f"there is no device '{name}' here; give cpu, or auto to take what there is")
     return device
+
+
+def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
+    """What a model computes in, for one of `DTYPES`, or for None the default.
+
+    Raises:
+        EngineError: if there is no such dtype.
+    """
+    if name is None:
+        return default
+    if name not in DTYPES:
+        raise EngineError(f"unknown dtype '{name}': give one of {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def _synonyms(folder: Path) -> dict[str, list[str]]:

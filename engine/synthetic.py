@@ -11,7 +11,7 @@ import torch
 
 from .engine import Engine
 from .fp8 import round_to_fp8
-from .loading import DTYPES, FP8, ModelInfo, choose_device
+from .loading import FP8, ModelInfo, choose_device, choose_dtype
 from .models.moondream.config import MoondreamConfig
 from .models.moondream.model import Moondream
 from .models.moondream.prompts import CodePointCodec, Prompts
@@ -45,11 +45,11 @@ def random_engine(
         seed: of the weights.
 
     Raises:
-        EngineError: if there is no such device.
+        EngineError: if there is no such device or dtype.
     """
     config = config or MoondreamConfig()
     place = choose_device(device)
-    kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
+    kind = choose_dtype(dtype, torch.float32 if place.type == "cpu" else torch.bfloat16)
     model = random_model(config, place, kind, seed)
     if dtype == FP8:
         round_to_fp8(model)

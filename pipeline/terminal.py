@@ -85,9 +85,13 @@ def evaluation_table(scores: Evaluation) -> str:
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
-    """The largest disagreement of each quantity."""
-    lines = [f"{'quantity':<20}{'compared':>9}{'largest':>12}{'allowed':>12}"]
+    """How many of each quantity differ, and by how much at most."""
+    from engine.golden import ANY_NUMBER
+
+    lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]
     for one in quantities:
-        verdict = "ok" if one.ok else f"DISAGREES at {one.where}"
-        lines.append(f"{one.name:<20}{one.compared:>9}{one.worst:>12.3g}{one.tolerance:>12.3g}  {verdict}")
+        shown = one.tolerance >= ANY_NUMBER
+        allowed = "any" if shown else f"{one.tolerance:.3g}"
+        verdict = f"DISAGREES at {one.where}" if not one.ok else f"at {one.where}" if shown and one.where else "ok"
+        lines.append(f"{one.name:<20}{one.compared:>9}{one.differing:>8}{one.worst:>12.3g}{allowed:>12}  {verdict}")
     return "\n".join(lines) if quantities else "nothing was compared"

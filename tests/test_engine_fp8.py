@@ -10,6 +10,7 @@ from engine import Engine
 from engine.errors import EngineError
 from engine.fp8 import LARGEST, quantised, round_to_fp8, widened
 from engine.models.moondream.text import Block
+from engine.synthetic import random_engine
 
 
 def test_weights_are_within_a_sixteenth_and_keep_their_largest() -> None:
@@ -64,3 +65,5 @@ def test_an_engine_says_its_dtype_and_answers_nearly_the_same() -> None:
 def test_an_unknown_dtype_is_refused_with_all_there_are() -> None:
     with pytest.raises(EngineError, match="float32, bfloat16, float16, fp8"):
         Engine.load("nano", "cpu", "int4")
+    with pytest.raises(EngineError, match="float32, bfloat16, float16, fp8"):
+        random_engine("cpu", "int4", config=TINY)

@@ -11,7 +11,7 @@ import torch
 from engine_support import GOLDEN, REPO, one_thread
 from safetensors.torch import load_file, save_file
 
-from engine import ModelFilesError
+from engine import EngineError, ModelFilesError
 from engine.golden import check
 
 EXACT = {"tiling", "crops", "boxes", "points", "texts"}
@@ -195,6 +195,35 @@ def test_the_tolerance_is_the_callers(one: Path) -> None:
     alter_tensors(one / "arrays.safetensors", change)
     assert failing(one, 0.1) == set()
     assert failing(one, 1e-3) == {"image embeddings"}
+
+
+def not_a_number(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.vision.proj_mlp.fc2.bias"][0] = torch.nan
+
+
+def test_another_dtype_is_shown_and_required_to_be_numbers_alone(one: Path) -> None:
+    exact = {quantity.name: quantity for quantity in check(one)}
+    whole = {quantity.name: quantity for quantity in check(one, dtype="bfloat16")}
+    rounded = {quantity.name: quantity for quantity in check(one, dtype="fp8")}
+    for name in EXACT | CLOSE:
+        assert whole[name].ok, name
+        assert rounded[name].ok, name
+    assert whole["crops"].differing == rounded["crops"].differing == 0
+    for name in CLOSE:
+        assert 10 * exact[name].worst < whole[name].worst < rounded[name].worst, name
+    assert rounded["boxes"].differing > 0
+    assert {quantity.name for quantity in check(one, "cpu", "fp8", 1e-3) if not quantity.ok} == CLOSE
+    alter_tensors(one / "model.safetensors", not_a_number)
+    assert "image embeddings" in {quantity.name for quantity in check(one, dtype="fp8") if not quantity.ok}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "says"), [("cpu", "int4", "bfloat16, float16, fp8"), ("pc", "fp8", "cuda:N")]
+)
+def test_no_device_and_no_dtype_are_one_line(one: Path, device: str, dtype: str, says: str) -> None:
+    with pytest.raises(EngineError, match=says) as caught:
+        check(one, device, dtype)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
