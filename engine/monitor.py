@@ -21,7 +21,7 @@ Outcome = Literal["done", "failed", "cancelled"]
 _NOTHING = nullcontext()
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)
 class Doing:
     """A part of a step: what, of which step (numbered from 1), its kind and rows, and how often the loop had rested."""
 
@@ -129,19 +129,19 @@ class Monitor:
         """The next step's forward is put on the streams; returns a block to do it in."""
         self.steps[step.kind] += 1
         self.rows[step.kind] += len(step.rows)
-        self.doing = Doing(step.kind.value, step.number, step.kind.value, len(step.rows), self._rests)
+        self.doing = Doing(step.kind, step.number, step.kind, len(step.rows), self._rests)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The same for its sampling and its copy to the host."""
-        self.doing = Doing("sample", step.number, step.kind.value, len(step.rows), self._rests)
+        self.doing = Doing("sample", step.number, step.kind, len(step.rows), self._rests)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The oldest step is read and handed out."""
         if self.trace is None:
             return _NOTHING
-        self._reading = Doing("commit", step.number, step.kind.value, len(step.rows), self._rests)
+        self._reading = Doing("commit", step.number, step.kind, len(step.rows), self._rests)
         return self.span("commit", self._reading)
 
     def waiting(self) -> AbstractContextManager[object]:
@@ -172,8 +172,8 @@ class Monitor:
         decode, track = self.steps[StepKind.DECODE], self._compute
         told: dict[str, float] = {}
         for kind in StepKind:
-            told[f"steps_{kind.value}_total"] = self.steps[kind]
-            told[f"rows_{kind.value}_total"] = self.rows[kind]
+            told[f"steps_{kind}_total"] = self.steps[kind]
+            told[f"rows_{kind}_total"] = self.rows[kind]
         for how, count in self._requests.items():
             told[f"requests_{how}_total"] = count
         told["zombies_total"] = scheduler.zombies

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 from .adapters import NO_SLOT, Adapter, AdapterSlots
@@ -91,14 +91,14 @@ class Look(Generic[Picture]):
             answer.look = self
 
 
-class StepKind(Enum):
+class StepKind(StrEnum):
     """What a step runs."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
 class Row(Generic[Picture]):
     """One sequence's part of a step: what is sampled, and the position of the token that is fed (decode)."""
 
