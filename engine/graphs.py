@@ -177,7 +177,8 @@ class GraphExecutor:
     def launch(self, slot: int, step: Step[Picture]) -> None:
         """Put a step's forward and its plain sampling on the compute stream."""
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
-        self._compute.run(torch.inference_mode()(partial(work, slot, step)))
+        with torch.inference_mode():
+            self._compute.run(partial(work, slot, step))
 
     def finalize(self, slot: int, step: Step[Picture]) -> None:
         """Draw what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
@@ -194,7 +195,8 @@ class GraphExecutor:
                     token = draw(held.logits[:count])
                     take_tokens(self.model.text, token, phases, lanes, held.sampled[:count], self._state)
 
-                self._compute.run(torch.inference_mode()(drawn))
+                with torch.inference_mode():
+                    self._compute.run(drawn)
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
