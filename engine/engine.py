@@ -235,7 +235,7 @@ class Engine:
         """How the engine is doing: steps, rows and requests so far, what waits, pages, lanes, bubble; at any time.
 
         Those that only ever grow end in `_total`. `bubble` is the share of the time with work that the compute stream
-        had nothing to do.
+        had nothing to do; it is counted from the first call on.
         """
         return self._loop.counters()
 

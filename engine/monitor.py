@@ -88,11 +88,14 @@ class Monitor:
         self._rests = 0
         self._compute = Track("compute", self)
         self._streams: Mapping[str, Stream] = {}
+        self._listening = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Listen to the stream 'compute' from now on, and to the others while a trace is drawn."""
+        """Listen to the stream 'compute' once somebody reads the counts, and to the others while a trace is drawn.
+
+        On a GPU, to time what is launched takes as long as to launch some of it.
+        """
         self._streams = streams
-        streams["compute"].watch(self._compute)
 
     @contextmanager
     def tracing(self) -> Iterator[Trace]:
@@ -105,6 +108,7 @@ class Monitor:
             raise RuntimeError("the engine is being traced already")
         for name, stream in self._streams.items():  # anew, so that their clocks agree with the host's
             stream.watch(self._compute if name == "compute" else Track(name, self))
+        self._listening = True
         self.trace = trace = Trace()
         try:
             yield trace
@@ -165,9 +169,13 @@ class Monitor:
             self._requests[how] += 1
 
     def counters(self, scheduler: Scheduler[Any]) -> dict[str, float]:
-        """All counts; those that only ever grow end in `_total`."""
+        """All counts; those that only ever grow end in `_total`. What streams do is counted from the first call on."""
         compute = self._streams.get("compute")
         if compute is not None:
+            with self._lock:
+                if not self._listening:
+                    compute.watch(self._compute)
+                self._listening = True
             compute.settle()
         decode, track = self.steps[StepKind.DECODE], self._compute
         told: dict[str, float] = {}

@@ -184,6 +184,19 @@ def test_counters_add_up(engine: Engine) -> None:
         assert after[key] == 0, key
 
 
+def test_streams_are_listened_to_once_somebody_reads_the_counters() -> None:
+    with random_engine("cpu", config=TINY, depth=2, n_pages=200) as engine:
+        work(engine, 1)
+        while engine._loop._slots.in_flight:
+            time.sleep(0.001)
+        before = engine.counters()
+        work(engine, 1)
+        after = settled(engine)
+    assert before["steps_prefill_total"] > 0
+    assert before["busy_seconds_total"] == 0 == before["bubble"]
+    assert after["busy_seconds_total"] > 0
+
+
 def test_counters_are_read_while_everything_runs(engine: Engine) -> None:
     stop = threading.Event()
     seen: list[dict[str, float]] = []
