@@ -1,9 +1,8 @@
 """Runs steps on CUDA: every forward is a graph captured at the start, so that a step costs the host a launch or two.
 
-    uploads (own stream, submitting thread)   frame → resize → crops
-    compute stream, prefill                   crops → tower; image prefixes and prompts together → first samples
-    compute stream, decode                    one graph: embeddings of the lanes → blocks → samples → next embeddings
-    copy stream                               a slot's samples to the host, behind the event of the step that wrote them
+    compute stream, prefill   image tokens (`pictures`); image prefixes and prompts together → first samples
+    compute stream, decode    one graph: embeddings of the lanes → blocks → samples → next embeddings
+    copy stream               a slot's samples to the host, behind the event of the step that wrote them
 
 Page tables lie on the device from an answer's prefill on, so a decode step sends three numbers a row. Inputs on the
 device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's own.
@@ -12,8 +11,7 @@ Steps with adapters run without graphs. The face is `executor.Executor`'s. Knows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 
@@ -22,34 +20,23 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from . import kernels
 from .cache import PagedPool
 from .draws import Draws, likeliest
 from .loading import Progress
 from .lora import AdapterBank
-from .models.moondream.image import make_crops, normalise, stitch, tiling_of
 from .models.moondream.model import Moondream
 from .numbers import Numbers
+from .pictures import PICTURES, Graphs, Picture, PictureReader
 from .runner import SAMPLED, PlainRunner, Runner, take_tokens
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
 from .streams import CudaStream, Event, Stream
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-PICTURES = (1, 2, 4, 8)  # as is a prefill in pictures
-TOKENS = (8, 16, 32, 64, 128)  # and in tokens of its prompts; more run without a graph
+TOKENS = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph
 _PLACES, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
 _KINDS = {Phase.BEGIN: _PLACES, Phase.Y: _PLACES, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT}
-
-Graphs = dict[Hashable, torch.cuda.CUDAGraph]
-
-
-@dataclass(slots=True, frozen=True)
-class Picture:
-    """Crops (n, size, size, 3) uint8 on the device, ready behind the event; a 1×1 tiling has the global one only."""
-
-    crops: torch.Tensor
-    tiling: tuple[int, int]
-    ready: torch.cuda.Event
 
 
 class _Slot:
@@ -94,20 +81,18 @@ class GraphExecutor:
     ) -> None:
         self.model = model
         self.pool = PagedPool(model, n_pages, page_size)
-        text, vision, device = model.config.text, model.config.vision, model.device
+        text, device = model.config.text, model.device
         self._device, self._spare = device, n_lanes  # the lane of rows that only fill a bucket; its pages are page 0
         self._rows = [rows for rows in ROWS if rows < n_lanes] + [n_lanes]
-        self._kernels = _kernels_for(model)
+        ours = kernels.available(device)
         self._runner: Runner = PlainRunner(model, self.pool)
-        self._features: Callable[[torch.Tensor], torch.Tensor] = model.vision.features
-        if self._kernels:
-            from . import packed, tower
+        if ours:
+            from . import packed
 
             if packed.fits(model):
                 self._runner = packed.PackedRunner(model, self.pool, max(TOKENS[-1], n_lanes))
-            if tower.fits(model):
-                self._features = tower.PackedTower(model).features
-        self._compute, self._copy, self._uploads = CudaStream(device), CudaStream(device), CudaStream(device)
+        self._reader = PictureReader(model, ours)
+        self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most what is left of the context.
         width = self.pool.prefix_pages + -(-(text.max_context - text.prefix_attn) // page_size)
         self._steps = Numbers(depth, device, lanes=(n_lanes,), phases=(n_lanes,), positions=(n_lanes,))
@@ -129,16 +114,10 @@ class GraphExecutor:
         self._tables = kept(n_lanes + 1, width, dtype=torch.int32)
         self._state = kept(n_lanes + 1, text.dim)
         self._last = kept(n_lanes, text.dim)  # hidden states at the ends of a prefill's prompts
-        most = max(PICTURES[-1], vision.max_crops + 1)
-        self._crops = kept(most, vision.crop_size, vision.crop_size, 3, dtype=torch.uint8)
-        self._seen = kept(most, vision.n_tokens, vision.enc_dim)
-        self._images = kept(PICTURES[-1], vision.n_tokens, text.dim)
-        self._projected = torch.zeros_like(self._images)
         self._slots = [_Slot(n_lanes, text.vocab_size if texts else 1, device) for _ in range(depth)]
         self._draws = Draws(depth, n_lanes, text.vocab_size if texts else 1, device)
         self._adapter_room = n_adapters, adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
-        self._towers: Graphs = {}
         self._looks: Graphs = {}
         self._memory = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(device)  # weights and buffers come from other streams
@@ -149,28 +128,9 @@ class GraphExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    # ---- before a step
-
-    @torch.inference_mode()
     def prepare(self, view: NDArray[np.uint8]) -> Picture:
-        """Bring a picture (height, width, 3) uint8 RGB to the device and cut it into crops there; does not wait."""
-        config = self.model.config.vision
-        tiling = tiling_of(view.shape[0], view.shape[1], config)
-        sent = view
-        if not self._kernels:
-            sent = make_crops(view, config)[0]
-            sent = sent[:1] if tiling == (1, 1) else sent
-        pinned = torch.empty(sent.shape, dtype=torch.uint8, pin_memory=True)
-        np.copyto(pinned.numpy(), sent)
-        with torch.cuda.stream(self._uploads.stream):
-            crops = pinned.to(self._device, non_blocking=True)
-            if self._kernels:
-                from .crops import cut
-
-                crops = cut(crops, tiling, config)
-            event = torch.cuda.Event()
-            event.record(self._uploads.stream)
-        return Picture(crops, tiling, event)
+        """See `PictureReader.prepare`."""
+        return self._reader.prepare(view)
 
     # ---- a step
 
@@ -218,8 +178,8 @@ class GraphExecutor:
 
     def close(self) -> None:
         """Wait for what is on the streams."""
-        for stream in (self._uploads, self._compute, self._copy):
-            stream.close()
+        for part in (self._reader, self._compute, self._copy):
+            part.close()
 
     # ---- what a step costs
 
@@ -310,7 +270,9 @@ class GraphExecutor:
 
     def _prefill(self, slot: int, step: Step[Picture]) -> None:
         looks, rows = step.looks, step.rows
-        self._look(looks)  # keeps the device busy for milliseconds, in which the rest is put together
+        # Keeps the device busy for milliseconds, in which the rest is put together. Looks keep their pictures until the
+        # step is committed.
+        self._reader.look([look.image for look in looks], self._compute.stream)
         host = self._asks.host[slot]
         for name in ("prefixes", "lasts", "tables"):
             host[name].fill(0)
@@ -340,26 +302,6 @@ class GraphExecutor:
         self._send(slot, rows, whole)
         self._slots[slot].first[whole, kind].replay()
 
-    def _look(self, looks: Sequence[Look[Picture]]) -> None:
-        """Image tokens of pictures, from their crops."""
-        compute = self._compute.stream
-        for look in looks:
-            # A look keeps its picture until its step is committed: the memory is not given away while it is read.
-            compute.wait_event(look.image.ready)
-        plain = [number for number, look in enumerate(looks) if look.image.tiling == (1, 1)]
-        if plain:  # the tower runs once over all pictures that are a single crop
-            for place, number in enumerate(plain):
-                self._crops[place].copy_(looks[number].image.crops[0])
-            self._towers[_bucket(PICTURES, len(plain)), True].replay()
-            for place, number in enumerate(plain):
-                self._images[number].copy_(self._projected[place])
-        for number, look in enumerate(looks):
-            if look.image.tiling != (1, 1):
-                count = len(look.image.crops)
-                self._crops[:count].copy_(look.image.crops)
-                self._towers[count, False].replay()
-                self._images[number] = self._joined(self._seen[:count], look.image.tiling)
-
     def _ask(
         self, looks: Sequence[Look[Picture]], rows: Sequence[Row[Picture]], sent: torch.Tensor, adapted: bool
     ) -> None:
@@ -383,7 +325,7 @@ class GraphExecutor:
     def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings of the first n pictures, bos first, and their pages."""
         bos = self.model.text.wte[self.model.config.tokenizer.bos_id].expand(n, 1, -1)
-        return torch.cat([bos, self._images[:n]], dim=1), self._asks.device["prefixes"][:n]
+        return torch.cat([bos, self._reader.images[:n]], dim=1), self._asks.device["prefixes"][:n]
 
     def _adapted(self, slots: list[int]) -> PlainRunner:
         """A runner for rows with adapters in the given slots, to be used before the next one is made."""
@@ -400,12 +342,9 @@ class GraphExecutor:
         if texts:
             firsts += [_TEXT, _TEXT | _PLACES]
             kinds += [_TEXT, _TEXT | _PLACES, _TEXT | _SIZES, _TEXT | _PLACES | _SIZES]
-        jobs: list[tuple[Graphs, Hashable, Callable[[], None]]] = []
+        jobs = self._reader.jobs()
         for n in PICTURES:
-            jobs.append((self._towers, (n, True), partial(self._see, n, True)))
             jobs += [(self._looks, (n, tokens), partial(self._read, n, tokens)) for tokens in TOKENS]
-        for n in range(3, self.model.config.vision.max_crops + 2):
-            jobs.append((self._towers, (n, False), partial(self._see, n, False)))
         for slot in self._slots:
             for n in self._rows:
                 jobs += [(slot.decode, (n, kind), partial(self._step, slot, n, kind, self._runner)) for kind in kinds]
@@ -431,21 +370,6 @@ class GraphExecutor:
             work()
             graph.capture_end()
         return graph
-
-    def _see(self, n: int, plain: bool) -> None:
-        features = self._features(normalise(self._crops[:n], self.model.dtype))
-        if plain:
-            self._projected[:n] = self.model.vision.project(features, features)
-        else:
-            self._seen[:n] = features
-
-    def _joined(self, features: torch.Tensor, tiling: tuple[int, int]) -> torch.Tensor:
-        """Image tokens from the features of a picture's crops, as `VisionTower.forward` joins them."""
-        config = self.model.config.vision
-        tiles = features[1:].view(-1, config.grid, config.grid, features.shape[-1])
-        stitched = stitch(tiles, tiling, config.overlap_margin).permute(2, 0, 1)
-        pooled = F.adaptive_avg_pool2d(stitched, (config.grid, config.grid)).flatten(1).t()
-        return self.model.vision.project(features[0], pooled)
 
     def _read(self, n: int, tokens: int) -> None:
         asks = self._asks.device
@@ -473,12 +397,3 @@ def _kind_of(rows: Sequence[Row[Picture]]) -> int:
 
 def _bucket(sizes: Sequence[int], count: int) -> int:
     return next(size for size in sizes if size >= count)
-
-
-def _kernels_for(model: Moondream) -> bool:
-    """Whether our kernels can run: Triton is there, and the GPU is of a generation that it compiles for."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return torch.cuda.get_device_capability(model.device) >= (8, 0)
