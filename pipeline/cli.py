@@ -16,6 +16,7 @@ from pipeline.options import (
     Conf,
     Detect,
     Device,
+    Dtype,
     HwAccel,
     Json,
     MaxObjects,
@@ -93,6 +94,7 @@ def run(
     display: Annotated[bool | None, typer.Option(help="Show the annotated pictures in a window.")] = None,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     conf: Conf = None,
     max_objects: MaxObjects = None,
     tiles: Tiles = None,
@@ -154,6 +156,7 @@ def demo(
     point: Point = None,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     conf: Conf = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than 127.0.0.1 need a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8080,
@@ -192,6 +195,7 @@ def image(
     as_json: Json = False,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     conf: Conf = None,
     max_objects: MaxObjects = None,
     tiles: Tiles = None,
@@ -245,6 +249,7 @@ def evaluate(
     tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help="Look at N x N parts as well.")] = 1,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Score a model on labelled pictures: AP, precision, recall and empty answers, class by class."""
@@ -254,7 +259,7 @@ def evaluate(
     from engine.evaluation import evaluate as score
     from pipeline.terminal import counting, evaluation_table
 
-    with Engine.load(model or "nano", device=device or "auto") as engine, counting() as progress:
+    with Engine.load(model or "nano", device or "auto", dtype) as engine, counting() as progress:
         scores = score(engine, data, split, limit, progress, tiles)
     print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
 
@@ -263,13 +268,22 @@ def evaluate(
 def golden(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and what it should answer.")],
     device: Device = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Largest difference of embeddings and logits.")] = 1e-4,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float32, or bfloat16, float16 or fp8, which may answer otherwise.")
+    ] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Largest difference of embeddings and logits (default 1e-4 in float32, else any)."),
+    ] = None,
 ) -> int:
-    """Compare the engine with a reference implementation's numbers; the exit code is 1 where they disagree."""
+    """Compare the engine with a reference implementation's numbers; the exit code is 1 where they disagree.
+
+    In float32 answers must be the same. In another dtype the table only shows how far they are off.
+    """
     from engine.golden import check, require_folder
     from pipeline.terminal import golden_table
 
-    quantities = check(require_folder(folder), device=device or "cpu", tolerance=tolerance)
+    quantities = check(require_folder(folder), device or "cpu", dtype, tolerance)
     print(golden_table(quantities))
     return 0 if quantities and all(quantity.ok for quantity in quantities) else FAILED
 

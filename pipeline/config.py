@@ -152,6 +152,9 @@ class RunConfig(StreamConfig):
     )
     model: Text = Field("nano", description="Embedded model, checkpoint folder, or hub id; see `saccade models`.")
     device: Text = Field("auto", description="Where the model runs: auto (the GPU if any), cpu, cuda or cuda:N.")
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(
+        None, description="What the model computes in; by itself float32 on a CPU and for small models, else bfloat16."
+    )
     out: Text | None = Field(None, description="Annotated video to write, an .mp4 file.")
     jsonl: Text | None = Field(None, description="Results to write, one JSON record a picture and line.")
     sinks: list[Text] = Field(

@@ -20,6 +20,14 @@ Point = Annotated[
 Query = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Question to answer in text; again for more.")]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoint folder or hub id (default nano).")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default auto).")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="float32, bfloat16, float16, or fp8: bfloat16 with weights in FP8 (default float32 on a CPU and for small "
+        "models, else bfloat16).",
+    ),
+]
 Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
 Tiles = Annotated[int | None, typer.Option(metavar="N", help="Look at N x N parts as well, for small objects.")]
 VidStride = Annotated[int | None, typer.Option(metavar="N", help="Look at every Nth picture (default 1).")]

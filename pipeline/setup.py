@@ -40,14 +40,14 @@ def source_of(config: StreamConfig) -> Source:
 
 
 def load_engine(config: RunConfig) -> Engine:
-    """Load the model that the configuration names, onto the device that it names.
+    """Load the model that the configuration names, onto the device and in the dtype that it names.
 
     Raises:
         EngineError: if there is no such model or device.
     """
     from engine import Engine  # brings torch, which takes seconds: whatever is wrong before this is told at once
 
-    return Engine.load(config.model, device=config.device, progress=preparing)
+    return Engine.load(config.model, config.device, config.dtype, progress=preparing)
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:

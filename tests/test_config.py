@@ -37,6 +37,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\nconf: 1.5\n", ":2:1: conf: should be less than or equal to 1, got 1.5"),
         ("source: a\nconf: high\n", ":2:1: conf: should be a valid number"),
         ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
+        ("source: a\ndtype: int4\n", ":2:1: dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'int4'"),
         ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
         ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is no queue policy"),
         ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than start, 9 s"),
@@ -55,6 +56,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("streams:\n  - source: a\n    cnof: 1\n", ":3:5: unknown key 'cnof'; did you mean 'conf'?"),
         ("streams:\n  - source: a\n    conf: 3\n", ":3:5: streams[0].conf: should be less than or equal to 1, got 3"),
         ("streams:\n  - source: a\n    model: big\n", ":3:5: unknown key 'model'; "),
+        ("streams:\n  - source: a\n    dtype: fp8\n", ":3:5: unknown key 'dtype'; "),
         ("streams: [{source: a, name: x/y}]\n", ":1:23: streams[0].name: 'x/y' is no name for a stream"),
         ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams are called 'x'"),
     ],
@@ -73,6 +75,7 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: 
     [
         ({"source": "a", "conf": 2.0}, "--conf: should be less than or equal to 1, got 2.0"),
         ({"source": "a", "vid_stride": 0}, "--vid-stride: should be greater than or equal to 1, got 0"),
+        ({"source": "a", "dtype": "FP8"}, "--dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'FP8'"),
         ({"source": "a", "start": "soon"}, "--start: should be a valid number"),
         ({"source": ""}, "SOURCE: String should have at least 1 character"),
         ({}, "source is missing"),

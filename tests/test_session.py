@@ -23,9 +23,11 @@ import pytest
 from conftest import REPO
 from rich.console import Console
 
+from engine.loading import DTYPES
 from pipeline.config import ConfigError, RunConfig, StreamConfig, load
 from pipeline.follow import table_of
 from pipeline.session import Session, opened_session
+from pipeline.setup import load_engine
 from pipeline.streams import StreamError
 from sinks import SinkError
 
@@ -74,6 +76,12 @@ def test_streams_share_what_can_be_shared_and_have_the_rest_for_themselves(tmp_p
         assert [record["frame"] for record in everything if record["stream"] == name] == list(range(count))
         assert [record["stream"] for record in records(tmp_path / f"{name}-own.jsonl")] == [name] * count
         assert pictures(tmp_path / f"{name}.mp4") == count
+
+
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_the_model_computes_in_the_dtype_of_the_configuration(dtype: str | None) -> None:
+    with load_engine(config_of(source=str(CLIP), device="cpu", dtype=dtype)) as engine:
+        assert engine.model.dtype == (dtype or "float32")
 
 
 def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
