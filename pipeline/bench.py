@@ -36,7 +36,7 @@ class FrameBench:
     """Times of one picture at a time, in milliseconds.
 
     Attributes:
-        model, device: what ran, and where.
+        model, device, dtype: what ran, and where.
         width, height: size of the pictures in pixels.
         frames: how many were timed.
         median_ms, p99_ms: from handing the picture over to having its boxes.
@@ -47,6 +47,7 @@ class FrameBench:
 
     model: str
     device: str
+    dtype: str
     width: int
     height: int
     frames: int
@@ -65,7 +66,7 @@ class FrameBench:
         """Two lines for people."""
         floor = "" if self.floor_ms is None else f"; floor {self.floor_ms:.1f}"
         return (
-            f"{self.model} on {self.device}, {self.width}x{self.height}, {self.frames} pictures, "
+            f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} pictures, "
             f"{self.boxes:.1f} boxes each\n"
             f"median {self.median_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; "
             f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}{floor}"
@@ -88,7 +89,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
     pictures = pictures_of(config.source, width, height)
     from pipeline.closed_loop import open_engine
 
-    with open_engine(config.model, config.device) as engine:
+    with open_engine(config.model, config.device, dtype=config.dtype) as engine:
         tasks = tasks_for(engine, config)
         if objects is not None:
             tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]
@@ -104,7 +105,8 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
             boxes += len(result.detections)
         return FrameBench(
             model=engine.model.name,
-            device=str(engine.model.device),
+            device=engine.model.device,
+            dtype=engine.model.dtype,
             width=width,
             height=height,
             frames=frames,

@@ -121,6 +121,7 @@ def time_bubble(
     device: str,
     streams: Sequence[int],
     *,
+    dtype: str | None = None,
     seconds: float,
     objects: float = 5.0,
     size: tuple[int, int] = (640, 360),
@@ -130,17 +131,18 @@ def time_bubble(
     Args:
         name: as `Engine.load` takes it, or `engine.synthetic.MOONDREAM_2`.
         device: as `Engine.load` takes it.
+        dtype: likewise.
         streams: how many, for each row of the table.
         seconds: to measure for each row and depth.
         objects: mean number that answers shall have, `MAX_OBJECTS` at most.
         size: width and height of the pictures in pixels.
 
     Raises:
-        EngineError: if there is no such model or device.
+        EngineError: if there is no such model, device or dtype.
     """
     pictures = mosaics(pictures_of(str(DEMO_CLIP), *size))
     with ExitStack() as stack:
-        engines = [stack.enter_context(open_engine(name, device, depth)) for depth in (1, 2)]
+        engines = [stack.enter_context(open_engine(name, device, depth, dtype)) for depth in (1, 2)]
         jobs = jobs_of(engines[1], pictures, objects)
         rows = [measure_row(engines, jobs, count, seconds) for count in streams]
         model = engines[1].model

@@ -56,7 +56,15 @@ class DecodeBench:
         return "\n".join([*lines, f"floor: bytes read once at the {self.bandwidth / 1e12:.2f} TB/s measured here"])
 
 
-def time_decode(model: str, device: str, counts: Sequence[int], *, length: int = 760, steps: int = 200) -> DecodeBench:
+def time_decode(
+    model: str,
+    device: str,
+    counts: Sequence[int],
+    *,
+    dtype: str | None = None,
+    length: int = 760,
+    steps: int = 200,
+) -> DecodeBench:
     """Time decode steps of `counts` sequences of `length` keys each.
 
     Raises:
@@ -68,7 +76,7 @@ def time_decode(model: str, device: str, counts: Sequence[int], *, length: int =
     from pipeline.closed_loop import open_engine
     from pipeline.rates import bandwidth
 
-    with open_engine(model, device) as engine:
+    with open_engine(model, device, dtype=dtype) as engine:
         if engine.time_step(1, engine.config.text.prefix_attn, 1) is None:
             raise EngineError("bench decode times a GPU's own clock, and there is none here; see `saccade bench frame`")
         text = engine.config.text

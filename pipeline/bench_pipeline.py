@@ -17,6 +17,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from engine import ModelInfo
 from engine.results import Result
 from pipeline.config import ConfigError, RunConfig
 from pipeline.run import Output
@@ -36,7 +37,7 @@ class PipelineBench:
     """Times in milliseconds, from the decoder to the client, the model's own work taken off.
 
     Attributes:
-        model, device: what ran, and where.
+        model, device, dtype: what ran, and where.
         fps: the pace.
         frames: how many records came.
         median_ms, p99_ms: of everything but the model.
@@ -46,6 +47,7 @@ class PipelineBench:
 
     model: str
     device: str
+    dtype: str
     fps: float
     frames: int
     median_ms: float
@@ -61,7 +63,7 @@ class PipelineBench:
     def as_text(self) -> str:
         """Two lines for people."""
         return (
-            f"{self.model} on {self.device}, {self.frames} records at {self.fps:g} fps\n"
+            f"{self.model} on {self.device} in {self.dtype}, {self.frames} records at {self.fps:g} fps\n"
             f"from the decoder to the socket, less the model's {self.model_ms:.1f} ms: median {self.median_ms:.2f} ms, "
             f"p99 {self.p99_ms:.2f}; before the model {self.before_ms:.2f}, after it {self.after_ms:.2f}"
         )
@@ -100,11 +102,11 @@ def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
             listener.join(_LONG_S)
             if run.error:
                 raise run.error
-        return _figures(engine.model.name, engine.model.device, fps, came, decoded_at)
+        return _figures(engine.model, fps, came, decoded_at)
 
 
 def _figures(
-    model: str, device: str, fps: float, came: list[tuple[float, dict[str, Any]]], decoded_at: dict[int, float]
+    model: ModelInfo, fps: float, came: list[tuple[float, dict[str, Any]]], decoded_at: dict[int, float]
 ) -> PipelineBench:
     before, after, models = [], [], []
     for received_at, record in [one for one in came if "frame" in one[1]][_WARM_UP:]:
@@ -117,8 +119,9 @@ def _figures(
         raise ConfigError(f"too few pictures came through at {fps:g} fps: give more --seconds, or --vid-stride 2")
     both = [sum(parts) for parts in zip(before, after, strict=True)]
     return PipelineBench(
-        model=model,
-        device=device,
+        model=model.name,
+        device=model.device,
+        dtype=model.dtype,
         fps=fps,
         frames=len(both),
         median_ms=statistics.median(both),

@@ -50,6 +50,7 @@ class PromptsBench:
 
     model: str
     device: str
+    dtype: str
     rows: list[PromptsRow]
 
     def as_json(self) -> str:
@@ -59,7 +60,8 @@ class PromptsBench:
     def as_text(self) -> str:
         """A table."""
         lines = [
-            f"{self.model} on {self.device}; {_OBJECTS} objects a prompt; ms to all answers, most pages in use",
+            f"{self.model} on {self.device} in {self.dtype}; {_OBJECTS} objects a prompt; ms to all answers, "
+            "most pages in use",
             f"{'prompts':>8}{'one picture':>20}{'a picture each':>20}",
         ]
         for row in self.rows:
@@ -70,7 +72,13 @@ class PromptsBench:
 
 
 def time_prompts(
-    name: str, device: str, prompts: Sequence[int], *, size: tuple[int, int] = (640, 360), rounds: int = 10
+    name: str,
+    device: str,
+    prompts: Sequence[int],
+    *,
+    dtype: str | None = None,
+    size: tuple[int, int] = (640, 360),
+    rounds: int = 10,
 ) -> PromptsBench:
     """Measure both ways in turn, `rounds` times each.
 
@@ -78,16 +86,17 @@ def time_prompts(
         name: as `Engine.load` takes it, or `engine.synthetic.MOONDREAM_2`.
         device: as `Engine.load` takes it.
         prompts: how many, for each row.
+        dtype: as `Engine.load` takes it.
         size: width and height of the picture in pixels.
         rounds: how often.
 
     Raises:
-        EngineError: if there is no such model or device.
+        EngineError: if there is no such model, device or dtype.
     """
     picture = pictures_of(str(DEMO_CLIP), *size)[0]
-    with open_engine(name, device) as engine:
+    with open_engine(name, device, dtype=dtype) as engine:
         rows = [measure_prompts(engine, picture, count, rounds) for count in prompts]
-        return PromptsBench(engine.model.name, engine.model.device, rows)
+        return PromptsBench(engine.model.name, engine.model.device, engine.model.dtype, rows)
 
 
 def measure_prompts(engine: Engine, picture: RgbImage, count: int, rounds: int) -> PromptsRow:

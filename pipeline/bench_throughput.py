@@ -40,6 +40,7 @@ class ThroughputBench:
 
     model: str
     device: str
+    dtype: str
     width: int
     height: int
     boxes: float
@@ -52,7 +53,8 @@ class ThroughputBench:
     def as_text(self) -> str:
         """A table for people."""
         lines = [
-            f"{self.model} on {self.device}, {self.width}x{self.height}, {self.boxes:.1f} boxes a picture",
+            f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
+            f"{self.boxes:.1f} boxes a picture",
             f"{'streams':>8} {'pictures/s':>11} {'median ms':>10} {'p99 ms':>8} {'CPU ms each':>12}",
         ]
         lines += [
@@ -67,6 +69,7 @@ def time_throughput(
     device: str,
     counts: Sequence[int],
     *,
+    dtype: str | None = None,
     label: str = "person",
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
@@ -78,6 +81,7 @@ def time_throughput(
         model: name, folder, hub id, or a shape with random weights.
         device: where it runs.
         counts: streams, a row each.
+        dtype: as `Engine.load` takes it.
         label: what is asked for.
         objects: make every answer so long; as the model finds by default.
         size: of the pictures, in pixels.
@@ -91,7 +95,7 @@ def time_throughput(
     # No two alike: what one costs must not be saved by another's.
     pictures = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
     rows, boxes = [], 0.0
-    with open_engine(model, device) as engine:
+    with open_engine(model, device, dtype=dtype) as engine:
         task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
         for picture in pictures[:3]:
             engine.submit(picture, [task]).result()
@@ -116,4 +120,4 @@ def time_throughput(
             boxes = objects or float(np.mean(found))
             p50, p99 = np.percentile(waits, [50, 99])
             rows.append(ThroughputRow(streams, len(waits) / passed, float(p50), float(p99), 1e3 * used / len(waits)))
-        return ThroughputBench(engine.model.name, engine.model.device, *size, boxes, tuple(rows))
+        return ThroughputBench(engine.model.name, engine.model.device, engine.model.dtype, *size, boxes, tuple(rows))

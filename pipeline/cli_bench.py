@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.options import Detect, Device, Json, Model, RtspTransport, Tiles, VidStride, given
+from pipeline.options import Detect, Device, Dtype, Json, Model, RtspTransport, Tiles, VidStride, given
 
 Objects = Annotated[
     int | None, typer.Option(min=1, max=50, help="Make every answer so long (default: as the model finds).")
@@ -60,6 +60,7 @@ def bench_frame(
     tiles: Tiles = None,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Time one picture to its boxes, one after another: median and 99th percentile.
@@ -83,6 +84,7 @@ def bench_pipeline(
     detect: Detect = None,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Time a picture from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
@@ -106,6 +108,7 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Measure what running a step ahead of the host gains: parts of a step, predicted and observed speedup.
@@ -116,7 +119,9 @@ def bench_bubble(
     from pipeline.bench_bubble import time_bubble
 
     counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
-    result = time_bubble(model or "nano", device or "auto", counts, seconds=seconds, objects=objects, size=pixels)
+    result = time_bubble(
+        model or "nano", device or "auto", counts, dtype=dtype, seconds=seconds, objects=objects, size=pixels
+    )
     print(result.as_json() if as_json else result.as_text())
 
 
@@ -127,6 +132,7 @@ def bench_prompts(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Measure what several prompts on one picture cost, beside the same prompts on pictures of their own."""
@@ -134,7 +140,7 @@ def bench_prompts(
     from pipeline.bench_prompts import time_prompts
 
     counts, pixels = parse_counts(prompts, "--prompts"), parse_size(size)
-    result = time_prompts(model or "nano", device or "auto", counts, size=pixels, rounds=rounds)
+    result = time_prompts(model or "nano", device or "auto", counts, dtype=dtype, size=pixels, rounds=rounds)
     print(result.as_json() if as_json else result.as_text())
 
 
@@ -144,6 +150,7 @@ def bench_decode(
     keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Time decode steps by the GPU's clock, beside the time to read their bytes once.
@@ -153,7 +160,7 @@ def bench_decode(
     from pipeline.bench import parse_counts
     from pipeline.bench_decode import time_decode
 
-    result = time_decode(model or "nano", device or "auto", parse_counts(rows, "--rows"), length=keys)
+    result = time_decode(model or "nano", device or "auto", parse_counts(rows, "--rows"), dtype=dtype, length=keys)
     print(result.as_json() if as_json else result.as_text())
 
 
@@ -165,6 +172,7 @@ def bench_throughput(
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
     model: Model = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Count pictures answered a second, of many streams with one prompt each, and what they cost the CPU."""
@@ -172,5 +180,7 @@ def bench_throughput(
     from pipeline.bench_throughput import time_throughput
 
     counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
-    result = time_throughput(model or "nano", device or "auto", counts, objects=objects, size=pixels, seconds=seconds)
+    result = time_throughput(
+        model or "nano", device or "auto", counts, dtype=dtype, objects=objects, size=pixels, seconds=seconds
+    )
     print(result.as_json() if as_json else result.as_text())

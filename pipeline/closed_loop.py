@@ -123,18 +123,18 @@ class Measured:
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
-def open_engine(name: str, device: str, depth: int | None = None) -> Engine:
+def open_engine(name: str, device: str, depth: int | None = None, dtype: str | None = None) -> Engine:
     """Load a model, or make one of random weights.
 
     Raises:
-        EngineError: if there is no such model or device.
+        EngineError: if there is no such model, device or dtype.
     """
     from engine import Engine
     from engine.synthetic import MOONDREAM_2, random_engine
 
     if name == MOONDREAM_2:
-        return random_engine(device, depth=depth or 2)
-    return Engine.load(name, device, depth=depth)
+        return random_engine(device, dtype, depth or 2)
+    return Engine.load(name, device, dtype, depth=depth)
 
 
 def mosaics(pictures: Sequence[RgbImage]) -> list[RgbImage]:

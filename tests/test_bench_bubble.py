@@ -149,7 +149,7 @@ def test_prompts_on_one_picture_hold_its_pages_once(engines: list[Engine], pictu
     # 17 tokens of the picture lie on 2 pages of 16; each prompt needs as many as another of its length.
     assert four.apart_pages - four.together_pages == 3 * 2
     assert four.together_ms > 0
-    bench = PromptsBench("random", "cpu", [one, four])
+    bench = PromptsBench("random", "cpu", "float32", [one, four])
     assert len(bench.as_text().splitlines()) == 4
     assert json.loads(bench.as_json())["rows"][1]["prompts"] == 4
 
@@ -165,8 +165,8 @@ def test_random_weights_are_those_of_their_seed(pictures: list[RgbImage]) -> Non
 
 
 def test_models_are_opened_by_name() -> None:
-    with open_engine("nano", "cpu", 2) as engine:
-        assert engine.model.name == "nano"
+    with open_engine("nano", "cpu", 2, "bfloat16") as engine:
+        assert (engine.model.name, engine.model.dtype) == ("nano", "bfloat16")
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "1,x", "65", "-1", "1.5"])

@@ -3,12 +3,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import REPO
 
+from engine import ModelInfo
 from pipeline.bench_pipeline import _figures
 from pipeline.config import ConfigError
+
+MODEL = ModelInfo("nano", Path(), 1, None, ("detect",), "cpu", "bfloat16")
 
 
 def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
@@ -22,6 +26,7 @@ def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     timed = json.loads(done.stdout)
+    assert (timed["model"], timed["device"], timed["dtype"]) == ("nano", "cpu", "float32")
     assert timed["frames"] >= 3
     assert timed["fps"] == pytest.approx(10 / 3)
     assert 0 < timed["median_ms"] <= timed["p99_ms"]
@@ -33,8 +38,9 @@ def test_the_times_are_taken_apart() -> None:
     latency = {"queue": 1.0, "prefill": 20.0, "decode_tokens": 10.0}
     notice = (0.0, {"streams": []})
     came = [notice, *((n + 0.034, {"frame": n, "latency_ms": latency}) for n in range(20))]
-    timed = _figures("nano", "cpu", 1, came, {n: float(n) for n in range(20)})
+    timed = _figures(MODEL, 1, came, {n: float(n) for n in range(20)})
     assert timed.frames == 10
+    assert timed.dtype == "bfloat16"
     assert (timed.model_ms, timed.before_ms) == (30.0, 1.0)
     assert timed.after_ms == pytest.approx(3.0)
     assert timed.median_ms == pytest.approx(4.0)
@@ -42,4 +48,4 @@ def test_the_times_are_taken_apart() -> None:
 
 def test_too_few_pictures_are_told() -> None:
     with pytest.raises(ConfigError, match="--vid-stride 2"):
-        _figures("nano", "cpu", 30, [], {})
+        _figures(MODEL, 30, [], {})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import av
 import pytest
+from engine_support import one_thread
 from PIL import Image
 
 from pipeline.cli import main
@@ -71,6 +72,17 @@ MORE_BAD_INPUT = {
     "video of no format": (["run", "clip.mp4", *PERSON, "--out", "found.xyz"], "found.xyz"),
     "unknown class in an image": (["image", "photo.png", "--detect", "unicorn", "--out", "found.png"], "unicorn"),
     "unknown device": (["run", "clip.mp4", *OUTPUTS, "--device", "toaster"], "toaster"),
+    "unknown dtype": (["run", "clip.mp4", *OUTPUTS, "--dtype", "int4"], "'bfloat16', 'float16' or 'fp8', got 'int4'"),
+    "unknown dtype of an image": (["image", "photo.png", *PERSON, "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a demo": (["demo", "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a score": (["eval", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of a reference": (["golden", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a pipeline": (["bench", "pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a bubble": (["bench", "bubble", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of prompts": (["bench", "prompts", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of steps": (["bench", "decode", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of streams": (["bench", "throughput", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),
     "unknown key": (["run", "--config", "typo.yaml", *OUTPUTS], "typo.yaml:2:1: unknown key 'detct'; did you mean"),
     "unknown flag": (["run", "clip.mp4", "--detct", "person"], "--detct"),
@@ -205,6 +217,41 @@ def test_one_frame_is_timed(tmp_path: Path) -> None:
     timed = json.loads(done.stdout)
     assert (timed["width"], timed["height"], timed["frames"]) == (320, 180, 5)
     assert 0 < timed["median_ms"] <= timed["p99_ms"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frame", "--frames", "2"],
+        ["throughput", "--streams", "1", "--seconds", "0.5"],
+        ["prompts", "--prompts", "1", "--rounds", "1"],
+    ],
+)
+def test_what_is_timed_computes_in_the_dtype_asked_for_and_says_so(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["saccade", "bench", *arguments, "--size", "64x36", "--device", "cpu", "--dtype", "bfloat16", "--json"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert {"model": "nano", "device": "cpu", "dtype": "bfloat16"}.items() <= json.loads(out).items()
+
+
+def test_a_reference_is_compared_in_another_dtype(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(REPO / "tests" / "data" / "golden-tiny")
+    monkeypatch.setattr(sys, "argv", ["saccade", "golden", folder, "--dtype", "fp8", "--tolerance", "0.001"])
+    with one_thread(), pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (1, "")
+    told = {line[:20].strip(): line[20:].split() for line in out.splitlines()}
+    assert told["crops"][-2:] == ["0", "ok"]
+    assert told["boxes"][3:5] == ["any", "at"]
+    assert told["logits"][3:5] == ["0.001", "DISAGREES"]
 
 
 def test_the_embedded_model_has_a_score(tmp_path: Path) -> None:
