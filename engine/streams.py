@@ -44,7 +44,11 @@ class Stream(Protocol):
     """Work that runs in the order it was given."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Put work on the stream; does not wait for it."""
+        """Put work on the stream; does not wait for it.
+
+        Raises:
+            BaseException: what the work has raised, if it was run here; else its event tells.
+        """
         ...
 
     def record(self) -> Event:
@@ -167,20 +171,6 @@ def _watched(work: Callable[[], None], watcher: Watcher) -> Callable[[], None]:
     return watched
 
 
-class _CudaEvent:
-    __slots__ = ("error", "event")
-
-    def __init__(self, event: torch.cuda.Event, error: BaseException | None) -> None:
-        self.event, self.error = event, error
-
-    def synchronize(self) -> None:
-        try:
-            self.event.synchronize()  # what was launched before the error still runs, and uses what is its own
-        finally:
-            if self.error is not None:
-                raise self.error
-
-
 class _CudaTimer:
     """When work on a stream ran, by an event before it and one behind it. The two are read once they are reached.
 
@@ -236,41 +226,31 @@ def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
 
 
 class CudaStream:
-    """A CUDA stream; launching happens in the calling thread."""
+    """A CUDA stream; launching happens in the calling thread, and fails there."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._default = torch.cuda.default_stream(device)
-        self._error: BaseException | None = None
         self._timer: _CudaTimer | None = None
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work on the stream; what launching raises is told by the next event."""
-        if self._error is None:
-            timer = self._timer
-            torch.cuda.set_stream(self.stream)  # 1 µs; the context manager asks for the stream before, which takes 15
-            try:
-                if timer is None:
-                    work()
-                else:
-                    timer.run(work)
-            except BaseException as error:
-                self._error = error
-            finally:
-                torch.cuda.set_stream(self._default)
+        """Launch work on the stream; some of it may be there when launching raises."""
+        timer = self._timer
+        with torch.cuda.stream(self.stream):
+            if timer is None:
+                work()
+            else:
+                timer.run(work)
 
     def record(self) -> Event:
         """An event behind all work given so far."""
         event = torch.cuda.Event(blocking=True)
         event.record(self.stream)
-        told, self._error = _CudaEvent(event, self._error), None
-        return told
+        return event
 
     def wait(self, event: Event) -> None:
         """Let work given from now on begin only after the event."""
-        assert isinstance(event, _CudaEvent)
-        self._error = self._error or event.error
-        self.stream.wait_event(event.event)
+        assert isinstance(event, torch.cuda.Event)
+        self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
         """Tell somebody, or nobody any more, of the work given from now on."""
