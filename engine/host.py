@@ -30,8 +30,11 @@ def share_among(threads: int) -> None:
 
     `torch.set_num_threads` would tell every thread that comes after, too. Does nothing where torch has no OpenMP.
     """
+    import torch  # loads the OpenMP that it uses
+
     tell = _omp_set_num_threads()
-    if tell is not None:
+    if tell is not None and torch.backends.openmp.is_available():
+        torch.get_num_threads()  # what torch itself tells a thread, it tells when it is first asked there
         tell(threads)
 
 
@@ -39,7 +42,5 @@ def share_among(threads: int) -> None:
 def _omp_set_num_threads() -> Callable[[int], None] | None:
     if sys.platform == "win32":
         return None
-    import torch  # loads the one that it uses
-
     found: Callable[[int], None] | None = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-    return found if torch.backends.openmp.is_available() else None
+    return found

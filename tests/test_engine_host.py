@@ -13,13 +13,13 @@ from engine.host import share_among
     sys.platform != "linux" or not torch.backends.openmp.is_available(), reason="this torch has no OpenMP of its own"
 )
 def test_a_thread_says_for_itself_how_many_work_for_it() -> None:
-    before = torch.get_num_threads()
-
     def share(threads: int) -> int:
         share_among(threads)
         return torch.get_num_threads()
 
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        assert one.submit(share, 1).result() == 1
-        assert other.submit(torch.get_num_threads).result() == before == torch.get_num_threads()
-        assert one.submit(share, before + 1).result() == before + 1
+        here, there = torch.get_num_threads(), other.submit(torch.get_num_threads).result()
+        for threads in (1, 3, 2):
+            assert one.submit(share, threads).result() == threads
+            assert other.submit(torch.get_num_threads).result() == there
+            assert torch.get_num_threads() == here
