@@ -269,9 +269,11 @@ class Faulty(StandIn):
         super().__init__(depth, n_lanes, n_pages, dice)
         self._faults, self._rate = random.Random(dice.random()), rate
         self.hit: set[int] = set()
+        self._unfilled: set[int] = set()  # pictures whose prefill fails on the stream
 
     def launch(self, slot: int, step: Step[int]) -> None:
         if self._struck(step):
+            self._unfilled.update(look.image for look in step.looks)
             self._compute.run(_raiser(FaultError("on the stream")))
         self._faltering(super().launch, slot, step)
 
@@ -280,7 +282,7 @@ class Faulty(StandIn):
 
     def _forward(self, rows: list[_Fed], kind: StepKind) -> None:
         # What a failed prefill was to fill is not there for the decode step that is on the stream behind it already.
-        super()._forward([fed for fed in rows if fed.image not in self.hit], kind)
+        super()._forward([fed for fed in rows if fed.image not in self._unfilled], kind)
 
     def _struck(self, step: Step[int]) -> bool:
         if self._faults.random() >= self._rate:
