@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -173,7 +174,10 @@ def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
         assert results[1][0].detections != results[1][1].detections
 
 
-def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(engines: tuple[Engine, Engine]) -> None:
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(
+    engines: tuple[Engine, Engine], traced: bool
+) -> None:
     _, cuda = engines
     shown = [square(240, 320, SCREEN), noise(240, 320)]
     tasks = [Detect(name, 5, 0.0) for name in ("tv", "person")]
@@ -183,15 +187,16 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(engines:
             future.result()
 
     run(64)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        # Pictures that wait take memory, and how many do differs from run to run: it grows until it has seen the most.
-        allocations: list[int] = []
-        while len(allocations) < 4 or (len({*allocations[-4:]}) > 1 and len(allocations) < 40):
-            run(24)
-            allocations.append(torch.cuda.memory_stats()["num_device_alloc"])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    allocations: list[int] = []
+    with cuda.tracing() if traced else nullcontext():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            # Pictures that wait take memory, and how many do differs from run to run: it grows until it has seen most.
+            while len(allocations) < 4 or (len({*allocations[-4:]}) > 1 and len(allocations) < 40):
+                run(24)
+                allocations.append(torch.cuda.memory_stats()["num_device_alloc"])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert len({*allocations[-4:]}) == 1, allocations
 
 
