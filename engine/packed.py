@@ -111,7 +111,7 @@ class PackedRunner:
         self._heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
         self._ahead = can_begin_early(model.device)
         fp8 = model.fp8 and can_widen(model.device)
-        self._fp8 = fp8 and fp8_kernels.fits(text.dim, self._heads, text.ff_dim)
+        self._fp8 = fp8 and fp8_kernels.fits(pool.prefix_length, text.dim, self._heads, text.ff_dim)
         with torch.no_grad():
             self._layers = [_Layer(block, text.dim, fp8) for block in model.text.blocks if isinstance(block, Block)]
         self._attention = PagedAttention(

@@ -40,7 +40,8 @@ class PackedTower:
     def __init__(self, model: Moondream) -> None:
         self._tower, config = model.vision, model.config.vision
         self._n_heads = config.enc_n_heads
-        self._fp8 = model.fp8 and can_widen(model.device) and kernels.fits(config.enc_dim, config.enc_ff_dim)
+        fits = kernels.fits(config.n_tokens, config.enc_dim, config.enc_ff_dim)
+        self._fp8 = model.fp8 and can_widen(model.device) and fits
         with torch.no_grad():
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
 

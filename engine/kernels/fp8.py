@@ -77,9 +77,9 @@ def squeeze(plain: torch.Tensor | None, bent: torch.Tensor | None) -> tuple[torc
     return out, scales
 
 
-def fits(*widths: int) -> bool:
-    """Whether `linear` takes weights of these widths."""
-    return all(width % 16 == 0 for width in widths)
+def fits(rows: int, *widths: int) -> bool:
+    """Whether `linear` takes so many rows, and weights of these widths."""
+    return rows >= 16 and all(width % 16 == 0 for width in widths)
 
 
 def linear(
@@ -88,7 +88,7 @@ def linear(
     """A linear layer with FP8 on both sides, in bfloat16.
 
     Args:
-        x: (rows, inputs) e4m3.
+        x: (rows, inputs) e4m3, as `fits` allows.
         scales: (rows,) float32.
         weight: (outputs, inputs) e4m3.
         scale: (outputs,) float32.
