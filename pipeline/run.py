@@ -3,11 +3,14 @@
     source ─▶ queue ─▶ engine (a few pictures in flight) ─▶ in order ─▶ one outbox and thread per sink
 
 A run ends when the source does, when it is told to stop, or when any part fails; each time every picture already with
-the engine is finished and every sink closed properly. Knows nothing of configuration, terminals or signals.
+the engine is finished and every sink closed properly. A picture that the engine fails on ends a file's run, which has
+no holes; a live source loses it like any other, unless too many fail in a row. Knows nothing of configuration,
+terminals or signals.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -28,6 +31,9 @@ from sources import Frame, Source
 if TYPE_CHECKING:
     from engine import Engine
 
+log = logging.getLogger(__name__)
+
+_PATIENCE = 10  # pictures in a row that the engine may fail on, of a live source
 _LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
 
 
@@ -106,6 +112,7 @@ class Run:
         self._stats = Stats()
         self._lock = threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
+        self._failed = 0  # pictures of a live source that the engine failed on
         self._waiting_since: float | None = None  # when the picture was put to the engine that it owes us
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
@@ -178,6 +185,8 @@ class Run:
         for number, (output, outbox) in enumerate(self._outputs):
             drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
             waiting[f"{number} {type(output.sink).__name__}"] = len(outbox)
+        if self._failed:
+            drops["failed"] = self._failed
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
     def _part(self, work: Callable[[], None]) -> None:
@@ -222,7 +231,7 @@ class Run:
             self._pending.close()
 
     def _collect(self) -> None:
-        whole = True
+        whole, failed, lost = True, 0, 0
         try:
             while True:
                 flight = self._pending.get().item
@@ -230,14 +239,23 @@ class Run:
                 try:
                     result = flight.result.result()
                 except Exception as error:
-                    self._fail(error)
-                    whole = False  # what comes after the picture that failed is not delivered: no sink shall see a hole
+                    failed += 1
+                    if self._source.info.live and failed <= _PATIENCE:
+                        self._failed += 1
+                        lost += 1 + flight.frame.dropped_before
+                        if failed == 1:
+                            log.warning("%s: the model failed on a picture: %s", self.name, error)
+                    else:
+                        self._fail(error)
+                        whole = False  # what comes after it is not delivered: no sink shall see a hole
                     continue
                 finally:
                     self._note_waiting(None)
                     self._places.release()
                 if whole:
-                    self._deliver(flight, result)
+                    frame = replace(flight.frame, dropped_before=flight.frame.dropped_before + lost)
+                    self._deliver(replace(flight, frame=frame), result)
+                    failed = lost = 0
         except QueueClosed:
             pass  # everything submitted is delivered
         finally:

@@ -61,7 +61,7 @@ class Report:
         elapsed_s: seconds from the first picture put to the engine to the last result.
         latency: mean over the frames, in milliseconds.
         drops: pictures lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
-            where they had a result already.
+            where they had a result already; `failed` if the engine failed on them.
         corrupt_packets: pieces of the source that could not be decoded.
         read: pictures that the source has handed over.
         waiting: pictures waiting for the engine, and, by the sink's number and name, results waiting for a sink.

@@ -20,6 +20,7 @@ LOST = {
     "lost": "lost or damaged on the way",
     "full": "dropped because the model was busy",
     "closed": "read but not looked at",
+    "failed": "that the model failed on",
     "sink full": "dropped because a sink was busy",
     "sink closed": "not taken by a sink",
 }

@@ -4,17 +4,21 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine import Engine
 from engine.results import Result
+from engine.scheduler import StepKind
 from engine.tasks import Detect, Task
 from pipeline.queue import NEWEST, WAIT, QueuePolicy
 from pipeline.run import Output, Run
 from sinks import JsonlSink, Latency, SinkClosedError, SinkError
 from sources import Frame, Source, SourceError, open_source
+from sources.replay import ReplaySource
 
 REPO = Path(__file__).resolve().parent.parent
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
@@ -69,7 +73,7 @@ def finish(run: Run) -> None:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("saccade ")] == []
 
 
-def records(path: Path) -> list[dict[str, object]]:
+def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -186,6 +190,41 @@ def test_an_error_of_the_engine_ends_the_run(clip: Source, tmp_path: Path) -> No
     finish(run)
     assert run.error is not None
     assert records(out) == []
+
+
+@pytest.mark.parametrize(("fails", "survives"), [({2, 3, 5}, True), ({*range(2, 14)}, False)])
+def test_a_live_stream_outlives_some_pictures_that_the_engine_fails_on(
+    fails: set[int], survives: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, calls = tmp_path / "out.jsonl", count()
+    with Engine.load("nano", device="cpu") as engine:
+        launch = engine._executor.launch
+
+        def failing(slot: int, step: Any) -> None:
+            if step.kind is StepKind.PREFILL and next(calls) in fails:
+                raise RuntimeError("out of memory")
+            launch(slot, step)
+
+        engine._executor.launch = failing
+        run = Run(ReplaySource(lambda: open_source(CLIP)), engine, TASKS, [Output(JsonlSink(out))], in_flight=1)
+        run.start()
+        deadline = time.monotonic() + LONG_S
+        while not run.ended and run.report().frames < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        run.stop()
+        finish(run)
+    report, kept = run.report(), records(out)
+    assert "the model failed on a picture: out of memory" in caplog.text
+    if survives:
+        assert run.error is None
+        assert report.drops["failed"] == 3
+        frames = [record["frame"] for record in kept]
+        gaps = [after - before - 1 for before, after in pairwise(frames)]
+        assert gaps == [record["dropped_since_last"] for record in kept[1:]]  # whatever the cause, each is told
+    else:
+        assert str(run.error) == "out of memory"
+        assert report.drops["failed"] == 10
+        assert len(kept) == 2
 
 
 class BreakingSource:
