@@ -29,8 +29,13 @@ def widened(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
 
 
 def can_widen(device: torch.device) -> bool:
-    """Whether a GPU has FP8 numbers: from Ada and Hopper on. Others compute with the same weights in half precision."""
+    """Whether a GPU has FP8 numbers: from Ada on. Others compute with the same weights in half precision."""
     return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def can_multiply(device: torch.device) -> bool:
+    """Whether torch multiplies FP8 by FP8 with a scale for each row: from Hopper on, where it was tried."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @torch.no_grad()

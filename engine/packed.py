@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .cache import PagedPool
-from .fp8 import can_widen
+from .fp8 import can_multiply, can_widen
 from .kernels import fp8 as fp8_kernels
 from .kernels import objects
 from .kernels.ahead import can_begin_early
@@ -111,7 +111,11 @@ class PackedRunner:
         self._heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
         self._ahead = can_begin_early(model.device)
         fp8 = model.fp8 and can_widen(model.device)
-        self._fp8 = fp8 and fp8_kernels.fits(pool.prefix_length, text.dim, self._heads, text.ff_dim)
+        self._fp8 = (
+            fp8
+            and can_multiply(model.device)
+            and fp8_kernels.fits(pool.prefix_length, text.dim, self._heads, text.ff_dim)
+        )
         with torch.no_grad():
             self._layers = [_Layer(block, text.dim, fp8) for block in model.text.blocks if isinstance(block, Block)]
         self._attention = PagedAttention(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .fp8 import can_widen
+from .fp8 import can_multiply
 from .kernels import fp8 as kernels
 from .kernels.norm import add_norm
 from .models.moondream.model import Moondream
@@ -40,8 +40,8 @@ class PackedTower:
     def __init__(self, model: Moondream) -> None:
         self._tower, config = model.vision, model.config.vision
         self._n_heads = config.enc_n_heads
-        fits = kernels.fits(config.n_tokens, config.enc_dim, config.enc_ff_dim)
-        self._fp8 = model.fp8 and can_widen(model.device) and fits
+        possible = can_multiply(model.device) and kernels.fits(config.n_tokens, config.enc_dim, config.enc_ff_dim)
+        self._fp8 = model.fp8 and possible
         with torch.no_grad():
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
 
