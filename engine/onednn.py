@@ -1,7 +1,7 @@
 """Layers as oneDNN runs them on a CPU: what follows a product is done in the same pass, weights are laid out once.
 
-The operators are those that torch's own compiler makes of such layers. Where torch comes without oneDNN, or the numbers
-are not float32, the plain layers run.
+The operators are those that torch's own compiler makes of such layers. Where torch comes without oneDNN or was told not
+to use it, or the numbers are not float32, the plain layers run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch
 
 
 def fuse(model: nn.Module) -> None:
-    """Replace the layers of a model that is not trained any more."""
+    """Replace the layers of a model that is not trained any more. After its first picture it cannot be copied."""
     fused = {Conv: FusedConv, Mlp: FusedMlp}
     for name, module in list(model.named_modules()):
         if type(module) in fused and _usable(next(module.parameters())):
@@ -39,6 +39,7 @@ class FusedConv(nn.Module):
 
     def __init__(self, plain: Conv) -> None:
         super().__init__()
+        assert isinstance(plain.norm, nn.Identity)
         self.conv = plain.conv
         self._laid_out: torch.Tensor | None = None  # as the first map wants it
 
@@ -65,4 +66,5 @@ class FusedMlp(nn.Module):
 
 
 def _usable(x: torch.Tensor) -> bool:
-    return x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    there = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    return bool(there) and x.dtype == torch.float32 and x.device.type == "cpu"

@@ -57,3 +57,24 @@ def test_other_numbers_than_float32_are_left_alone() -> None:
     vision = random_model(TINY).vision.bfloat16()
     fuse(vision)
     assert any(isinstance(module, Mlp) for module in vision.modules())
+    assert not any(isinstance(module, FusedMlp) for module in vision.modules())
+
+
+@needs_onednn
+def test_who_switches_onednn_off_gets_the_plain_layers() -> None:
+    vision = random_model(TINY).vision
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        fuse(vision)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+    assert not any(isinstance(module, FusedMlp) for module in vision.modules())
+
+
+@needs_onednn
+def test_a_norm_that_is_not_folded_yet_is_not_lost() -> None:
+    conv = Conv(8, 8)
+    conv.norm = nn.BatchNorm2d(8)
+    with pytest.raises(AssertionError):
+        fuse(nn.Sequential(conv))
