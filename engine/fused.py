@@ -49,6 +49,7 @@ class FusedText:
 class _Layer:
     """One block; arguments as for `Block`, but without a mask x is alone: it sees nothing but itself."""
 
+    @torch.no_grad()
     def __init__(self, block: Block) -> None:
         attn, mlp = block.attn, block.mlp
         config = attn.config

@@ -65,8 +65,9 @@ def test_a_step_needs_as_many_pages_as_its_longest_sequence_has_come() -> None:
 
 
 def test_joined_weights_are_held_once_and_the_decoder_says_the_same() -> None:
-    text = copy.deepcopy(MODEL.text)
-    FusedText(text)
+    text = copy.deepcopy(MODEL.text).requires_grad_()
+    fused = FusedText(text)
+    assert not any(part.requires_grad for layer in fused._layers for part in (*layer._into, *layer._out))
     held = {part.untyped_storage().data_ptr() for part in text.parameters()}
     block = text.blocks[0]
     assert isinstance(block, Block)
