@@ -192,8 +192,9 @@ class TextDecoder(nn.Module):
             positions: (rows, length) int64 positions of x in their sequences.
             cache: receives x's keys and values at these positions; everything before them must be there. None keeps
                 nothing: x holds whole sequences (training).
-            mask: bool, broadcastable to (rows, heads, length, keys), True where a key is seen. By default every
-                position sees itself and what is before it, and the first `prefix_attn` positions see each other.
+            mask: bool, broadcastable to (rows, heads, length, keys), True where a key is seen; or numbers that are
+                added to what a key scores. By default every position sees itself and what is before it, and the first
+                `prefix_attn` positions see each other.
 
         Returns:
             (rows, length, dim) hidden states, before the last norm.
