@@ -71,7 +71,10 @@ def load_adapter(name: str, path: Path, text: TextDecoder, max_rank: int) -> Ada
             )
         scale = 1.0 if alpha is None else alpha / rank
         like = base.weight
-        weights[layer, part] = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
+        kept = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
+        if not all(bool(one.isfinite().all()) for one in kept):  # what it leaves in the cache spoils what is next
+            raise AdapterError(f"{where} holds numbers that are none, or too large for {like.dtype}")
+        weights[layer, part] = kept
     if text.wte.is_cuda:  # another stream will read them
         torch.cuda.current_stream(text.wte.device).synchronize()
     return Adapter(name, weights)
