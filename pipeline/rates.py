@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.fp8 import FP8, can_widen
+from engine.fp8 import FP8, can_multiply
 from engine.loading import DTYPES
 
 _REPEATS = 12
@@ -28,7 +28,7 @@ def operations(device: torch.device, dtype: str) -> float:
     """
     n = 8192
     a, b = (torch.randn(n, n, device=device) for _ in range(2))
-    if dtype == "fp8" and can_widen(device):
+    if dtype == "fp8" and can_multiply(device):
         one = torch.ones((), device=device)
         a, b = a.to(FP8), b.to(FP8)
         return 2 * n**3 / _seconds(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16))
