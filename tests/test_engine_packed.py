@@ -88,12 +88,13 @@ def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool) -
 
 
 @torch.inference_mode()
-def test_kernels_that_begin_early_read_nothing_too_early() -> None:
-    pair = Pair()
+@pytest.mark.parametrize(("rows", "fp8"), [(1, False), (8, False), (64, False), (8, True), (64, True)])
+def test_kernels_that_begin_early_read_nothing_too_early(rows: int, fp8: bool) -> None:
+    pair = Pair(fp8=fp8)
     if not pair.packed._ahead:
         pytest.skip("this GPU launches one kernel after the other")
-    x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
-    at, lanes, own = numbers([82 + row for row in range(8)]), numbers([*range(8)]), tables(8)
+    x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+    at, lanes, own = numbers([82 + row * 2 % 40 for row in range(rows)]), numbers([*range(rows)]), tables(rows)
     pair.packed._ahead = False
     wanted = pair.packed.rows(x.clone(), at, lanes, own, False).clone()
     pair.packed._ahead = True
