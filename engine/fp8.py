@@ -1,7 +1,8 @@
 """Weights in FP8 (e4m3): a sign, four bits of exponent, three of fraction, and a float32 scale for each output.
 
-The linear layers of the text decoder's and the vision tower's blocks are stored so, 16 bits of a weight becoming 8. The
-rest (embeddings, norms, biases, region heads, output head) is small or delicate and stays as it is.
+The linear layers of the text decoder's and the vision tower's blocks are rounded so, and kernels read 8 bits for each
+weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The rest
+(embeddings, norms, biases, region heads, output head) is small or delicate and stays as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import nn
 from .models.moondream.model import Moondream
 from .models.moondream.text import Block
 
-FP8 = torch.float8_e4m3fn
+E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # that e4m3 holds
 
 
@@ -20,7 +21,7 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights (outputs, inputs) as e4m3 of the same shape, and the float32 scales (outputs,) that they are times of."""
     wide = weight.float()
     scale = wide.abs().amax(dim=1).clamp(min=1e-12) / LARGEST
-    return (wide / scale.unsqueeze(1)).to(FP8), scale
+    return (wide / scale.unsqueeze(1)).to(E4M3), scale
 
 
 def widened(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .models.moondream.text import Block, TextDecoder
+from .models.moondream.text import Block, TextDecoder, join
 from .onednn import linear
 from .tokens import TokenRows, TokenSlot
 
@@ -49,19 +49,13 @@ class FusedText:
 class _Layer:
     """One block; arguments as for `Block`, but without a mask x is alone: it sees nothing but itself."""
 
-    @torch.no_grad()
     def __init__(self, block: Block) -> None:
-        attn, mlp = block.attn, block.mlp
-        config = attn.config
+        config = block.attn.config
         self._norm, self._width = block.ln, config.head_dim
         self._queries, self._kept = config.n_heads, config.n_kv_heads
-        self._split = split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
-        into = torch.cat([attn.qkv.weight, mlp.fc1.weight])
-        out = torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
-        self._into = into, torch.cat([attn.qkv.bias, mlp.fc1.bias])
-        self._out = out, attn.proj.bias + mlp.fc2.bias
-        attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
-        attn.proj.weight.data, mlp.fc2.weight.data = out[:, : config.dim], out[:, config.dim :]
+        self._split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        joined = join(block)
+        self._into, self._out = (joined.into, joined.into_bias), (joined.out, joined.out_bias)
 
     def __call__(
         self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot, mask: torch.Tensor | None

@@ -106,9 +106,10 @@ class Monitor:
         """
         if self.trace is not None:
             raise RuntimeError("the engine is being traced already")
-        for name, stream in self._streams.items():  # anew, so that their clocks agree with the host's
-            stream.watch(self._compute if name == "compute" else Track(name, self))
-        self._listening = True
+        with self._lock:
+            for name, stream in self._streams.items():  # anew, so that their clocks agree with the host's
+                stream.watch(self._compute if name == "compute" else Track(name, self))
+            self._listening = True
         self.trace = trace = Trace()
         try:
             yield trace

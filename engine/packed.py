@@ -5,7 +5,7 @@ layer's four matrices are packed into two, as both halves of a block read the sa
 
     add and norm → product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both
 
-From Hopper on each of them begins while the one ahead still runs (`kernels.ahead`). The rows of a step of 1 / 8 / 32 at
+From Hopper on most of them begin while the one ahead still runs (`kernels.ahead`). The rows of a step of 1 / 8 / 32 at
 760 keys take 0.86 / 1.18 / 1.99 ms on one H200, with FP8 weights 0.67 / 0.98 / 1.86; with cuBLAS's products and kernels
 one after the other it was 1.08 / 1.34 / 2.18. Needs Triton, bf16 or fp16, a GPU that Triton compiles for.
 """
@@ -27,7 +27,7 @@ from .kernels.product import MAX_ROWS, parts_for, product
 from .kernels.product import fits as product_fits
 from .models.moondream.layers import Mlp
 from .models.moondream.model import Moondream
-from .models.moondream.text import Block
+from .models.moondream.text import Block, join
 from .weights import Weights, normed
 
 
@@ -37,6 +37,7 @@ def fits(model: Moondream) -> bool:
     return (
         model.dtype in (torch.bfloat16, torch.float16)
         and text.head_dim % 8 == 0
+        and text.head_dim >= 16
         and objects.fits(
             region.coord_out_dim, region.size_out_dim // 2, region.coord_feat_dim, region.size_feat_dim, text.dim
         )
@@ -48,17 +49,11 @@ class _Layer:
 
     __slots__ = ("into", "norm", "out")
 
-    def __init__(self, block: Block, dim: int, fp8: bool) -> None:
-        attn, mlp = block.attn, block.mlp
+    def __init__(self, block: Block, fp8: bool) -> None:
+        joined = join(block)
         self.norm: nn.LayerNorm = block.ln
-        into = torch.cat([attn.qkv.weight, mlp.fc1.weight])
-        out = torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
-        self.into = Weights(into, torch.cat([attn.qkv.bias, mlp.fc1.bias]), fp8)
-        self.out = Weights(out, attn.proj.bias + mlp.fc2.bias, fp8)
-        # The modules look at the packed weights from here on: nothing is held twice.
-        split = attn.qkv.weight.shape[0]
-        attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
-        attn.proj.weight.data, mlp.fc2.weight.data = out[:, :dim], out[:, dim:]
+        self.into = Weights(joined.into, joined.into_bias, fp8)
+        self.out = Weights(joined.out, joined.out_bias, fp8)
 
 
 class _Bins:
@@ -70,24 +65,29 @@ class _Bins:
         ahead: whether kernels begin early.
     """
 
-    __slots__ = ("_ahead", "_bent", "_bias", "_head", "_parts", "ours")
+    __slots__ = ("_ahead", "_bent", "_bias", "_head", "_ours", "_parts")
 
     def __init__(self, head: nn.Module, width: int, ahead: bool) -> None:
-        self._head, self._ahead, self.ours = head, ahead, False
+        self._head, self._ahead, self._ours = head, ahead, False
         weight = next(head.parameters())
-        self._bias = weight.new_zeros(width)  # the module adds its own
+        self._bias = weight.new_zeros(width)
         if isinstance(head, Mlp):
             parts = parts_for(head.fc2.in_features, False)
-            self.ours = parts > 1 and product_fits(*head.fc1.weight.shape) and product_fits(*head.fc2.weight.shape)
+            self._ours = parts > 1 and product_fits(*head.fc1.weight.shape) and product_fits(*head.fc2.weight.shape)
             self._bent = weight.new_zeros(MAX_ROWS, head.fc1.out_features)
             self._parts = weight.new_zeros(parts * width * MAX_ROWS, dtype=torch.float32)
-            self._bias = head.fc2.bias if self.ours else self._bias
+            self._bias = head.fc2.bias if self._ours else self._bias
+
+    def begins_early(self, rows: int) -> bool:
+        """Whether the scores of so many rows come from kernels that do."""
+        return self._ahead and self._ours and rows <= MAX_ROWS
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> objects.Scores:
-        """Of rows (rows, dim), at most `MAX_ROWS`; if they are not wanted, only their shape is right."""
+        """Of rows (rows, dim); if they are not wanted, only their shape is right."""
         head, rows, width = self._head, len(hidden), len(self._bias)
-        if not self.ours:
-            return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._bias
+        if not self._ours or rows > MAX_ROWS:
+            bias = torch.zeros_like(self._bias)  # the module adds its own
+            return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), bias
         assert isinstance(head, Mlp)
         parts = self._parts[: len(self._parts) // MAX_ROWS * rows].view(-1, rows, width)
         if wanted:
@@ -117,7 +117,7 @@ class PackedRunner:
             and fp8_kernels.fits(pool.prefix_length, text.dim, self._heads, text.ff_dim)
         )
         with torch.no_grad():
-            self._layers = [_Layer(block, text.dim, fp8) for block in model.text.blocks if isinstance(block, Block)]
+            self._layers = [_Layer(block, fp8) for block in model.text.blocks if isinstance(block, Block)]
         self._attention = PagedAttention(
             text.n_heads,
             text.n_kv_heads,
@@ -245,7 +245,7 @@ class PackedRunner:
         count, region = len(hidden), self._model.region
         coords = self._coords.scores(hidden, places)
         spread = self._sizes.scores(hidden, sizes)
-        ahead = self._coords.ours and self._sizes.ours and self._ahead
+        ahead = self._coords.begins_early(count) and self._sizes.begins_early(count)
         objects.sample(
             hidden,
             phases,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from .fp8 import FP8, quantised
+from .fp8 import E4M3, quantised
 from .kernels import fp8 as kernels
 from .kernels.norm import add_norm
 
@@ -48,5 +48,5 @@ def normed(x: torch.Tensor, delta: torch.Tensor | None, norm: torch.nn.LayerNorm
     """`add_norm`, its result in half precision or FP8."""
     if not fp8:
         return add_norm(x, delta, norm), None
-    out, scales = torch.empty_like(x, dtype=FP8), torch.empty(len(x), dtype=torch.float32, device=x.device)
+    out, scales = torch.empty_like(x, dtype=E4M3), torch.empty(len(x), dtype=torch.float32, device=x.device)
     return add_norm(x, delta, norm, out, scales=scales), scales

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from engine.fp8 import FP8, can_multiply
-from engine.loading import DTYPES
+from engine.fp8 import E4M3, can_multiply
+from engine.loading import DTYPES, FP8
 
 _REPEATS = 12
 
@@ -28,9 +28,9 @@ def operations(device: torch.device, dtype: str) -> float:
     """
     n = 8192
     a, b = (torch.randn(n, n, device=device) for _ in range(2))
-    if dtype == "fp8" and can_multiply(device):
+    if dtype == FP8 and can_multiply(device):
         one = torch.ones((), device=device)
-        a, b = a.to(FP8), b.to(FP8)
+        a, b = a.to(E4M3), b.to(E4M3)
         return 2 * n**3 / _seconds(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16))
     a, b = (part.to(DTYPES[dtype]) for part in (a, b))
     return 2 * n**3 / _seconds(lambda: a @ b)

@@ -95,17 +95,29 @@ def test_kernels_that_begin_early_read_nothing_too_early(rows: int, fp8: bool) -
         pytest.skip("this GPU launches one kernel after the other")
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
     at, lanes, own = numbers([82 + row * 2 % 40 for row in range(rows)]), numbers([*range(rows)]), tables(rows)
-    pair.packed._ahead = False
-    wanted = pair.packed.rows(x.clone(), at, lanes, own, False).clone()
-    pair.packed._ahead = True
+    phases = numbers([row % 3 for row in range(rows)])
+    sampled, state = torch.zeros(rows, 3, device="cuda"), torch.zeros(rows, 256, device="cuda", dtype=torch.bfloat16)
+
+    def step(begin: torch.Tensor) -> torch.Tensor:
+        hidden = pair.packed.rows(begin, at, lanes, own, False)
+        pair.packed.objects(hidden, phases, lanes, True, True, sampled, state)
+        return hidden
+
+    for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
+        part._ahead = False
+    wanted = [tensor.clone() for tensor in (step(x.clone()), sampled, state)]
+    for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
+        part._ahead = True
     held, graph = x.clone(), torch.cuda.CUDAGraph()
-    pair.packed.rows(held, at, lanes, own, False)
+    step(held)
     with torch.cuda.graph(graph):
-        got = pair.packed.rows(held, at, lanes, own, False)
+        got = step(held)
     for _ in range(200):
         held.copy_(x)
+        sampled.zero_()
+        state.zero_()
         graph.replay()
-        assert torch.equal(got, wanted)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip((got, sampled, state), wanted, strict=True))
 
 
 @torch.inference_mode()

@@ -10,9 +10,9 @@ import torch
 
 
 def available(device: torch.device) -> bool:
-    """Whether they can run: Triton is there, and the GPU is of a generation that it compiles for."""
+    """Whether they can run: a Triton that is new enough, and a GPU of a generation that it compiles them for."""
     try:
-        import triton  # noqa: F401
+        from . import ahead  # noqa: F401
     except ImportError:
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -6,6 +6,8 @@ older entries. All else it reads, and all it writes, comes after `begin`, which 
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import triton
 import triton.language as tl
@@ -35,5 +37,15 @@ def early(wanted: bool) -> dict[str, bool]:
 
 
 def can_begin_early(device: torch.device) -> bool:
-    """Whether the GPU knows how."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether the GPU knows how, and its driver knows graphs of such kernels (CUDA 12.3)."""
+    return torch.cuda.get_device_capability(device) >= (9, 0) and _driver() >= 12030
+
+
+def _driver() -> int:
+    """The newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 if it does not tell."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value

@@ -18,6 +18,7 @@ _PROGRAMS, _MOST_SPLITS = 384, 8
 _BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no more than `_FEW`
 _FEW = 512
 _BLOCK_F = 512  # values of the MLP at a time
+_LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16: the product behind GELU may widen its weights to float16
 
 
 @triton.jit
@@ -97,6 +98,7 @@ def _attend_kernel(
     BLOCK_T: tl.constexpr,
     BENT: tl.constexpr,
     BLOCK_F: tl.constexpr,
+    LIMIT: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
@@ -113,7 +115,7 @@ def _attend_kernel(
             f = (head - N_HEADS) * BLOCK_F + tl.arange(0, BLOCK_F)
             inside = f < BENT
             x = tl.load(heads + row.to(tl.int64) * heads_stride + (N_HEADS + 2 * N_KV) * D + f, mask=inside, other=0.0)
-            bent = gelu(x.to(tl.float32)).to(out.dtype.element_ty)
+            bent = tl.minimum(gelu(x.to(tl.float32)), LIMIT).to(out.dtype.element_ty)
             tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, bent, mask=inside)
         return
     kv = head // (N_HEADS // N_KV)
@@ -249,6 +251,7 @@ class PagedAttention:
         cosine: torch.Tensor,
         sine: torch.Tensor,
     ) -> None:
+        assert gap < _BLOCK_T  # or a block of keys might have none to be seen
         self._n_heads, self._n_kv, self._dim = n_heads, n_kv_heads, head_dim
         self._width = triton.next_power_of_2(head_dim)
         self._layout = {"PAGE": page_size, "PREFIX": prefix_length, "GAP": gap}
@@ -319,6 +322,7 @@ class PagedAttention:
             BLOCK_T=_BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T,
             BENT=bent,
             BLOCK_F=_BLOCK_F,
+            LIMIT=_LARGEST_HALF,
             AHEAD=ahead,
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,

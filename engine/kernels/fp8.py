@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..fp8 import FP8, LARGEST
+from ..fp8 import E4M3, LARGEST
 from .activation import gelu
 
 _LARGEST = tl.constexpr(LARGEST)
@@ -58,7 +58,7 @@ def squeeze(plain: torch.Tensor | None, bent: torch.Tensor | None) -> tuple[torc
     given = plain if bent is None else bent
     assert given is not None
     rows, widths = len(given), [0 if part is None else part.shape[1] for part in (plain, bent)]
-    out = torch.empty(rows, sum(widths), dtype=FP8, device=given.device)
+    out = torch.empty(rows, sum(widths), dtype=E4M3, device=given.device)
     scales = torch.empty(rows, dtype=torch.float32, device=given.device)
     first, second = (given if part is None else part for part in (plain, bent))
     _squeeze_kernel[(rows,)](

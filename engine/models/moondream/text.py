@@ -7,6 +7,7 @@ Behaviour after the public Apache-2.0 reference implementation of Moondream (git
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -155,6 +156,34 @@ class Block(nn.Module):
         """Map (rows, length, dim) to the same shape; the rest as for `Attention`."""
         normed = self.ln(x)
         return x + self.attn(normed, rotation, mask, slot, alone) + self.mlp(normed)  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True, frozen=True)
+class Joined:
+    """A block's four matrices as two: both halves of it read the same input, and add to the same sum.
+
+    Attributes:
+        into: (heads and MLP, dim) weight; the heads first.
+        into_bias: (heads and MLP,).
+        out: (dim, dim + ff_dim) weight; attention's first.
+        out_bias: (dim,).
+    """
+
+    into: torch.Tensor
+    into_bias: torch.Tensor
+    out: torch.Tensor
+    out_bias: torch.Tensor
+
+
+@torch.no_grad()
+def join(block: Block) -> Joined:
+    """Join a block's matrices. Its modules look at the joined weights from here on: nothing is held twice."""
+    attn, mlp, dim = block.attn, block.mlp, block.attn.config.dim
+    into, out = torch.cat([attn.qkv.weight, mlp.fc1.weight]), torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
+    split = attn.qkv.weight.shape[0]
+    attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
+    attn.proj.weight.data, mlp.fc2.weight.data = out[:, :dim], out[:, dim:]
+    return Joined(into, torch.cat([attn.qkv.bias, mlp.fc1.bias]), out, attn.proj.bias + mlp.fc2.bias)
 
 
 class TextDecoder(nn.Module):
