@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_support import GOLDEN, NANO, noise
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -23,6 +23,7 @@ from engine.loop import StepLoop
 from engine.models.moondream.image import make_crops
 from engine.models.moondream.model import Moondream, load
 from engine.models.moondream.prompts import CodePointCodec, Prompts
+from engine.models.moondream.text import KVCache
 from engine.pages import PagePool
 from engine.scheduler import Answer, Look, NeverFitsError, Scheduler
 from engine.skills import FindBoxes, FindObjects, FindPoints, WriteText
@@ -58,7 +59,8 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def nano() -> Moondream:
-    return load(NANO, torch.device("cpu"), torch.float32)
+    """In double precision: on noise two places are often as good as each other to a float32, whose roundings differ."""
+    return load(NANO, torch.device("cpu"), torch.float64)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["blocking", "pipelined"])
@@ -72,9 +74,7 @@ def crops_of(model: Moondream, image: np.ndarray) -> Crops:
     return Crops(*make_crops(image, model.config.vision))
 
 
-def plainly(model: Moondream, image: np.ndarray, ids: list[int], sized: bool, most: int, conf: float) -> list[Found]:
-    generator = Generator(model)
-    prefix = generator.prefix(generator.image_tokens(image))
+def plainly(generator: Generator, prefix: KVCache, ids: list[int], sized: bool, most: int, conf: float) -> list[Found]:
     state = generator.prefill(prefix, [ids], most * (3 if sized else 2))
     return generator.objects(state, sized, [most], [conf])[0]
 
@@ -88,17 +88,19 @@ def alike(got: list[Found], wanted: list[Found]) -> bool:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
+@example(seed=41194)  # two places as good as each other in float32
 def test_a_crowd_of_looks_answers_as_the_plain_loop_does(nano: Moondream, rig: Rig, seed: int) -> None:
-    dice = random.Random(seed)
+    dice, generator = random.Random(seed), Generator(nano)
     looks, wanted, dropped = [], [], set()
     for number in range(dice.randint(1, 4)):
         image = noise(40 + 8 * number, 60, seed % 1000 + number)
+        prefix = generator.prefix(generator.image_tokens(image))
         answers, expected = [], []
         for _ in range(dice.randint(1, 4)):
             sized, most, conf = dice.random() < 0.6, dice.randint(1, 4), dice.choice([0.0, 0.02, 0.5])
             ids = [7 if sized else 8, dice.randint(10, 40), 3]
             answers.append(Answer[Crops](tuple(ids), (FindBoxes if sized else FindPoints)(most, conf, 60)))
-            expected.append(plainly(nano, image, ids, sized, most, conf))
+            expected.append(plainly(generator, prefix, ids, sized, most, conf))
         looks.append(rig.look(crops_of(nano, image), answers))
         wanted.append(expected)
     for look in looks:
@@ -183,7 +185,8 @@ def test_what_can_never_fit_fails_alone(nano: Moondream) -> None:
 def test_when_pages_are_short_looks_wait_and_all_are_answered(nano: Moondream) -> None:
     rig = Rig(nano, 2, n_pages=45)  # room for two looks at a time
     image = noise(32, 32)
-    wanted = plainly(nano, image, [7, 10, 3], True, 3, 0.0)
+    generator = Generator(nano)
+    wanted = plainly(generator, generator.prefix(generator.image_tokens(image)), [7, 10, 3], True, 3, 0.0)
     looks = [rig.look(crops_of(nano, image), [Answer((7, 10, 3), FindBoxes(3, 0.0, 400))]) for _ in range(6)]
     for look in looks:
         rig.loop.add(look)
