@@ -100,12 +100,14 @@ class Watcher:
 
     Attributes:
         numbers: of the pictures that came, in order.
+        times: theirs, on the RTP clock, from the first one's on.
         records: what came on the data channel.
     """
 
     def __init__(self, codecs: tuple[str, ...]) -> None:
         self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.numbers: list[int] = []
+        self.times: list[int] = []
         self.sizes: set[tuple[int, int]] = set()
         self.records: list[dict[str, Any]] = []
         self.location = ""
@@ -134,9 +136,11 @@ class Watcher:
     async def _watch(self, track: Any) -> None:
         try:
             while True:
-                picture = (await track.recv()).to_ndarray(format="rgb24")
+                frame = await track.recv()
+                picture = frame.to_ndarray(format="rgb24")
                 self.sizes.add((picture.shape[1], picture.shape[0]))
                 self.numbers.append(number_of(picture))
+                self.times.append(frame.pts)
         except MediaStreamError:
             return
 
