@@ -112,7 +112,6 @@ class Run:
         self._stats = Stats()
         self._lock = threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
-        self._failed = 0  # pictures of a live source that the engine failed on
         self._waiting_since: float | None = None  # when the picture was put to the engine that it owes us
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
@@ -185,8 +184,6 @@ class Run:
         for number, (output, outbox) in enumerate(self._outputs):
             drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
             waiting[f"{number} {type(output.sink).__name__}"] = len(outbox)
-        if self._failed:
-            drops["failed"] = self._failed
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
     def _part(self, work: Callable[[], None]) -> None:
@@ -241,7 +238,7 @@ class Run:
                 except Exception as error:
                     failed += 1
                     if self._source.info.live and failed <= _PATIENCE:
-                        self._failed += 1
+                        self._stats.note_failed()
                         lost += 1 + flight.frame.dropped_before
                         if failed == 1:
                             log.warning("%s: the model failed on a picture: %s", self.name, error)
@@ -253,8 +250,7 @@ class Run:
                     self._note_waiting(None)
                     self._places.release()
                 if whole:
-                    frame = replace(flight.frame, dropped_before=flight.frame.dropped_before + lost)
-                    self._deliver(replace(flight, frame=frame), result)
+                    self._deliver(flight, result, lost)
                     failed = lost = 0
         except QueueClosed:
             pass  # everything submitted is delivered
@@ -262,13 +258,14 @@ class Run:
             for _, outbox in self._outputs:
                 outbox.close()
 
-    def _deliver(self, flight: _InFlight, result: Result) -> None:
+    def _deliver(self, flight: _InFlight, result: Result, lost: int) -> None:
+        """Hand a result to the sinks; `lost` are pictures lost before it, besides those that its frame tells of."""
         frame = flight.frame
         latency = latency_of(frame, flight.submitted_at, result)
         self._stats.note_result(frame, result, latency)
         for _, outbox in self._outputs:
             with suppress(QueueClosed):  # a sink that failed ends the run; the others still get what is in flight
-                outbox.put(_Delivery(frame, result, latency), frame.dropped_before)
+                outbox.put(_Delivery(frame, result, latency), frame.dropped_before + lost)
 
     def _write(self, output: Output, outbox: BoundedQueue[_Delivery]) -> None:
         sink = output.sink

@@ -98,6 +98,7 @@ class Stats:
         self._lock = threading.Lock()
         self._read = 0
         self._lost = 0
+        self._failed = 0
         self._frames = 0
         self._objects = 0
         self._first_submit: float | None = None
@@ -113,6 +114,11 @@ class Stats:
         with self._lock:
             self._read += 1
             self._lost += lost_before
+
+    def note_failed(self) -> None:
+        """The engine failed on a picture, and the run goes on without it."""
+        with self._lock:
+            self._failed += 1
 
     def note_submit(self, now: float) -> None:
         """A picture is put to the engine; `now` is `time.monotonic()`."""
@@ -141,6 +147,8 @@ class Stats:
         with self._lock:
             if self._lost:
                 every["lost"] = self._lost
+            if self._failed:
+                every["failed"] = self._failed
             started = self._last_result if self._first_submit is None else self._first_submit
             return Report(
                 frames=self._frames,
