@@ -24,12 +24,11 @@ from safetensors.torch import load_file
 
 from .errors import EngineError, ModelFilesError
 from .found import Found
-from .fp8 import round_to_fp8
 from .generate import Generator
-from .loading import FP8, choose_device, choose_dtype
+from .loading import choose_device, load_model
 from .models.moondream.config import ConfigError
 from .models.moondream.image import make_crops
-from .models.moondream.model import CheckpointError, load
+from .models.moondream.model import CheckpointError
 from .models.moondream.prompts import CodecError, Prompts, codec_of
 from .models.moondream.text import KVCache
 
@@ -80,15 +79,13 @@ def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: 
         EngineError: if there is no such device or dtype.
         ModelFilesError: if a file is missing, broken, or does not fit the others.
     """
-    place, kind = choose_device(device), choose_dtype(dtype, torch.float32)
+    place = choose_device(device)
     try:
-        model = load(folder, place, kind)
-        if dtype == FP8:
-            round_to_fp8(model)
+        model = load_model(folder, place, dtype, torch.float32)
         arrays = load_file(folder / "arrays.safetensors")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
         prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
-        quantities = _quantities(kind == torch.float32, tolerance)
+        quantities = _quantities(model.dtype == torch.float32, tolerance)
         return _Checker(Generator(model), prompts, folder, arrays, quantities).run(cases)
     except (ConfigError, CheckpointError, CodecError) as error:
         raise ModelFilesError(str(error)) from error

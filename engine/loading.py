@@ -48,11 +48,9 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Pr
     folder = registry.find(name)
     place = choose_device(device)
     small = (folder / "model.safetensors").stat().st_size < 200 << 20
-    kind = choose_dtype(dtype, torch.float32 if place.type == "cpu" or small else torch.bfloat16)
+    kind = torch.float32 if place.type == "cpu" or small else torch.bfloat16
     try:
-        model = load(folder, place, kind)
-        if dtype == FP8:
-            round_to_fp8(model)
+        model = load_model(folder, place, dtype, kind)
         prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
     except (ConfigError, CheckpointError, CodecError) as error:
         raise ModelFilesError(str(error)) from error
@@ -69,9 +67,22 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Pr
         classes=classes,
         skills=tuple(skill for skill in SKILLS.values() if prompts.can(skill)),
         device=str(place),
-        dtype=dtype or str(kind).removeprefix("torch."),
+        dtype=dtype or str(model.dtype).removeprefix("torch."),
     )
     return model, prompts, info, vocabulary
+
+
+def load_model(folder: Path, place: torch.device, dtype: str | None, default: torch.dtype) -> Moondream:
+    """Load a folder's model to compute in a dtype by its name, or in the default for None.
+
+    Raises:
+        EngineError: if there is no such dtype.
+        ConfigError, CheckpointError: as `models.moondream.model.load`.
+    """
+    model = load(folder, place, choose_dtype(dtype, default))
+    if dtype == FP8:
+        round_to_fp8(model)
+    return model
 
 
 def choose_device(name: str) -> torch.device:
