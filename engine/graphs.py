@@ -27,7 +27,7 @@ from .loading import Progress
 from .lora import AdapterBank
 from .models.moondream.model import Moondream
 from .numbers import Numbers
-from .pictures import PICTURES, Graphs, Picture, PictureReader
+from .pictures import PICTURES, Graphs, Picture, PictureReader, bucket_of
 from .runner import SAMPLED, PlainRunner, Runner, take_tokens
 from .scheduler import Look, Row, Step, StepKind
 from .skills import Phase
@@ -192,7 +192,7 @@ class GraphExecutor:
             position: where each goes on.
             repeats: how many steps to time.
         """
-        bucket = _bucket(self._rows, rows)
+        bucket = bucket_of(self._rows, rows)
         own = -(-(position + 1 + self.pool.gap) // self.pool.page_size)
         pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.pool.n_pages - 1) + 1
         self._tables[:bucket, :own] = pages.view(bucket, own)
@@ -208,7 +208,7 @@ class GraphExecutor:
         """Median seconds of the GPU's clock of a step's sampling of places, while nothing else runs."""
         self._steps.device["lanes"].fill_(self._spare)
         self._steps.device["phases"].fill_(Phase.BEGIN)
-        return float(np.median(self._timed(self._slots[0].first[_bucket(self._rows, rows), _PLACES], repeats)))
+        return float(np.median(self._timed(self._slots[0].first[bucket_of(self._rows, rows), _PLACES], repeats)))
 
     def _timed(self, graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
         torch.cuda.synchronize(self._device)
@@ -232,7 +232,7 @@ class GraphExecutor:
             self._send(slot, step.rows, len(step.rows))
             runner = self._adapted(adapters)
             return self._step(self._slots[slot], len(step.rows), kind, runner)
-        bucket = _bucket(self._rows, len(step.rows))
+        bucket = bucket_of(self._rows, len(step.rows))
         self._send(slot, step.rows, bucket)
         self._slots[slot].decode[bucket, kind].replay()
         return None
@@ -297,8 +297,8 @@ class GraphExecutor:
         if bucket is None or adapted:
             self._ask(looks, rows, self._upload([ids, positions, owners]), adapted)
         else:
-            self._looks[_bucket(PICTURES, len(looks)), bucket].replay()
-        whole, kind = _bucket(self._rows, len(rows)), _kind_of(rows)
+            self._looks[bucket_of(PICTURES, len(looks)), bucket].replay()
+        whole, kind = bucket_of(self._rows, len(rows)), _kind_of(rows)
         self._send(slot, rows, whole)
         self._slots[slot].first[whole, kind].replay()
 
@@ -393,7 +393,3 @@ def _kind_of(rows: Sequence[Row[Picture]]) -> int:
     for row in rows:
         kind |= _KINDS[row.phase]
     return kind
-
-
-def _bucket(sizes: Sequence[int], count: int) -> int:
-    return next(size for size in sizes if size >= count)

@@ -65,18 +65,17 @@ class _Bins:
         ahead: whether kernels begin early.
     """
 
-    __slots__ = ("_ahead", "_bent", "_bias", "_head", "_ours", "_parts")
+    __slots__ = ("_ahead", "_bent", "_head", "_none", "_ours", "_parts")
 
     def __init__(self, head: nn.Module, width: int, ahead: bool) -> None:
         self._head, self._ahead, self._ours = head, ahead, False
         weight = next(head.parameters())
-        self._bias = weight.new_zeros(width)
+        self._none = weight.new_zeros(width)  # to be added where the module adds its own
         if isinstance(head, Mlp):
             parts = parts_for(head.fc2.in_features, False)
             self._ours = parts > 1 and product_fits(*head.fc1.weight.shape) and product_fits(*head.fc2.weight.shape)
             self._bent = weight.new_zeros(MAX_ROWS, head.fc1.out_features)
             self._parts = weight.new_zeros(parts * width * MAX_ROWS, dtype=torch.float32)
-            self._bias = head.fc2.bias if self._ours else self._bias
 
     def begins_early(self, rows: int) -> bool:
         """Whether the scores of so many rows come from kernels that do."""
@@ -84,16 +83,15 @@ class _Bins:
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> objects.Scores:
         """Of rows (rows, dim); if they are not wanted, only their shape is right."""
-        head, rows, width = self._head, len(hidden), len(self._bias)
+        head, rows, width = self._head, len(hidden), len(self._none)
         if not self._ours or rows > MAX_ROWS:
-            bias = torch.zeros_like(self._bias)  # the module adds its own
-            return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), bias
+            return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._none
         assert isinstance(head, Mlp)
         parts = self._parts[: len(self._parts) // MAX_ROWS * rows].view(-1, rows, width)
         if wanted:
             bent = product(hidden, head.fc1.weight, self._bent[:rows], bias=head.fc1.bias, bend=True, ahead=self._ahead)
             product(bent, head.fc2.weight, parts, ahead=self._ahead)
-        return parts, self._bias
+        return parts, head.fc2.bias
 
 
 class PackedRunner:
@@ -116,8 +114,7 @@ class PackedRunner:
             and can_multiply(model.device)
             and fp8_kernels.fits(pool.prefix_length, text.dim, self._heads, text.ff_dim)
         )
-        with torch.no_grad():
-            self._layers = [_Layer(block, fp8) for block in model.text.blocks if isinstance(block, Block)]
+        self._layers = [_Layer(block, fp8) for block in model.text.blocks if isinstance(block, Block)]
         self._attention = PagedAttention(
             text.n_heads,
             text.n_kv_heads,

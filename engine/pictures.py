@@ -101,7 +101,7 @@ class PictureReader:
         if plain:  # the tower runs once over all pictures that are a single crop
             for place, number in enumerate(plain):
                 self._crops[place].copy_(pictures[number].crops[0])
-            self._towers[next(n for n in PICTURES if n >= len(plain)), True].replay()
+            self._towers[bucket_of(PICTURES, len(plain)), True].replay()
             for place, number in enumerate(plain):
                 self.images[number].copy_(self._projected[place])
         for number, picture in enumerate(pictures):
@@ -139,3 +139,8 @@ class PictureReader:
         stitched = stitch(tiles, tiling, config.overlap_margin).permute(2, 0, 1)
         pooled = F.adaptive_avg_pool2d(stitched, (config.grid, config.grid)).flatten(1).t()
         self._projected[0] = self._model.vision.project(features[0], pooled)
+
+
+def bucket_of(sizes: Sequence[int], count: int) -> int:
+    """The size that so many are padded to."""
+    return next(size for size in sizes if size >= count)
