@@ -104,12 +104,11 @@ class Api:
 
     async def _end(self, request: web.Request) -> web.Response:
         self._find(request)
+        name = request.match_info["name"]
         try:
-            await asyncio.to_thread(self._streams.remove, request.match_info["name"])
+            await asyncio.to_thread(self._streams.remove, name)
         except StreamError as error:
-            if (
-                request.match_info["name"] in self._streams.names
-            ):  # else it has ended meanwhile, or somebody else ended it
+            if name in self._streams.names:  # else it has ended meanwhile, or somebody else ended it
                 raise refusal(web.HTTPConflict, str(error)) from None
         return web.Response(status=204)
 
