@@ -1,4 +1,4 @@
-"""A vision-language model that finds, points and answers: `from engine import Engine`.
+"""A vision-language model that finds, points and answers: `from saccade.engine import Engine`.
 
 Names are imported when first used, so that results, tasks and errors can be had without torch.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import Engine, Image
-    from .errors import (
+    from saccade.engine.engine import Engine, Image
+    from saccade.engine.errors import (
         AdapterError,
         DeadlineError,
         EngineClosedError,
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedTaskError,
     )
-    from .loading import ModelInfo
-    from .models.registry import EMBEDDED, ModelEntry
-    from .results import Box, Detections, Points, Result, Spot, Text, Timings
-    from .streaming import TextStream
-    from .tasks import Caption, Detect, Point, Query, Task
+    from saccade.engine.model_loader import ModelInfo
+    from saccade.engine.models.model_files import EMBEDDED, ModelEntry
+    from saccade.engine.results import Box, Detections, Points, Result, Spot, Text, Timings
+    from saccade.engine.tasks import Caption, Detect, Point, Query, Task
+    from saccade.engine.text_stream import TextStream
 
 _HOMES = {
     "engine": ("Engine", "Image"),
@@ -39,10 +39,10 @@ _HOMES = {
         "UnknownModelError",
         "UnsupportedTaskError",
     ),
-    "loading": ("ModelInfo",),
-    "models.registry": ("EMBEDDED", "ModelEntry"),
+    "model_loader": ("ModelInfo",),
+    "models.model_files": ("EMBEDDED", "ModelEntry"),
     "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
-    "streaming": ("TextStream",),
+    "text_stream": ("TextStream",),
     "tasks": ("Caption", "Detect", "Point", "Query", "Task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -79,7 +79,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'engine' has no attribute '{name}'")
+        raise AttributeError(f"module 'saccade.engine' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -20,25 +20,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .adapters import Adapter
-from .cache import pages_for
-from .errors import AdapterError, EngineClosedError, PromptError, UnsupportedTaskError
-from .executor import Crops, Executor
-from .loading import SKILLS, ModelInfo, Progress, open_model
-from .loop import StepLoop
-from .lora import load_adapter
-from .models.moondream.config import MoondreamConfig
-from .models.moondream.model import Moondream
-from .models.moondream.prompts import Prompts
-from .monitor import Outcome
-from .pages import PagePool
-from .requests import Request
-from .results import Detections, Points, Result, Text
-from .scheduler import Scheduler
-from .streaming import TextStream
-from .tasks import Caption, CaptionLength, Detect, Point, Query, Task
-from .trace import Trace
-from .vocabulary import Vocabulary
+from saccade.engine.backends.lora import load_adapter
+from saccade.engine.backends.paged_cache import pages_for
+from saccade.engine.errors import AdapterError, EngineClosedError, PromptError, UnsupportedTaskError
+from saccade.engine.model_loader import SKILLS, ModelInfo, Progress, open_model
+from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.prompts import Prompts
+from saccade.engine.results import Detections, Points, Result, Text
+from saccade.engine.runtime.cpu_executor import Crops, Executor
+from saccade.engine.runtime.monitor import Outcome
+from saccade.engine.runtime.step_loop import StepLoop
+from saccade.engine.runtime.trace import Trace
+from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.request import Request
+from saccade.engine.scheduling.scheduler import Scheduler
+from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query, Task
+from saccade.engine.text_stream import TextStream
+from saccade.engine.vocabulary import Vocabulary
 
 Image = NDArray[np.uint8] | torch.Tensor
 """A picture: (height, width, 3) uint8 RGB, array or tensor."""
@@ -70,7 +70,7 @@ class Engine:
         n_pages = n_pages or pages_for(model, PAGE_SIZE)
         executor: Any
         if model.device.type == "cuda":
-            from .graphs import GraphExecutor
+            from saccade.engine.runtime.cuda_executor import GraphExecutor
 
             executor = GraphExecutor(
                 model,
@@ -152,7 +152,7 @@ class Engine:
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Read a LoRA adapter, for `submit` and `stream` to name; what its file holds is said in `engine.lora`.
+        """Read a LoRA adapter, for `submit` and `stream` to name; what its file holds is said in `backends.lora`.
 
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 
-from .errors import UnknownClassError
+from saccade.engine.errors import UnknownClassError
 
 _SEPARATORS = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)\s*", re.IGNORECASE)
 

@@ -12,16 +12,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.tasks import Task
-from pipeline.config import ConfigError, RunConfig, StreamConfig, parse_place
-from pipeline.errors import RunFailed
-from pipeline.names import free_name
-from pipeline.outputs import Target, check_targets, open_output, targets_of
-from pipeline.run import Output, Run
-from pipeline.server import HttpServer, check_open
-from pipeline.setup import add, begin, load_engine, source_of, tasks_for
-from pipeline.streams import Streams
-from sources import Source
+from saccade.engine.tasks import Task
+from saccade.pipeline.cli.error_report import RunFailed
+from saccade.pipeline.core.build import add, begin, load_engine, source_of, tasks_for
+from saccade.pipeline.core.config import ConfigError, RunConfig, StreamConfig, parse_place
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.core.stream_names import free_name
+from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.server.http_server import HttpServer, check_open
+from saccade.pipeline.sink_targets import Target, check_targets, open_output, targets_of
+from saccade.sources import Source
 
 _EVERY = "every stream"
 

@@ -1,16 +1,16 @@
 """Where results go. Knows frames and results, but no source, model or pipeline."""
 
-from sinks.base import EndsStreams, Sink, SinkClosedError, SinkError
-from sinks.callback import CallbackSink
-from sinks.choose import open_sink
-from sinks.display import DisplaySink
-from sinks.jsonl import JsonlSink
-from sinks.mp4 import Mp4Sink
-from sinks.mqtt import MqttSink
-from sinks.overlay import color_of, draw
-from sinks.record import Latency, make_record
-from sinks.recording import RecordingSink
-from sinks.webhook import WebhookSink
+from saccade.sinks.base import EndsStreams, Sink, SinkClosedError, SinkError
+from saccade.sinks.callback import CallbackSink
+from saccade.sinks.display import DisplaySink
+from saccade.sinks.factory import open_sink
+from saccade.sinks.jsonl import JsonlSink
+from saccade.sinks.messaging.mqtt import MqttSink
+from saccade.sinks.messaging.webhook import WebhookSink
+from saccade.sinks.overlay import color_of, draw
+from saccade.sinks.record import Latency, make_record
+from saccade.sinks.video.mp4 import Mp4Sink
+from saccade.sinks.video.segmented_mp4 import RecordingSink
 
 __all__ = [
     "CallbackSink",

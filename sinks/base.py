@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol, runtime_checkable
 
-from engine.results import Result
-from sinks.record import Latency
-from sources.frame import Frame
+from saccade.engine.results import Result
+from saccade.sinks.record import Latency
+from saccade.sources.frame import Frame
 
 
 class SinkError(Exception):

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
-from engine.results import Result
-from sinks.base import SinkClosedError
-from sinks.record import Latency
-from sources.frame import Frame
+from saccade.engine.results import Result
+from saccade.sinks.base import SinkClosedError
+from saccade.sinks.record import Latency
+from saccade.sources.frame import Frame
 
 
 class CallbackSink:

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import cv2
 
-from engine.results import Result
-from sinks.base import SinkClosedError, SinkError
-from sinks.overlay import draw
-from sinks.record import Latency, drawn_latency
-from sources.frame import Frame
+from saccade.engine.results import Result
+from saccade.sinks.base import SinkClosedError, SinkError
+from saccade.sinks.overlay import draw
+from saccade.sinks.record import Latency, drawn_latency
+from saccade.sources.frame import Frame
 
 _PROBE = "import cv2; cv2.namedWindow('saccade'); cv2.waitKey(1)"
 _PROBE_TIMEOUT_S = 20

@@ -12,10 +12,10 @@ import threading
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from engine.results import Result
-from sinks.base import SinkClosedError, SinkError
-from sinks.record import Latency, make_record, to_json
-from sources.frame import Frame
+from saccade.engine.results import Result
+from saccade.sinks.base import SinkClosedError, SinkError
+from saccade.sinks.record import Latency, make_record, to_json
+from saccade.sources.frame import Frame
 
 
 class JsonlSink:

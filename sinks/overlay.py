@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from engine.results import Box, Result, Spot, Text
+from saccade.engine.results import Box, Result, Spot, Text
 
 Rgb = tuple[int, int, int]
 Rect = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels

@@ -9,8 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.results import Result
-from sources.frame import Frame
+from saccade.engine.results import Result
+from saccade.sources.frame import Frame
 
 SCHEMA = "saccade/1"
 

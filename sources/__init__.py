@@ -1,15 +1,15 @@
 """Where frames come from. Knows nothing of models, results or sinks."""
 
-from sources.address import redact
-from sources.base import Source, SourceError, SourceInfo
-from sources.choose import open_source
-from sources.decoder import HwAccel
-from sources.file import FileSource
-from sources.frame import CaptureClock, Frame, RgbImage
-from sources.link import LinkStatus, LiveError, Reason, State
-from sources.live import LiveSource
-from sources.pictures import PictureSource
-from sources.rtsp_client import Transport
+from saccade.sources.base import Source, SourceError, SourceInfo
+from saccade.sources.factory import open_source
+from saccade.sources.file import FileSource
+from saccade.sources.frame import CaptureClock, Frame, RgbImage
+from saccade.sources.images import PictureSource
+from saccade.sources.live.decoder import HwAccel
+from saccade.sources.live.reconnect import LinkStatus, LiveError, Reason, State
+from saccade.sources.live.source import LiveSource
+from saccade.sources.rtsp.client import Transport
+from saccade.sources.urls import redact
 
 __all__ = [
     "CaptureClock",

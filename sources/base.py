@@ -13,7 +13,7 @@ from fractions import Fraction
 from types import TracebackType
 from typing import Self
 
-from sources.frame import Frame
+from saccade.sources.frame import Frame
 
 
 class SourceError(Exception):

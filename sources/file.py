@@ -19,10 +19,10 @@ import av.error
 from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 
-from sources.base import Source, SourceError, SourceInfo
-from sources.frame import Frame
-from sources.pixels import quarter_turns, upright_rgb
-from sources.timeline import Timeline
+from saccade.sources.base import Source, SourceError, SourceInfo
+from saccade.sources.frame import Frame
+from saccade.sources.rgb import quarter_turns, upright_rgb
+from saccade.sources.timestamps import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class FileSource(Source):
     """A video file as a source. Every iteration reads it anew from the start.
 
     Timestamps are the container's, integers in the stream's time base, made strictly growing where they are not
-    (`sources.timeline`). Pictures are turned upright as the container's display matrix says. Damaged packets, and
+    (`timestamps`). Pictures are turned upright as the container's display matrix says. Damaged packets, and
     pictures that the decoder marks as damaged, are skipped and counted.
 
     Args:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from sources.base import Source
-from sources.frame import Frame
+from saccade.sources.base import Source
+from saccade.sources.frame import Frame
 
 _RATE = 25  # pictures a second, where the file does not tell
 

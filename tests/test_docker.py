@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import yaml
-from conftest import REPO
+
+from tests.support import REPO
 
 DOCKERFILE = (REPO / "Dockerfile").read_text()
 
@@ -30,7 +31,7 @@ def test_what_is_copied_is_all_that_the_package_is_made_of() -> None:
     kept = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     tracked = subprocess.run(["git", "ls-files"], cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
     packages = {path.split("/")[0] for path in tracked if path.endswith("__init__.py") and not path.startswith("tests")}
-    assert kept == packages | {"pyproject.toml", "README.md", "LICENSE", "NOTICE"}
+    assert kept == packages | {"configs", "pyproject.toml", "README.md", "LICENSE", "NOTICE"}
 
 
 def test_compose_runs_what_ships_and_asks_how_it_goes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from conftest import REPO
+from tests.support import REPO
 
 
 def test_sources_and_sinks_do_without_torch() -> None:

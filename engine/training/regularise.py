@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.moondream.model import Moondream
+from saccade.engine.models.moondream.model import Moondream
 
 
 def add_drops(model: Moondream, chance: float) -> None:

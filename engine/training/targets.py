@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..models.moondream.model import Moondream
-from ..models.moondream.region import size_bin, size_value
-from .augment import Batch
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.region import size_bin, size_value
+from saccade.engine.training.augment import Batch
 
 # Classes that are easily taken for each other: a good negative prompt comes from the same group.
 _GROUPS = (

@@ -1,4 +1,4 @@
-"""Train nano on a data pack: `python -m engine.training.train --help`. One GPU, several under torchrun, or a CPU.
+"""Train nano on a data pack: `python -m saccade.engine.training.train --help`. One GPU, several by torchrun, or a CPU.
 
 The schedule is in seconds, not steps: what is rented is time. A run that ends early leaves a checkpoint, and the next
 one goes on from it. Results and what was tried: engine/training/README.md.
@@ -24,14 +24,21 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import nn
 
-from ..models.moondream.config import MoondreamConfig
-from ..models.moondream.model import Moondream
-from ..models.moondream.stem import CspStem
-from .augment import Batch, make_batch, plain_batch
-from .data import Split, load_split
-from .regularise import add_drops
-from .stem import add_norms, fold_norms, load_start
-from .targets import Answerer, answer_losses, choose_prompts, dense_losses, read_back, similar_classes
+from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.csp_stem import CspStem
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.training.augment import Batch, make_batch, plain_batch
+from saccade.engine.training.data import Split, load_split
+from saccade.engine.training.import_stem import add_norms, fold_norms, load_start
+from saccade.engine.training.regularise import add_drops
+from saccade.engine.training.targets import (
+    Answerer,
+    answer_losses,
+    choose_prompts,
+    dense_losses,
+    read_back,
+    similar_classes,
+)
 
 N_PRESENT, N_ABSENT, N_OBJECTS = 2, 2, 16
 WEIGHTS = {"start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5, "heat": 1.0, "box": 1.0}
@@ -310,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("--data", type=Path, required=True, help="folder of the data pack")
     parser.add_argument("--config", type=Path, default=here / "config.json", help="beside tokenizer.json")
-    parser.add_argument("--stem", type=Path, required=True, help="the stem's start, from engine.training.stem")
+    parser.add_argument("--stem", type=Path, required=True, help="the stem's start, from training.import_stem")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
     parser.add_argument("--resume", type=Path, help="folder with a checkpoint to go on from")
     parser.add_argument("--budget", type=float, default=420, help="seconds of the whole schedule")

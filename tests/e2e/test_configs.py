@@ -16,10 +16,11 @@ from typing import Any
 
 import av
 import pytest
-from cameras import LONG_S, Camera, free_port, need_servers, wait_for
 from websockets.sync.client import connect
 
-REPO = Path(__file__).resolve().parent.parent.parent
+from tests.support import REPO
+from tests.support.cameras import LONG_S, Camera, free_port, need_servers, wait_for
+
 CONFIGS = REPO / "configs"
 
 pytestmark = pytest.mark.e2e
@@ -33,7 +34,7 @@ def environment() -> dict[str, str]:
 @contextmanager
 def running(folder: Path, name: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """`saccade run --config …` in a folder; ended in the end as by Ctrl-C, and then it must be well."""
-    command = [sys.executable, "-m", "pipeline", "run", "--config", name, *map(str, arguments)]
+    command = [sys.executable, "-m", "saccade", "run", "--config", name, *map(str, arguments)]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -79,7 +80,7 @@ def test_file(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "pipeline").symlink_to(REPO / "pipeline")
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "run", "--config", str(CONFIGS / "file.yaml"), "--end", "2"],
+        [sys.executable, "-m", "saccade", "run", "--config", str(CONFIGS / "file.yaml"), "--end", "2"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

@@ -13,15 +13,15 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from browser import Tab, needs_chromium, tab
 from PIL import Image
-from webrtc_support import until
 
-from engine import Engine
-from pipeline.bench import DEMO_CLIP
-from pipeline.config import Prompts, StreamConfig
-from pipeline.demo import Demo
-from sinks import color_of
+from saccade.engine import Engine
+from saccade.pipeline.bench.frame import DEMO_CLIP
+from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.server.demo import Demo
+from saccade.sinks import color_of
+from tests.support.browser import Tab, needs_chromium, tab
+from tests.support.webrtc import until
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from browser import browsing, needs_chromium
-from conftest import REPO
 
-from engine import Detect, Engine
-from pipeline.run import Output, Run
-from sinks.websocket import WebSocketSink
-from sources import open_source
+from saccade.engine import Detect, Engine
+from saccade.pipeline.core.stream_run import Output, Run
+from saccade.sinks.websocket.server import WebSocketSink
+from saccade.sources import open_source
+from tests.support import REPO
+from tests.support.browser import browsing, needs_chromium
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 

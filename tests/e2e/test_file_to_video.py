@@ -11,7 +11,8 @@ from typing import Any
 import av
 import pytest
 
-REPO = Path(__file__).resolve().parent.parent.parent
+from tests.support import REPO
+
 SHARED = REPO.parent / "shared" / "clips" / "one-by-one-person.mp4"
 CLIP = SHARED if SHARED.exists() else REPO / "pipeline" / "assets" / "demo.mp4"  # the same pictures
 END_S = 12
@@ -45,7 +46,7 @@ def overlap(a: Box, b: Box) -> float:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("run")
-    command = [sys.executable, "-m", "pipeline", "run", CLIP, "--detect", "person", "--end", str(END_S)]
+    command = [sys.executable, "-m", "saccade", "run", CLIP, "--detect", "person", "--end", str(END_S)]
     paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [*command, "--out", "out.mp4", "--jsonl", "out.jsonl"],

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from browser import needs_chromium, tab
-from conftest import numbered_picture
-from webrtc_support import Publisher, own_loop, until
 
-from engine.results import Detections, Points, Result
-from pipeline.viewer import ViewerSink
-from sinks import Latency, Mp4Sink, Sink
-from sources import Frame
+from saccade.engine.results import Detections, Points, Result
+from saccade.pipeline.server.whep_sink import ViewerSink
+from saccade.sinks import Latency, Mp4Sink, Sink
+from saccade.sources import Frame
+from tests.support.browser import needs_chromium, tab
+from tests.support.clips import numbered_picture
+from tests.support.webrtc import Publisher, own_loop, until
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 

@@ -13,17 +13,15 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
-import cameras
 import pytest
-from browser import browsing, needs_chromium
-from cameras import LONG_S, Camera, wait_for
 
-from engine.results import Box, Detections, Points, Result
-from pipeline.ingest import burnt_in_age_ms
-from sinks import Latency, RecordingSink, open_sink
-from sources import FileSource, LiveSource, open_source
-
-REPO = Path(__file__).resolve().parent.parent.parent
+from saccade.engine.results import Box, Detections, Points, Result
+from saccade.pipeline.bench.ingest import burnt_in_age_ms
+from saccade.sinks import Latency, RecordingSink, open_sink
+from saccade.sources import FileSource, LiveSource, open_source
+from tests.support import REPO, cameras
+from tests.support.browser import browsing, needs_chromium
+from tests.support.cameras import LONG_S, Camera, wait_for
 
 pytestmark = pytest.mark.e2e
 

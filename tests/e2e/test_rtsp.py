@@ -19,15 +19,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import cameras
 import pytest
-from cameras import LONG_S, Camera, Watcher, wait_for
 
-from pipeline.ingest import time_ingest
-from pipeline.queue import NEWEST, BoundedQueue, QueueClosed
-from sources import Frame, LiveError, LiveSource, open_source
+from saccade.pipeline.bench.ingest import time_ingest
+from saccade.pipeline.core.bounded_queue import NEWEST, BoundedQueue, QueueClosed
+from saccade.sources import Frame, LiveError, LiveSource, open_source
+from tests.support import REPO, cameras
+from tests.support.cameras import LONG_S, Camera, Watcher, wait_for
 
-REPO = Path(__file__).resolve().parent.parent.parent
 LONG = os.environ.get("SACCADE_LONG") == "1"
 SLACK_S = 2.0  # for a machine with other things to do
 
@@ -170,7 +169,7 @@ def test_a_frozen_camera_is_stalled_and_comes_back() -> None:
 
 def test_a_camera_killed_again_and_again_comes_back_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without 10 good seconds between them it would soon wait 30 s each time, as it should.
-    monkeypatch.setattr("sources.link.LAST_DELAY_S", 1.0)
+    monkeypatch.setattr("saccade.sources.live.reconnect.LAST_DELAY_S", 1.0)
     with Camera() as one, Watcher(live(one.url())) as watcher:
         begun = 0.0
         times = 50 if LONG else 3
@@ -307,7 +306,7 @@ def test_probe_of_a_camera_that_is_not_there_fails_with_the_code() -> None:
 
 def test_a_run_waits_for_its_camera_tells_its_states_and_drops_what_is_old() -> None:
     one = Camera()
-    command = [sys.executable, "-m", "pipeline", "run", one.url(user="bob:secret@"), "--detect", "person"]
+    command = [sys.executable, "-m", "saccade", "run", one.url(user="bob:secret@"), "--detect", "person"]
     with subprocess.Popen(
         [*command, "--jsonl", "-"], cwd=REPO, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as run:
@@ -337,7 +336,7 @@ def test_a_run_waits_for_its_camera_tells_its_states_and_drops_what_is_old() -> 
 
 def saccade(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipeline", *arguments],
+        [sys.executable, "-m", "saccade", *arguments],
         cwd=REPO,
         capture_output=True,
         text=True,

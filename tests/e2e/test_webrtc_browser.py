@@ -14,15 +14,15 @@ import pytest
 from aiohttp import web
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
-from browser import browsing, kill, needs_chromium
 from numpy.typing import NDArray
-from webrtc_support import LOOPBACK, Publisher, own_loop
 
-from pipeline.ingest import burnt_in_age_ms
-from sources.frame import Frame
-from sources.webrtc import WebRtcSource
-from sources.webrtc_peer import choose_addresses
-from sources.webrtc_server import WebRtcServer
+from saccade.pipeline.bench.ingest import burnt_in_age_ms
+from saccade.sources.frame import Frame
+from saccade.sources.webrtc.peer import choose_addresses
+from saccade.sources.webrtc.source import WebRtcSource
+from saccade.sources.webrtc.whip_server import WebRtcServer
+from tests.support.browser import browsing, kill, needs_chromium
+from tests.support.webrtc import LOOPBACK, Publisher, own_loop
 
 PAGE = Path(__file__).with_name("webrtc.html")
 TOKEN = "sesame"

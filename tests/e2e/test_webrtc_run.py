@@ -13,9 +13,10 @@ from typing import Any
 
 import av
 import pytest
-from webrtc_support import publishing
 
-REPO = Path(__file__).resolve().parent.parent.parent
+from tests.support import REPO
+from tests.support.webrtc import publishing
+
 TOKEN = "sesame"
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +37,7 @@ def test_the_config_that_ships_looks_at_what_is_published(tmp_path: Path) -> Non
     port, out = free_port(), tmp_path / "seen.mp4"
     source = f"webrtc://127.0.0.1:{port}/door?token={TOKEN}"
     config = str(REPO / "configs" / "webrtc-demo.yaml")
-    command = [sys.executable, "-m", "pipeline", "run", "--config", config, source, "--out", str(out), "--conf", "0.2"]
+    command = [sys.executable, "-m", "saccade", "run", "--config", config, source, "--out", str(out), "--conf", "0.2"]
     paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
     pipe = subprocess.PIPE
     run = subprocess.Popen(

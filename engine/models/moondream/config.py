@@ -49,7 +49,7 @@ class VisionConfig:
     """The vision tower.
 
     `stem` is "patch" (one linear layer on flattened patches, as published), or "csp", the convolutional one of
-    engine/models/moondream/stem.py.
+    engine/models/moondream/csp_stem.py.
     """
 
     enc_dim: int = 1152

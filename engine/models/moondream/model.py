@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from .config import MoondreamConfig
-from .region import RegionHeads
-from .text import TextDecoder, rotation_table
-from .vision import VisionTower
+from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.region import RegionHeads
+from saccade.engine.models.moondream.text import TextDecoder, rotation_table
+from saccade.engine.models.moondream.vision import VisionTower
 
 _PREFIX = "model."
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from .config import TokenizerConfig
+from saccade.engine.models.moondream.config import TokenizerConfig
 
 FIRST_CODE_POINT = 100
 _SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import nn
 
-from .config import RegionConfig
-from .layers import Mlp
+from saccade.engine.models.moondream.config import RegionConfig
+from saccade.engine.models.moondream.layers import Mlp
 
 
 def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .config import TextConfig
-from .layers import Mlp
+from saccade.engine.models.moondream.config import TextConfig
+from saccade.engine.models.moondream.layers import Mlp
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each (rows or nothing, length, 1, rotary_dim / 2)."""

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .config import VisionConfig
-from .image import stitch
-from .layers import Mlp
-from .stem import CspStem
+from saccade.engine.models.moondream.config import VisionConfig
+from saccade.engine.models.moondream.csp_stem import CspStem
+from saccade.engine.models.moondream.image_crops import stitch
+from saccade.engine.models.moondream.layers import Mlp
 
 
 class Attention(nn.Module):

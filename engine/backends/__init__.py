@@ -1,0 +1,1 @@
+"""How a model's layers are computed: plain, fused for a CPU, packed for CUDA; with caches, adapters, quantization."""

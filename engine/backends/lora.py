@@ -1,0 +1,172 @@
+"""Adapters' weights: read from files, put into slots on the device, and added to a decoder row by row.
+
+The format is safetensors. For any of the decoder's `text.blocks.<n>.` parts `attn.qkv`, `attn.proj`, `mlp.fc1` and
+`mlp.fc2` there are two matrices, `….A` (rank, in) and `….B` (out, rank), and the part gives W x + alpha / rank · B A x.
+`alpha` is in the file's metadata and the rank by default. PEFT's folders (adapter_model.safetensors beside
+adapter_config.json) and names (`base_model.model.….lora_A.weight`) are understood as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from saccade.engine.errors import AdapterError
+from saccade.engine.models.moondream.text import Attention, Block, Rotation, Slot, TextDecoder
+from saccade.engine.scheduling.adapter_slots import Adapter
+
+_PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+_NAME = re.compile(
+    r"(?:.*\.)?text\.blocks\.(\d+)\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(?:lora_)?([AB])(?:\.weight)?"
+)
+
+
+def load_adapter(name: str, path: Path, text: TextDecoder, max_rank: int) -> Adapter:
+    """Read an adapter for a decoder, onto its device and in its type.
+
+    Args:
+        name: for people.
+        path: a safetensors file, or a folder as PEFT leaves it.
+        text: the decoder.
+        max_rank: largest rank that there is room for.
+
+    Raises:
+        AdapterError: if the file cannot be read or does not fit the decoder, naming the first tensor that does not.
+    """
+    file = path / "adapter_model.safetensors" if path.is_dir() else path
+    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            alpha = _alpha(file, tensors.metadata() or {})
+            for key in tensors.keys():  # noqa: SIM118
+                match = _NAME.fullmatch(key)
+                if match is None or int(match[1]) >= len(text.blocks):
+                    raise AdapterError(f"{file}: tensor '{key}' has no place in the model's text decoder")
+                found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors.get_tensor(key)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise AdapterError(f"{file}: {error}") from error
+    if not found:
+        raise AdapterError(f"{file}: there is nothing in it")
+    weights = {}
+    for (layer, part), pair in found.items():
+        base, where = text.blocks[layer].get_submodule(part), f"{file}: text.blocks.{layer}.{part}"
+        assert isinstance(base, nn.Linear)
+        if len(pair) < 2:
+            raise AdapterError(f"{where} has no {'B' if 'A' in pair else 'A'}")
+        a, b = pair["A"], pair["B"]
+        rank = a.shape[0]
+        if a.shape != (rank, base.in_features) or b.shape != (base.out_features, rank):
+            wanted = f"A is (rank, {base.in_features}) and B ({base.out_features}, rank)"
+            raise AdapterError(f"{where}: {wanted}; got {tuple(a.shape)} and {tuple(b.shape)}")
+        if rank > max_rank:
+            raise AdapterError(
+                f"{where} is of rank {rank}; there is room for {max_rank}: load with adapter_rank={rank}"
+            )
+        scale = 1.0 if alpha is None else alpha / rank
+        like = base.weight
+        kept = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
+        if not all(bool(one.isfinite().all()) for one in kept):  # what it leaves in the cache spoils what is next
+            raise AdapterError(f"{where} holds numbers that are none, or too large for {like.dtype}")
+        weights[layer, part] = kept
+    if text.wte.is_cuda:  # another stream will read them
+        torch.cuda.current_stream(text.wte.device).synchronize()
+    return Adapter(name, weights)
+
+
+class AdapterBank:
+    """A decoder that shares a model's weights and adds to each row what is in the row's slot; slot 0 adds nothing.
+
+    Args:
+        text: the model's decoder.
+        n_slots: slots for adapters.
+        rank: largest rank.
+    """
+
+    def __init__(self, text: TextDecoder, n_slots: int, rank: int) -> None:
+        # Every tensor is the model's own; only the modules around them are new.
+        self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
+        self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
+        self._resident: dict[int, Adapter] = {}
+        for number, block in enumerate(self._text.blocks):
+            assert isinstance(block, Block)
+            for part in _PARTS:
+                base = block.get_submodule(part)
+                assert isinstance(base, nn.Linear)
+                self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots + 1, rank)
+                block.set_submodule(part, adapted)
+            block.attn = _AdaptedAttention(block.attn)
+
+    def fill(self, slot: int, adapter: Adapter) -> None:
+        """Put an adapter into a slot, if it is not there yet."""
+        if self._resident.get(slot) is adapter:
+            return
+        self._resident.pop(slot, None)
+        for place, layer in self._layers.items():
+            layer.fill(slot, adapter.weights.get(place))
+        self._resident[slot] = adapter
+
+    def text(self, slots: torch.Tensor) -> TextDecoder:
+        """The decoder with slots (rows,) int64 for the rows that it is given next."""
+        for layer in self._layers.values():
+            layer.slots = slots
+        return self._text
+
+
+class _AdaptedLinear(nn.Linear):
+    """W x + b + B A x, with A and B of each row's slot."""
+
+    def __init__(self, base: nn.Linear, n_slots: int, rank: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+        self.a = base.weight.new_zeros(n_slots, rank, base.in_features)
+        self.b = base.weight.new_zeros(n_slots, base.out_features, rank)
+        self.slots = torch.zeros(1, dtype=torch.int64, device=base.weight.device)
+
+    def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        self.a[slot].zero_()
+        self.b[slot].zero_()
+        if weights is not None:
+            a, b = weights
+            self.a[slot, : len(a)] = a
+            self.b[slot, :, : len(a)] = b
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (rows, length, in) to (rows, length, out)."""
+        a, b = self.a[self.slots], self.b[self.slots]
+        return super().forward(x) + x @ a.transpose(1, 2) @ b.transpose(1, 2)
+
+
+class _AdaptedAttention(Attention):
+    def __init__(self, base: Attention) -> None:
+        nn.Module.__init__(self)
+        self.config, self.qkv, self.proj = base.config, base.qkv, base.proj
+
+    def remember(self, x: torch.Tensor, rotation: Rotation, slot: Slot) -> None:
+        """Write x's keys and values, the adapters' part in them included."""
+        self(x, rotation, None, slot, alone=True)
+
+
+def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
+    """Alpha as the file or PEFT's configuration beside it says of alpha; None for nothing.
+
+    Raises:
+        ValueError: if it says what is not understood.
+    """
+    config = file.parent / "adapter_config.json"
+    if "alpha" in metadata:
+        return float(metadata["alpha"])
+    if file.name != "adapter_model.safetensors" or not config.is_file():
+        return None
+    told = json.loads(config.read_text(encoding="utf-8"))
+    for option in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
+        if told.get(option):
+            raise ValueError(f"{option} is not supported")
+    return float(told["lora_alpha"])

@@ -1,0 +1,70 @@
+"""Layers as oneDNN runs them on a CPU: what follows a product is done in the same pass, weights are laid out once.
+
+The operators are those that torch's own compiler makes of such layers. Where torch comes without oneDNN or was told not
+to use it, or the numbers are not float32, the plain layers run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from saccade.engine.models.moondream.csp_stem import Conv
+from saccade.engine.models.moondream.layers import Mlp
+
+_FEW = 16  # rows up to which a product is over before oneDNN has looked up how to do it
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+    """Product (..., out) of x (..., in), plus `add` if that is given."""
+    if x.shape[:-1].numel() <= _FEW or not _usable(x):
+        out = F.linear(x, weight, bias)
+        return out if add is None else out + add
+    if add is None:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise.binary(x, add, weight, bias, "add")  # type: ignore[no-any-return]
+
+
+def fuse(model: nn.Module) -> None:
+    """Replace the layers of a model that is not trained any more. After its first picture it cannot be copied."""
+    fused = {Conv: FusedConv, Mlp: FusedMlp}
+    for name, module in list(model.named_modules()):
+        if type(module) in fused and _usable(next(module.parameters())):
+            model.set_submodule(name, fused[type(module)](module))
+
+
+class FusedConv(nn.Module):
+    """A `Conv` without a norm, its activation done with it."""
+
+    def __init__(self, plain: Conv) -> None:
+        super().__init__()
+        assert isinstance(plain.norm, nn.Identity)
+        self.conv = plain.conv
+        self._laid_out: torch.Tensor | None = None  # as the first map wants it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Conv.forward`."""
+        conv, ops = self.conv, torch.ops.mkldnn
+        how = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
+        if self._laid_out is None:
+            self._laid_out = ops._reorder_convolution_weight(conv.weight, *how, list(x.shape))
+        return ops._convolution_pointwise(x, self._laid_out, conv.bias, *how, "leaky_relu", [0.1], "")  # type: ignore[no-any-return]
+
+
+class FusedMlp(nn.Module):
+    """An `Mlp`, its activation done with its first product."""
+
+    def __init__(self, plain: Mlp) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = plain.fc1, plain.fc2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Mlp.forward`."""
+        inner = torch.ops.mkldnn._linear_pointwise(x, self.fc1.weight, self.fc1.bias, "gelu", [], "tanh")
+        return linear(inner, self.fc2.weight, self.fc2.bias)
+
+
+def _usable(x: torch.Tensor) -> bool:
+    there = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    return bool(there) and x.dtype == torch.float32 and x.device.type == "cpu"

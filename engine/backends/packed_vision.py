@@ -1,0 +1,72 @@
+"""The vision tower's blocks on CUDA, each sum and its norm in one pass; with FP8 on both sides of the products, or not.
+
+For towers without convolutions. Agrees with `VisionTower.features`. Needs Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from saccade.engine.backends.packed_linear import Weights, normed
+from saccade.engine.backends.quantization import can_multiply
+from saccade.engine.kernels import fp8_linear as kernels
+from saccade.engine.kernels.add_layernorm import add_norm
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.vision import Block
+
+
+class _Layer:
+    """One block's weights."""
+
+    __slots__ = ("fc1", "fc2", "ln1", "ln2", "proj", "qkv")
+
+    def __init__(self, block: Block, fp8: bool) -> None:
+        attn, mlp = block.attn, block.mlp
+        self.ln1, self.ln2 = block.ln1, block.ln2
+        self.qkv, self.proj, self.fc1, self.fc2 = (
+            Weights(part.weight, part.bias, fp8) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+        )
+
+
+class PackedTower:
+    """A model's vision tower.
+
+    Args:
+        model: one that `fits`.
+    """
+
+    def __init__(self, model: Moondream) -> None:
+        self._tower, config = model.vision, model.config.vision
+        self._n_heads = config.enc_n_heads
+        possible = can_multiply(model.device) and kernels.fits(config.n_tokens, config.enc_dim, config.enc_ff_dim)
+        self._fp8 = model.fp8 and possible
+        with torch.no_grad():
+            self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
+
+    def features(self, crops: torch.Tensor) -> torch.Tensor:
+        """As `VisionTower.features`."""
+        x = (self._tower.patches(crops) + self._tower.pos_emb).contiguous()
+        count, tokens, dim = x.shape
+        flat = x.view(-1, dim)
+        before: torch.Tensor | None = None
+        for layer in self._layers:
+            heads = layer.qkv.linear(normed(flat, before, layer.ln1, self._fp8))
+            q, k, v = heads.view(count, tokens, 3, self._n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, dim)
+            if self._fp8:
+                attended = layer.proj.linear(kernels.squeeze(seen, None))
+                wide = layer.fc1.linear(normed(flat, attended, layer.ln2, True))
+                before = layer.fc2.linear(kernels.squeeze(None, wide))
+            else:
+                attended = layer.proj.linear((seen, None))
+                before = layer.fc2.linear((layer.fc1.linear_gelu(add_norm(flat, attended, layer.ln2)), None))
+        last = self._tower.post_ln
+        assert isinstance(last, nn.LayerNorm)
+        return add_norm(flat, before, last).view(count, tokens, dim)
+
+
+def fits(model: Moondream) -> bool:
+    """Whether it takes this model's tower."""
+    return model.config.vision.stem == "patch" and model.dtype in (torch.bfloat16, torch.float16)

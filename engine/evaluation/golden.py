@@ -1,0 +1,205 @@
+"""Holds a model to a reference implementation's numbers: every quantity of a golden folder, and its worst disagreement.
+
+A golden folder has config.json, model.safetensors, cases.json, arrays.safetensors and images/. It was written with
+greedy decoding, at most 6 objects, 24 tokens, the question 'how many?', and a bias added to the end token's score; to
+continue while coord > eos + bias is to continue while the score is above sigmoid(bias). The stored logits are those of
+the question as it is; the stored texts answer it with a space before it, as the reference's own `query` asks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from saccade.engine.errors import EngineError, ModelFilesError
+from saccade.engine.evaluation.reference import Generator
+from saccade.engine.model_loader import choose_device, load_model
+from saccade.engine.models.moondream.config import ConfigError
+from saccade.engine.models.moondream.image_crops import make_crops
+from saccade.engine.models.moondream.model import CheckpointError
+from saccade.engine.models.moondream.prompts import CodecError, Prompts, codec_of
+from saccade.engine.models.moondream.text import KVCache
+from saccade.engine.scheduling.found import Found
+
+MAX_OBJECTS, MAX_TOKENS, QUESTION, FIRST_OBJECT = 6, 24, "how many?", "person"
+ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
+"""Tolerances of what is only shown; the second one's numbers must be numbers still."""
+
+
+@dataclass(slots=True)
+class Quantity:
+    """One kind of number: how many were compared and differ, the largest disagreement, and the largest allowed."""
+
+    name: str
+    tolerance: float
+    compared: int = 0
+    differing: int = 0
+    worst: float = 0.0
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was compared agrees. A disagreement that is not a number is one."""
+        return self.worst <= self.tolerance
+
+    def add(self, difference: float, where: str) -> None:
+        """Note one comparison."""
+        self.compared += 1
+        self.differing += difference != 0
+        if math.isnan(difference):
+            difference = math.inf
+        if difference > self.worst:
+            self.worst, self.where = difference, where
+
+
+def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: float | None = None) -> list[Quantity]:
+    """Compare everything that a golden folder holds, which was made in float32.
+
+    In float32, boxes, points and texts must agree exactly, and embeddings, hidden states and logits to a tolerance. In
+    another dtype nobody can say what they must be, and they are only shown. Crops must agree exactly in any.
+
+    Args:
+        folder: the golden folder.
+        device: as for `Engine.load`.
+        dtype: likewise. The model's plain modules compute, as on a CPU, whatever kernels a GPU has for it.
+        tolerance: of embeddings, hidden states and logits; by default 1e-4 in float32, and anything else in others.
+
+    Raises:
+        EngineError: if there is no such device or dtype.
+        ModelFilesError: if a file is missing, broken, or does not fit the others.
+    """
+    place = choose_device(device)
+    try:
+        model = load_model(folder, place, dtype, torch.float32)
+        arrays = load_file(folder / "arrays.safetensors")
+        cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+        prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
+        quantities = _quantities(model.dtype == torch.float32, tolerance)
+        return _Checker(Generator(model), prompts, folder, arrays, quantities).run(cases)
+    except (ConfigError, CheckpointError, CodecError) as error:
+        raise ModelFilesError(str(error)) from error
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
+
+
+def _quantities(reproducible: bool, tolerance: float | None) -> dict[str, Quantity]:
+    allowed = dict.fromkeys(("tiling", "crops"), 0.0)
+    allowed |= dict.fromkeys(("boxes", "points", "texts"), 0.0 if reproducible else ANYTHING)
+    if tolerance is None:
+        tolerance = 1e-4 if reproducible else ANY_NUMBER
+    allowed |= dict.fromkeys(("image embeddings", "hidden states", "logits"), tolerance)
+    return {name: Quantity(name, largest) for name, largest in allowed.items()}
+
+
+class _Checker:
+    def __init__(
+        self,
+        generator: Generator,
+        prompts: Prompts,
+        folder: Path,
+        arrays: dict[str, torch.Tensor],
+        quantities: dict[str, Quantity],
+    ) -> None:
+        self.generator, self.prompts, self.folder, self.arrays = generator, prompts, folder, arrays
+        self.quantities = quantities
+
+    def run(self, cases: list[dict[str, Any]]) -> list[Quantity]:
+        if not cases:
+            raise ModelFilesError(f"{self.folder} holds no case: it proves nothing")
+        for number, case in enumerate(cases):
+            self._case(number, case)
+        return [quantity for quantity in self.quantities.values() if quantity.compared]
+
+    def _case(self, number: int, case: dict[str, Any]) -> None:
+        generator, prompts = self.generator, self.prompts
+        where = str(case["image"])
+        with Image.open(self.folder / where) as picture:
+            image = np.asarray(picture.convert("RGB"))
+        crops, tiling = make_crops(image, generator.config.vision)
+        self._exact("tiling", (*tiling, len(crops)), (*case["tiling"], case["crops"]), where)
+        self._close("crops", torch.from_numpy(crops.reshape(len(crops), -1).mean(1)), f"{number}.crops_mean", where)
+        self._close("crops", torch.from_numpy(crops[-1]), f"{number}.crop_last", where)
+        tokens = generator.image_tokens(image)
+        self._close("image embeddings", tokens, f"{number}.image_embeddings", where)
+        prefix = generator.prefix(tokens)
+        hidden = generator.prefill(prefix, [prompts.objects("detect", FIRST_OBJECT)], 0).hidden[0]
+        self._close("hidden states", hidden, f"{number}.detect_prefill_hidden", where)
+        hidden = generator.prefill(prefix, [prompts.wrap("query", QUESTION)], 0).hidden[0]
+        self._close("logits", generator.model.text.logits(hidden), f"{number}.query_prefill_logits", where)
+        self._objects("boxes", "detect", case, prefix, _corners)
+        self._objects("points", "point", case, prefix, lambda one: {"x": one.x, "y": one.y})
+        for key, ids in (("query", prompts.query(QUESTION)), ("caption_short", prompts.caption("short"))):
+            answer = []
+            for token in generator.tokens(generator.prefill(prefix, [ids], MAX_TOKENS)):
+                answer.append(token)
+                if len(answer) == MAX_TOKENS:
+                    break
+            self._exact("texts", prompts.text(answer), case[key], f"{where} {key}")
+
+    def _objects(
+        self,
+        quantity: str,
+        skill: str,
+        case: dict[str, Any],
+        prefix: KVCache,
+        plain: Callable[[Found], dict[str, float]],
+    ) -> None:
+        """All biases of all names in one batch, as the engine would run them."""
+        sized = skill == "detect"
+        rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
+        ids = [self.prompts.objects(skill, name) for name, _ in rows]
+        conf = [1 / (1 + math.exp(-float(bias))) for _, bias in rows]
+        state = self.generator.prefill(prefix, ids, MAX_OBJECTS * (3 if sized else 2))
+        for (name, bias), found in zip(
+            rows, self.generator.objects(state, sized, [MAX_OBJECTS] * len(rows), conf), strict=True
+        ):
+            where = f"{case['image']} {skill} '{name}' at {bias}"
+            wanted, got = case[skill][name][bias], [plain(one) for one in found]
+            if len(wanted) != len(got):
+                self.quantities[quantity].add(math.inf, where)
+                continue
+            for mine, theirs in zip(got, wanted, strict=True):
+                for key, number in mine.items():
+                    self.quantities[quantity].add(abs(number - theirs[key]), where)
+
+    def _exact(self, quantity: str, mine: object, theirs: object, where: str) -> None:
+        self.quantities[quantity].add(0.0 if mine == theirs else math.inf, where)
+
+    def _close(self, quantity: str, mine: torch.Tensor, key: str, where: str) -> None:
+        theirs = self.arrays[key]
+        if mine.shape != theirs.shape:
+            self.quantities[quantity].add(math.inf, where)
+            return
+        difference = (mine.double().cpu() - theirs.double()).abs().max().item()
+        self.quantities[quantity].add(difference, where)
+
+
+def _corners(one: Found) -> dict[str, float]:
+    return {
+        "x_min": one.x - one.width / 2,
+        "y_min": one.y - one.height / 2,
+        "x_max": one.x + one.width / 2,
+        "y_max": one.y + one.height / 2,
+    }
+
+
+def require_folder(path: Path) -> Path:
+    """The path, if it is a folder.
+
+    Raises:
+        EngineError: if it is not.
+    """
+    if not path.is_dir():
+        raise EngineError(f"{path} is not a folder; give a folder with config.json, model.safetensors and cases.json")
+    return path

@@ -1,0 +1,106 @@
+"""Residual addition and layer norm in one pass, for what lies between two products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.engine.backends.quantization import LARGEST
+from saccade.engine.kernels.pdl import begin, early
+
+_LARGEST = tl.constexpr(LARGEST)
+
+
+@triton.jit
+def _add_norm_kernel(
+    x,
+    delta,
+    bias,
+    gain,
+    shift,
+    normed,
+    scales,
+    stride,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    EPS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """One row: x += all parts of delta, rounded as it is kept; normed = norm(x), in FP8 with a scale if SCALED."""
+    at = tl.program_id(0).to(tl.int64) * DIM
+    d = tl.arange(0, BLOCK)
+    real = d < DIM
+    if AHEAD:
+        begin()
+    value = tl.load(x + at + d, mask=real, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        if BIAS:
+            value += tl.load(bias + d, mask=real, other=0.0).to(tl.float32)
+        for part in tl.static_range(PARTS):
+            value += tl.load(delta + part * stride + at + d, mask=real, other=0.0).to(tl.float32)
+        value = value.to(x.dtype.element_ty)
+        tl.store(x + at + d, value, mask=real)
+        value = value.to(tl.float32)
+    if NORM:
+        centred = tl.where(real, value - tl.sum(value, 0) / DIM, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPS)
+        g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
+        s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
+        y = centred * rstd * g + s
+        if SCALED:
+            scale = tl.maximum(tl.max(tl.where(real, tl.abs(y), 0.0), 0), 1e-12) / _LARGEST
+            tl.store(scales + tl.program_id(0), scale)
+            y = y / scale
+        tl.store(normed + at + d, y.to(normed.dtype.element_ty), mask=real)
+
+
+def add_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    norm: torch.nn.LayerNorm | None,
+    normed: torch.Tensor | None = None,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    ahead: bool = False,
+) -> torch.Tensor:
+    """Add `delta` to x in place, and return the layer norm of the sum; x itself without a norm.
+
+    Args:
+        x: (rows, dim), contiguous.
+        delta: the same, or (parts, rows, dim) to be summed; None to add nothing.
+        norm: over dim.
+        normed: where the norm goes; a new tensor if None.
+        scales: (rows,) float32, written if the norm goes to e4m3.
+        bias: (dim,), added with `delta`.
+        ahead: begin before the kernel ahead has ended, see `ahead`.
+    """
+    rows, dim = x.shape
+    out = x if norm is None else torch.empty_like(x) if normed is None else normed
+    parts = 0 if delta is None else 1 if delta.ndim == 2 else len(delta)
+    _add_norm_kernel[(rows,)](
+        x,
+        x if delta is None else delta,
+        x if bias is None else bias,
+        x if norm is None else norm.weight,
+        x if norm is None else norm.bias,
+        out,
+        x if scales is None else scales,
+        rows * dim if parts < 2 or delta is None else delta.stride(0),
+        DIM=dim,
+        BLOCK=triton.next_power_of_2(dim),
+        PARTS=parts,
+        BIAS=bias is not None,
+        NORM=norm is not None,
+        SCALED=scales is not None,
+        EPS=1e-5 if norm is None else norm.eps,
+        AHEAD=ahead,
+        num_warps=8,
+        **early(ahead),
+    )
+    return out

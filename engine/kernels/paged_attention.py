@@ -1,0 +1,375 @@
+"""Attention of single tokens over paged keys and values, rotary positions and the cache's new entry included.
+
+Rows that share an image's pages find them in the L2 cache after the first one's read: an image's keys and values of one
+layer are 6 MB (Moondream 2), the cache of an H200 holds 60.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.engine.kernels.activation import gelu
+from saccade.engine.kernels.pdl import begin, early
+
+# By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
+_PROGRAMS, _MOST_SPLITS = 384, 8
+_BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no more than `_FEW`
+_FEW = 512
+_BLOCK_F = 512  # values of the MLP at a time
+_LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16: the product behind GELU may widen its weights to float16
+
+
+@triton.jit
+def _rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr):
+    """A head's vector at `at`, its first 2 · HALF dimensions turned by the position's angles."""
+    value = tl.load(at + d, mask=where, other=0.0).to(tl.float32)
+    turned = where & (d < 2 * HALF)
+    other = tl.load(at + tl.where(d < HALF, d + HALF, d - HALF), mask=turned, other=0.0).to(tl.float32)
+    angle = position * HALF + d % HALF
+    c = tl.load(cosine + angle, mask=turned, other=1.0)
+    s = tl.load(sine + angle, mask=turned, other=0.0)
+    return value * c + tl.where(d < HALF, -other, other) * s
+
+
+@triton.jit
+def _entries(
+    keys,
+    values,
+    table,
+    kv,
+    start,
+    stop,
+    d,
+    D: tl.constexpr,
+    N_KV: tl.constexpr,
+    PAGE: tl.constexpr,
+    PREFIX: tl.constexpr,
+    GAP: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """BLOCK_T keys and values of a head from `start` on, and which of them are there to be seen."""
+    t = start + tl.arange(0, BLOCK_T)
+    seen = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
+    page = tl.load(table + t // PAGE, mask=seen, other=0).to(tl.int64)
+    cell = ((page * N_KV + kv) * PAGE + t % PAGE)[:, None] * D + d[None, :]
+    both = seen[:, None] & (d < D)[None, :]
+    return tl.load(keys + cell, mask=both, other=0.0), tl.load(values + cell, mask=both, other=0.0), seen
+
+
+@triton.jit
+def _mixed(query, k, v, seen, scale, best, total, acc):
+    """The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) with BLOCK_T more keys in it."""
+    score = tl.where(seen[None, :], tl.dot(query, tl.trans(k)) * scale, -float("inf"))
+    higher = tl.maximum(best, tl.max(score, 1))
+    fade = tl.exp(best - higher)
+    p = tl.exp(score - higher[:, None])
+    return higher, total * fade + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+
+
+@triton.jit
+def _attend_kernel(
+    heads,
+    heads_stride,
+    cosine,
+    sine,
+    positions,
+    owners,
+    tables,
+    tables_stride,
+    keys,
+    values,
+    out,
+    out_stride,
+    partial,
+    weights,
+    arrived,
+    scale,
+    N_HEADS: tl.constexpr,
+    N_KV: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    PREFIX: tl.constexpr,
+    GAP: tl.constexpr,
+    WRITE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BENT: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    LIMIT: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
+
+    Programs past the last head bend BLOCK_F of the row's BENT values behind its heads: the MLP's half of the layer.
+    """
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.program_id(2)
+    if head >= N_HEADS:
+        if AHEAD:
+            begin()
+        if split == 0:
+            f = (head - N_HEADS) * BLOCK_F + tl.arange(0, BLOCK_F)
+            inside = f < BENT
+            x = tl.load(heads + row.to(tl.int64) * heads_stride + (N_HEADS + 2 * N_KV) * D + f, mask=inside, other=0.0)
+            bent = tl.minimum(gelu(x.to(tl.float32)), LIMIT).to(out.dtype.element_ty)
+            tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, bent, mask=inside)
+        return
+    kv = head // (N_HEADS // N_KV)
+    d = tl.arange(0, WIDTH)
+    real = d < D
+    position = tl.load(positions + row)
+    own = position + GAP  # the row's own cell; nobody asks from inside the prefix
+    table = tables + tl.load(owners + row) * tables_stride
+    end = own if WRITE else own + 1
+    share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
+    stop = tl.minimum(end, (split + 1) * share)
+    start = split * share
+    # In the cache is what earlier steps have written; without WRITE the kernel ahead has put this step's there, too.
+    if AHEAD and not WRITE:
+        begin()
+    k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
+    if AHEAD and WRITE:
+        begin()
+    at = heads + row.to(tl.int64) * heads_stride
+    q = _rotated(at + head * D, real, position, cosine, sine, d, D // 4)
+    # The least rows of a matrix product are 16; the query is in each of them.
+    best = tl.full((16,), -float("inf"), tl.float32)
+    total = tl.zeros((16,), tl.float32)
+    acc = tl.zeros((16, WIDTH), tl.float32)
+    if WRITE and split == 0:
+        k_new = _rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
+        v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
+        k_new = k_new.to(keys.dtype.element_ty)
+        best = tl.sum(q * k_new.to(tl.float32), 0) * scale + tl.zeros((16,), tl.float32)
+        total += 1.0
+        acc += v_new.to(tl.float32)[None, :]
+        if head % (N_HEADS // N_KV) == 0:
+            page = tl.load(table + own // PAGE).to(tl.int64)
+            cell = ((page * N_KV + kv) * PAGE + own % PAGE) * D + d
+            tl.store(keys + cell, k_new, mask=real)
+            tl.store(values + cell, v_new, mask=real)
+    query = tl.broadcast_to(q.to(keys.dtype.element_ty)[None, :], (16, WIDTH))
+    if start < stop:
+        best, total, acc = _mixed(query, k, v, seen, scale, best, total, acc)
+    for start in range(split * share + BLOCK_T, stop, BLOCK_T):
+        k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
+        best, total, acc = _mixed(query, k, v, seen, scale, best, total, acc)
+    # All sixteen are the same.
+    best, total, acc = tl.max(best, 0), tl.max(total, 0), tl.max(acc, 0)
+    out_at = out + row.to(tl.int64) * out_stride + head * D + d
+    if SPLITS == 1:
+        tl.store(out_at, (acc / total).to(out.dtype.element_ty), mask=real)
+    else:
+        slot = (row * N_HEADS + head) * SPLITS
+        tl.store(partial + (slot + split) * WIDTH + d, acc)
+        tl.store(weights + (slot + split) * 2, best)
+        tl.store(weights + (slot + split) * 2 + 1, total)
+        tl.debug_barrier()  # all of this program's stores come before it says so
+        count = tl.atomic_add(arrived + row * N_HEADS + head, 1, sem="acq_rel")
+        if count == SPLITS - 1:
+            tl.debug_barrier()
+            s = tl.arange(0, SPLITS)
+            bests = tl.load(weights + (slot + s) * 2, cache_modifier=".cg")
+            totals = tl.load(weights + (slot + s) * 2 + 1, cache_modifier=".cg")
+            parts = tl.load(partial + (slot + s)[:, None] * WIDTH + d[None, :], cache_modifier=".cg")
+            part = tl.exp(bests - tl.max(bests, 0))
+            mixed = tl.sum(part[:, None] * parts, 0) / tl.sum(part * totals, 0)
+            tl.store(out_at, mixed.to(out.dtype.element_ty), mask=real)
+            tl.store(arrived + row * N_HEADS + head, 0)
+
+
+@triton.jit
+def _remember_kernel(
+    heads,
+    heads_stride,
+    cosine,
+    sine,
+    positions,
+    owners,
+    tables,
+    tables_stride,
+    keys,
+    values,
+    N_HEADS: tl.constexpr,
+    N_KV: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PAGE: tl.constexpr,
+    PREFIX: tl.constexpr,
+    GAP: tl.constexpr,
+    TURN: tl.constexpr,
+):
+    """Put one row's keys and values into its pages; with TURN rotate its queries and keys in place as well."""
+    row = tl.program_id(0)
+    position = tl.load(positions + row)
+    at = heads + row.to(tl.int64) * heads_stride
+    own = tl.where(position < PREFIX, position, position + GAP)
+    page = tl.load(tables + tl.load(owners + row) * tables_stride + own // PAGE).to(tl.int64)
+    h = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
+    d = tl.arange(0, WIDTH)[None, :]
+    real = (h < N_KV) & (d < D)
+    cell = ((page * N_KV + h) * PAGE + own % PAGE) * D + d
+    k_at = at + (N_HEADS + h) * D
+    k = _rotated(k_at, real, position, cosine, sine, d, D // 4).to(keys.dtype.element_ty)
+    v = tl.load(at + (N_HEADS + N_KV + h) * D + d, mask=real, other=0.0)
+    tl.store(keys + cell, k, mask=real)
+    tl.store(values + cell, v, mask=real)
+    if TURN:
+        tl.debug_barrier()  # every pair is read before either half is overwritten
+        tl.store(k_at + d, k.to(heads.dtype.element_ty), mask=real)
+        for g in range(N_HEADS // N_KV):
+            q_real = real & (d < D)
+            q_at = at + (h * (N_HEADS // N_KV) + g) * D
+            q = _rotated(q_at, q_real, position, cosine, sine, d, D // 4)
+            tl.debug_barrier()
+            tl.store(q_at + d, q.to(heads.dtype.element_ty), mask=q_real)
+
+
+class PagedAttention:
+    """The kernels' view of one pool, and the scratch that they share.
+
+    Args:
+        n_heads, n_kv_heads, head_dim: of the text decoder.
+        page_size: tokens of a page.
+        prefix_length, gap: tokens of an image's prefix, and unused cells behind it.
+        cosine, sine: (positions, head_dim / 4) float32 angles.
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        prefix_length: int,
+        gap: int,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+    ) -> None:
+        assert gap < _BLOCK_T  # or a block of keys might have none to be seen
+        self._n_heads, self._n_kv, self._dim = n_heads, n_kv_heads, head_dim
+        self._width = triton.next_power_of_2(head_dim)
+        self._layout = {"PAGE": page_size, "PREFIX": prefix_length, "GAP": gap}
+        self._cosine, self._sine = cosine, sine
+        # Heads are split only while there are fewer programs than that.
+        self._partial = torch.empty(2 * _PROGRAMS * self._width, device=cosine.device)
+        self._weights = torch.empty(2 * _PROGRAMS * 2, device=cosine.device)
+        self._arrived = torch.zeros(_PROGRAMS, dtype=torch.int32, device=cosine.device)
+
+    def attend(
+        self,
+        heads: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        write: bool,
+        bent: int = 0,
+        ahead: bool = False,
+    ) -> None:
+        """Each row's token over everything in its pages up to itself.
+
+        Args:
+            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + bent) queries, keys and values, not rotated; and what
+                goes through GELU on the way.
+            positions: (rows,) int32, all behind the prefix.
+            owners: (rows,) int32 row of `tables` that is each one's.
+            tables: (any, pages) int32.
+            keys: (n_pages, n_kv_heads, page_size, head_dim), one layer of the pool.
+            values: the same.
+            out: (rows, n_heads · head_dim + bent).
+            bent: so many values go through GELU.
+            write: put each row's key and value into its pages on the way. Without it they must be there, which rows
+                that see each other need.
+            ahead: begin before the kernel ahead has ended, see `ahead`.
+        """
+        rows = heads.shape[0]
+        # Powers of two, so that the parts can be put together in one go.
+        splits = 1
+        while splits < _MOST_SPLITS and rows * self._n_heads * splits < _PROGRAMS:
+            splits *= 2
+        _attend_kernel[(self._n_heads + triton.cdiv(bent, _BLOCK_F), splits, rows)](
+            heads,
+            heads.stride(0),
+            self._cosine,
+            self._sine,
+            positions,
+            owners,
+            tables,
+            tables.stride(0),
+            keys,
+            values,
+            out,
+            out.stride(0),
+            self._partial,
+            self._weights,
+            self._arrived,
+            self._dim**-0.5,
+            N_HEADS=self._n_heads,
+            N_KV=self._n_kv,
+            D=self._dim,
+            WIDTH=self._width,
+            WRITE=write,
+            SPLITS=splits,
+            BLOCK_T=_BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T,
+            BENT=bent,
+            BLOCK_F=_BLOCK_F,
+            LIMIT=_LARGEST_HALF,
+            AHEAD=ahead,
+            num_warps=4,
+            num_stages=1 if splits == _MOST_SPLITS else 2,
+            **early(ahead),
+            **self._layout,
+        )
+
+    def remember(
+        self,
+        heads: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        turn: bool = False,
+    ) -> None:
+        """Put rows' keys and values into their pages; with `turn` rotate queries and keys in place as well.
+
+        Args:
+            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim).
+            positions: (rows,) int32.
+            owners: as for `attend`.
+            tables: as for `attend`.
+            keys: one layer of the pool.
+            values: the same.
+            turn: as above.
+        """
+        block = min(16, triton.next_power_of_2(self._n_kv))
+        _remember_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
+            heads,
+            heads.stride(0),
+            self._cosine,
+            self._sine,
+            positions,
+            owners,
+            tables,
+            tables.stride(0),
+            keys,
+            values,
+            N_HEADS=self._n_heads,
+            N_KV=self._n_kv,
+            D=self._dim,
+            WIDTH=self._width,
+            BLOCK_H=block,
+            TURN=turn,
+            num_warps=4,
+            **self._layout,
+        )

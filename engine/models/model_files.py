@@ -1,0 +1,60 @@
+"""Where a model is found by its name: inside this package, in a folder, or on the Hugging Face hub. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.engine.errors import UnknownModelError
+
+_HERE = Path(__file__).parent
+_FILES = ("config.json", "model.safetensors")
+_HUB_FILES = [*_FILES, "tokenizer.json", "synonyms.json"]
+
+
+@dataclass(slots=True, frozen=True)
+class ModelEntry:
+    """A model that ships with the package: its name, folder, and a line about it."""
+
+    name: str
+    folder: Path
+    about: str
+
+
+EMBEDDED = (
+    ModelEntry(
+        "nano", _HERE / "nano", "5 M parameters, 31 classes, boxes and points; runs on a CPU, needs no download"
+    ),
+)
+
+
+def find(name: str) -> Path:
+    """Folder of a model, from an embedded model's name, a folder's path, or a hub id such as `owner/model`.
+
+    A hub id is downloaded on first use and kept in the hub's own cache.
+
+    Raises:
+        UnknownModelError: if the name leads nowhere.
+    """
+    for entry in EMBEDDED:
+        if name == entry.name:
+            return entry.folder
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if missing := [file for file in _FILES if not (folder / file).is_file()]:
+            raise UnknownModelError(f"{folder} is not a model folder: it has no {missing[0]}")
+        return folder
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _download(name)
+    names = ", ".join(entry.name for entry in EMBEDDED)
+    raise UnknownModelError(f"no model '{name}': give one of {names}, a model folder, or a hub id such as owner/model")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub client raises many unrelated types; each means that there is no model
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnknownModelError(f"no folder '{name}', and the hub has no such model within reach ({reason})") from error

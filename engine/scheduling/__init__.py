@@ -1,0 +1,1 @@
+"""Which step comes next and who holds what: pure bookkeeping, no torch and no threads."""

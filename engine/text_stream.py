@@ -1,0 +1,55 @@
+"""Text for whoever reads along: an iterator over the pieces of one answer. Knows the engine's futures, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from types import TracebackType
+
+from saccade.engine.results import Result
+
+
+class TextStream(Iterator[str]):
+    """The pieces of an answer, as they are written. For one reader.
+
+    Closing it before its end, also by leaving a `with` or letting go of it, cancels the rest of the answer.
+
+    Args:
+        future: of the whole answer.
+        pieces: where they come in; nothing else reads it.
+    """
+
+    def __init__(self, future: Future[Result], pieces: SimpleQueue[str | None]) -> None:
+        self._future, self._pieces, self._over = future, pieces, False
+        future.add_done_callback(lambda _: pieces.put(None))
+
+    def __next__(self) -> str:
+        """The next piece.
+
+        Raises:
+            EngineError: if the answer has failed; what came before it was read first.
+        """
+        piece = None if self._over else self._pieces.get()
+        if piece is not None:
+            return piece
+        over, self._over = self._over, True
+        if not over and not self._future.cancelled():
+            self._future.result()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Drop what is not written yet. From any thread; doing it twice, or at the end, does nothing."""
+        self._over = True
+        self._future.cancel()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

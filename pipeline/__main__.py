@@ -1,5 +1,0 @@
-"""Lets `python -m pipeline` be `saccade`."""
-
-from pipeline.cli import main
-
-main()

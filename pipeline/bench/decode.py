@@ -1,0 +1,100 @@
+"""`saccade bench decode`: a decode step on the GPU, by its own clock, beside the time to read its bytes once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from saccade.engine.errors import EngineError
+from saccade.engine.evaluation.roofline import decode_bytes
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeRow:
+    """Steps of one size, in milliseconds of the GPU.
+
+    Attributes:
+        rows: sequences in the step.
+        median_ms, p99_ms: of the step, sampling and next embedding included.
+        sampling_ms: median of the sampling alone.
+        floor_ms: its bytes at the bandwidth measured.
+    """
+
+    rows: int
+    median_ms: float
+    p99_ms: float
+    sampling_ms: float
+    floor_ms: float
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeBench:
+    """What `time_decode` measured; `bandwidth` in bytes a second, read and written, `length` in keys a sequence."""
+
+    model: str
+    device: str
+    dtype: str
+    length: int
+    bandwidth: float
+    rows: tuple[DecodeRow, ...]
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """A table for people."""
+        lines = [
+            f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
+            f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'floor':>7}",
+        ]
+        lines += [
+            f"{row.rows:>5} {row.median_ms:>8.3f} {row.p99_ms:>8.3f} {row.sampling_ms:>9.3f} {row.floor_ms:>7.2f}"
+            for row in self.rows
+        ]
+        return "\n".join([*lines, f"floor: bytes read once at the {self.bandwidth / 1e12:.2f} TB/s measured here"])
+
+
+def time_decode(
+    model: str,
+    device: str,
+    counts: Sequence[int],
+    *,
+    dtype: str | None = None,
+    length: int = 760,
+    steps: int = 200,
+) -> DecodeBench:
+    """Time decode steps of `counts` sequences of `length` keys each.
+
+    Raises:
+        EngineError: if the model cannot be loaded, or not onto a GPU, or has not as many positions.
+    """
+    import numpy as np
+    import torch
+
+    from saccade.pipeline.bench.device_peaks import bandwidth
+    from saccade.pipeline.bench.load_generator import open_engine
+
+    with open_engine(model, device, dtype=dtype) as engine:
+        if engine.time_step(1, engine.config.text.prefix_attn, 1) is None:
+            raise EngineError("bench decode times a GPU's own clock, and there is none here; see `saccade bench frame`")
+        text = engine.config.text
+        if not text.prefix_attn < length <= text.max_context:
+            raise EngineError(f"--keys: {engine.model.name} has room for {text.prefix_attn + 1} to {text.max_context}")
+        place = torch.device(engine.model.device)
+        rate = bandwidth(place)
+        rows = []
+        for count in counts:
+            times = [1e3 * second for second in engine.time_step(count, length - 1, steps) or ()]
+            rows.append(
+                DecodeRow(
+                    count,
+                    float(np.median(times)),
+                    float(np.percentile(times, 99)),
+                    1e3 * (engine.time_sampling(count) or 0.0),
+                    1e3 * decode_bytes(engine.config, count, length, engine.model.dtype) / rate,
+                )
+            )
+        name = torch.cuda.get_device_name(place)
+        return DecodeBench(engine.model.name, name, engine.model.dtype, length, rate, tuple(rows))

@@ -1,0 +1,171 @@
+"""`saccade bench frame`: how long the loaded model takes from one picture to its boxes, measured from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from saccade.engine.tasks import Detect
+from saccade.pipeline.core.build import tasks_for
+from saccade.pipeline.core.config import ConfigError, RunConfig
+from saccade.sources import RgbImage, open_source
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+DEMO_CLIP = Path(__file__).parents[1] / "assets" / "demo.mp4"
+
+WARM_UP = 5
+PICTURES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
+STRIDE = 10  # the demo clip has 200
+_PROMPT = 8  # tokens, about, of a prompt
+MOST = 64  # prompts at a time, as the engine has lanes
+
+
+@dataclass(slots=True, frozen=True)
+class FrameBench:
+    """Times of one picture at a time, in milliseconds.
+
+    Attributes:
+        model, device, dtype: what ran, and where.
+        width, height: size of the pictures in pixels.
+        frames: how many were timed.
+        median_ms, p99_ms: from handing the picture over to having its boxes.
+        prefill_ms, decode_ms: medians of the engine's own split.
+        boxes: mean number on a picture, or the length that answers were given.
+        floor_ms: the picture's operations and the answer's bytes at the GPU's measured rates; None on a CPU.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    width: int
+    height: int
+    frames: int
+    median_ms: float
+    p99_ms: float
+    prefill_ms: float
+    decode_ms: float
+    boxes: float
+    floor_ms: float | None = None
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """Two lines for people."""
+        floor = "" if self.floor_ms is None else f"; floor {self.floor_ms:.1f}"
+        return (
+            f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} pictures, "
+            f"{self.boxes:.1f} boxes each\n"
+            f"median {self.median_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; "
+            f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}{floor}"
+        )
+
+
+def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
+    """Time pictures of the configuration's source, scaled, one after another.
+
+    Args:
+        config: model, source and what is asked for.
+        width: of the pictures, in pixels.
+        height: of the pictures, in pixels.
+        frames: how many to time.
+        objects: make every answer so long; as the model finds by default.
+
+    Raises:
+        SourceError, EngineError: if source or model cannot be used.
+    """
+    pictures = pictures_of(config.source, width, height)
+    from saccade.pipeline.bench.load_generator import open_engine
+
+    with open_engine(config.model, config.device, dtype=config.dtype) as engine:
+        tasks = tasks_for(engine, config)
+        if objects is not None:
+            tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]
+        for picture in pictures[:WARM_UP]:
+            engine.submit(picture, tasks, config.tiles).result()
+        total, prefill, decode, boxes = [], [], [], 0
+        for picture in islice(cycle(pictures), frames):
+            begun = time.perf_counter()
+            result = engine.submit(picture, tasks, config.tiles).result()
+            total.append(1000 * (time.perf_counter() - begun))
+            prefill.append(result.timings.prefill_ms)
+            decode.append(result.timings.decode_ms)
+            boxes += len(result.detections)
+        return FrameBench(
+            model=engine.model.name,
+            device=engine.model.device,
+            dtype=engine.model.dtype,
+            width=width,
+            height=height,
+            frames=frames,
+            median_ms=statistics.median(total),
+            p99_ms=float(np.percentile(total, 99)),
+            prefill_ms=statistics.median(prefill),
+            decode_ms=statistics.median(decode),
+            boxes=objects or boxes / frames,
+            floor_ms=_floor_ms(engine, width, height, objects or boxes / frames),
+        )
+
+
+def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | None:
+    if not engine.model.device.startswith("cuda"):
+        return None
+    import torch
+
+    from saccade.engine.evaluation.roofline import decode_bytes, prefill_flops
+    from saccade.engine.models.moondream.image_crops import crop_count
+    from saccade.pipeline.bench.device_peaks import bandwidth, operations
+
+    device, dtype, config = torch.device(engine.model.device), engine.model.dtype, engine.config
+    flops = prefill_flops(config, crop_count(height, width, config.vision), _PROMPT)
+    step = decode_bytes(config, 1, config.text.prefix_attn + 3 * round(boxes), dtype)
+    return 1e3 * (flops / operations(device, dtype) + 3 * boxes * step / bandwidth(device))
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Read `640x360` as width and height.
+
+    Raises:
+        ConfigError: if it is anything else.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,4})[x×]([1-9]\d{0,4})", text.strip().lower())
+    if not match:
+        raise ConfigError(f"--size: should be width x height in pixels, such as 640x360, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def parse_counts(text: str, flag: str) -> list[int]:
+    """Read `1,8,32` as numbers from 1 to 64.
+
+    Raises:
+        ConfigError: naming the flag, if it is anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MOST for part in parts):
+        raise ConfigError(f"{flag}: should be numbers from 1 to {MOST} with commas, such as 1,8,32, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def pictures_of(source: str, width: int, height: int) -> list[RgbImage]:
+    """The first pictures of a source, some apart, scaled.
+
+    Raises:
+        SourceError: if it cannot be used.
+    """
+    with open_source(source, vid_stride=STRIDE) as frames:
+        return [
+            np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
+            for frame in islice(frames, PICTURES)
+        ]

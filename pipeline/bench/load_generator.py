@@ -1,0 +1,270 @@
+"""A closed loop of streams on an engine, and what its steps took: what the benches of the engine share.
+
+Each stream asks for one name on one picture, and for the next as soon as it has the answer. Answers end where the model
+stops, as nobody can know in advance.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice, product
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from saccade.engine.results import Result
+from saccade.engine.runtime.trace import Span, Trace
+from saccade.engine.tasks import Detect
+from saccade.sources import RgbImage
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+MAX_OBJECTS = 50
+OPEN_LABELS = ("person", "face", "dog", "chair", "bicycle", "traffic light", "umbrella", "cup")
+_CLOSED_LABELS = 2  # of a model that knows what it sees: the demo clip has persons and faces
+_TILES = 4  # pictures are mosaics of 1 × 1 to 4 × 4 of the clip's, so that the number of objects varies
+_FULL = 0.75  # a batch of more than this share of the streams counts as full: it is padded to the same size
+_WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: they all begin at once
+_LONG_S = 120.0
+
+Job = tuple[RgbImage, Detect]
+
+
+@dataclass(slots=True, frozen=True)
+class StepTimes:
+    """A step on the compute stream, in seconds.
+
+    Attributes:
+        decode: whether it is a decode step, else a prefill.
+        rows: sequences in it.
+        end: when it was done, on the clock of `time.perf_counter`.
+        period: from the end of the step before it to its end.
+        forward, sampling: of that, what each took; sampling is 0 where it is part of the forward's graph.
+        host: what the host did for it, waiting left out.
+    """
+
+    decode: bool
+    rows: int
+    end: float
+    period: float
+    forward: float
+    sampling: float
+    host: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything seen at one depth.
+
+    Attributes:
+        steps: that ended while it was measured.
+        answers, rows, zombies: by the engine's counters; rows of decode steps, and those of them that went to waste.
+        elapsed: seconds on the wall's clock.
+    """
+
+    steps: list[StepTimes] = field(default_factory=list)
+    answers: int = 0
+    rows: int = 0
+    zombies: int = 0
+    elapsed: float = 0.0
+
+    @property
+    def zombie_share(self) -> float:
+        """z: decode rows that went to waste."""
+        return self.zombies / self.rows
+
+    @property
+    def useful_steps(self) -> float:
+        """L: mean decode steps of an answer."""
+        return (self.rows - self.zombies) / self.answers
+
+    @property
+    def decode(self) -> list[StepTimes]:
+        """Decode steps."""
+        return [step for step in self.steps if step.decode]
+
+    @property
+    def mean_rows(self) -> float:
+        """Rows of a decode step."""
+        return statistics.mean(step.rows for step in self.decode)
+
+    @property
+    def period(self) -> float:
+        """T: mean period of a decode step, of whatever rows and next to whatever else."""
+        return statistics.mean(step.period for step in self.decode)
+
+    @property
+    def useful_rate(self) -> float:
+        """Decode rows of use in a second that no prefill took."""
+        prefilling = sum(step.period for step in self.steps if not step.decode)
+        return (self.rows - self.zombies) / (self.elapsed - prefilling)
+
+    @property
+    def prefill_s(self) -> float:
+        """Mean period of the prefill of one picture."""
+        steps = [step for step in self.steps if not step.decode]
+        return sum(step.period for step in steps) / sum(step.rows for step in steps)
+
+    @property
+    def per_answer_s(self) -> float:
+        """Time an answer should take, from the parts: its prefill, and its share of decode steps."""
+        return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
+
+    def full(self, streams: int) -> list[StepTimes]:
+        """Decode steps of a full batch; all of them if there was none."""
+        return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
+
+
+def open_engine(name: str, device: str, depth: int | None = None, dtype: str | None = None) -> Engine:
+    """Load a model, or make one of random weights.
+
+    Raises:
+        EngineError: if there is no such model, device or dtype.
+    """
+    from saccade.engine import Engine
+    from saccade.engine.evaluation.random_model import MOONDREAM_2, random_engine
+
+    if name == MOONDREAM_2:
+        return random_engine(device, dtype, depth or 2)
+    return Engine.load(name, device, dtype, depth=depth)
+
+
+def mosaics(pictures: Sequence[RgbImage]) -> list[RgbImage]:
+    """As many pictures of the same size, each one of the given or several of them, smaller, side by side."""
+    height, width = pictures[0].shape[:2]
+    made = []
+    for number in range(len(pictures)):
+        n = 1 + number % _TILES
+        source = islice(cycle(pictures), number, None)
+        rows = [np.concatenate([_smaller(next(source), n) for _ in range(n)], axis=1) for _ in range(n)]
+        whole = np.zeros((height, width, 3), np.uint8)
+        joined = np.concatenate(rows, axis=0)
+        whole[: joined.shape[0], : joined.shape[1]] = joined
+        made.append(whole)
+    return made
+
+
+def _smaller(picture: RgbImage, n: int) -> RgbImage:
+    size = (picture.shape[1] // n, picture.shape[0] // n)
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+
+
+def jobs_of(engine: Engine, pictures: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
+    """What to ask of each picture, at the confidence at which answers have `objects` objects in the mean."""
+    classes = engine.model.classes
+    labels = OPEN_LABELS if classes is None else classes[:_CLOSED_LABELS]
+    jobs = [(picture, Detect(label, most, 0.0)) for label, picture in product(labels, pictures)]
+    answers = [engine.submit(picture, [task]) for picture, task in jobs]
+    scores = [[box.score for box in answer.result(_LONG_S).detections.boxes] for answer in answers]
+    conf = conf_for(scores, objects)
+    random.Random(0).shuffle(jobs)  # or answers of one name, which are alike, would come together
+    return [(picture, replace(task, conf=conf)) for picture, task in jobs]
+
+
+def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
+    """The confidence at which answers have `objects` objects in the mean, given the scores of answers without end.
+
+    An answer ends at its first score that is not above the confidence, and no score in it is above the one before
+    (see `skills.FindObjects`): its length is the number of scores that are above the confidence.
+    """
+    falling = sorted(chain.from_iterable(scores), reverse=True)
+    return falling[min(round(objects * len(scores)), len(falling) - 1)]
+
+
+def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
+    """Keep `streams` requests under way, for a while unmeasured and then for `seconds`; add what was seen."""
+    over: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()
+    waiting = cycle(jobs)
+    n_open = 0
+
+    def turn(until: float, answers: int = 0) -> None:
+        """Ask for the next as answers come, until then and as many."""
+        while answers > 0 or time.perf_counter() < until:
+            take()
+            begin()
+            answers -= 1
+
+    def take() -> None:
+        nonlocal n_open
+        over.get(timeout=_LONG_S).result()
+        n_open -= 1
+
+    def begin() -> None:
+        nonlocal n_open
+        picture, task = next(waiting)
+        engine.submit(picture, [task]).add_done_callback(over.put)
+        n_open += 1
+
+    with engine.tracing() as trace:  # from the warm-up on: a step's period begins with the end of the one before it
+        for _ in range(streams):
+            begin()
+        turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
+        before, started = engine.counters(), time.perf_counter()
+        turn(started + seconds)
+        after, ended = engine.counters(), time.perf_counter()
+    while n_open:
+        take()
+    wait_for_rest(engine)
+    grown = {key: after[key] - before[key] for key in after}
+    measured.steps += [step for step in step_times(trace) if started < step.end <= ended]
+    measured.answers += round(grown["requests_done_total"])
+    measured.rows += round(grown["rows_decode_total"])
+    measured.zombies += round(grown["zombies_total"])
+    measured.elapsed += ended - started
+
+
+def wait_for_rest(engine: Engine) -> None:
+    """Wait until what runs to waste has run, too.
+
+    Raises:
+        TimeoutError: if it does not.
+    """
+    latest = time.monotonic() + _LONG_S
+    while engine.counters()["lanes_used"]:
+        if time.monotonic() > latest:
+            raise TimeoutError("the engine does not come to rest")
+        time.sleep(0.001)
+
+
+def step_times(trace: Trace) -> list[StepTimes]:
+    """The steps of a trace whose beginning it holds."""
+    device: dict[int, list[Span]] = {}
+    for span in trace.spans("compute"):
+        device.setdefault(_step(span), []).append(span)
+    host: dict[int, float] = {}
+    sign = {"launch": 1, "finalize": 1, "commit": 1, "wait": -1}
+    for span in trace.spans("host"):
+        if span.name in sign:
+            host[_step(span)] = host.get(_step(span), 0.0) + sign[span.name] * span.seconds
+    planning = [span.seconds for span in trace.spans("host") if span.name == "schedule"]
+    planned = statistics.median(planning) if planning else 0.0
+    steps = []
+    for number, spans in device.items():
+        before = device.get(number - 1)
+        if before is None or number not in host:
+            continue
+        busy = {part: sum(s.seconds for s in spans if (s.name == "sample") is part) for part in (True, False)}
+        steps.append(
+            StepTimes(
+                decode=spans[0].args["kind"] == "decode",
+                rows=int(str(spans[0].args["rows"])),
+                end=spans[-1].end,
+                period=spans[-1].end - before[-1].end,
+                forward=busy[False],
+                sampling=busy[True],
+                host=host[number] + planned,
+            )
+        )
+    return steps
+
+
+def _step(span: Span) -> int:
+    return int(str(span.args["step"]))

@@ -1,0 +1,123 @@
+"""`saccade bench throughput`: pictures a second of many streams at a time, and what they cost the CPU."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+
+import numpy as np
+
+from saccade.engine.tasks import Detect
+from saccade.pipeline.bench.frame import DEMO_CLIP, pictures_of
+from saccade.pipeline.bench.load_generator import open_engine
+
+
+@dataclass(slots=True, frozen=True)
+class ThroughputRow:
+    """One number of streams.
+
+    Attributes:
+        streams: pictures in the engine at a time, one of each stream.
+        fps: pictures answered a second, of all streams.
+        median_ms, p99_ms: from handing a picture over to its answer.
+        cpu_ms: time of all of the process's threads for a picture.
+    """
+
+    streams: int
+    fps: float
+    median_ms: float
+    p99_ms: float
+    cpu_ms: float
+
+
+@dataclass(slots=True, frozen=True)
+class ThroughputBench:
+    """What `time_throughput` measured; `boxes` is as in `frame.FrameBench`."""
+
+    model: str
+    device: str
+    dtype: str
+    width: int
+    height: int
+    boxes: float
+    rows: tuple[ThroughputRow, ...]
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """A table for people."""
+        lines = [
+            f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
+            f"{self.boxes:.1f} boxes a picture",
+            f"{'streams':>8} {'pictures/s':>11} {'median ms':>10} {'p99 ms':>8} {'CPU ms each':>12}",
+        ]
+        lines += [
+            f"{row.streams:>8} {row.fps:>11.1f} {row.median_ms:>10.1f} {row.p99_ms:>8.1f} {row.cpu_ms:>12.2f}"
+            for row in self.rows
+        ]
+        return "\n".join(lines)
+
+
+def time_throughput(
+    model: str,
+    device: str,
+    counts: Sequence[int],
+    *,
+    dtype: str | None = None,
+    label: str = "person",
+    objects: int | None = None,
+    size: tuple[int, int] = (640, 360),
+    seconds: float = 5.0,
+) -> ThroughputBench:
+    """Let so many streams hand in one picture after another, each with one prompt, for some seconds.
+
+    Args:
+        model: name, folder, hub id, or a shape with random weights.
+        device: where it runs.
+        counts: streams, a row each.
+        dtype: as `Engine.load` takes it.
+        label: what is asked for.
+        objects: make every answer so long; as the model finds by default.
+        size: of the pictures, in pixels.
+        seconds: for each row.
+
+    Raises:
+        EngineError: if the model cannot be loaded.
+    """
+    shown = pictures_of(str(DEMO_CLIP), *size)
+    dice = np.random.default_rng(0)
+    # No two alike: what one costs must not be saved by another's.
+    pictures = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
+    rows, boxes = [], 0.0
+    with open_engine(model, device, dtype=dtype) as engine:
+        task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
+        for picture in pictures[:3]:
+            engine.submit(picture, [task]).result()
+        for streams in counts:
+            waits: list[float] = []
+            found: list[int] = []
+            turn, stop = count(), time.perf_counter() + seconds
+
+            def stream(turn: count[int] = turn, stop: float = stop) -> None:
+                while (begun := time.perf_counter()) < stop:
+                    result = engine.submit(pictures[next(turn) % len(pictures)], [task]).result()
+                    waits.append(1e3 * (time.perf_counter() - begun))  # noqa: B023 - ended before the next row
+                    found.append(len(result.detections))  # noqa: B023
+
+            threads = [threading.Thread(target=stream, name=f"bench-{i}") for i in range(streams)]
+            begun, used = time.perf_counter(), time.process_time()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            passed, used = time.perf_counter() - begun, time.process_time() - used
+            boxes = objects or float(np.mean(found))
+            p50, p99 = np.percentile(waits, [50, 99])
+            rows.append(ThroughputRow(streams, len(waits) / passed, float(p50), float(p99), 1e3 * used / len(waits)))
+        return ThroughputBench(engine.model.name, engine.model.device, engine.model.dtype, *size, boxes, tuple(rows))

@@ -1,0 +1,185 @@
+"""`saccade bench webrtc`: how old the pictures of a WebRTC peer are when decoded, beside stock aiortc.
+
+One sender in this process burns its clock into the pictures and codes them once; both receive them at the same time,
+over 127.0.0.1, so that the load of the machine is the same for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fractions
+import json
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import aiohttp
+import av
+import numpy as np
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
+from aiortc.mediastreams import MediaStreamError
+
+from saccade.pipeline.bench.ingest import CLOCK_BITS, burnt_in_age_ms
+from saccade.sources import SourceError
+from saccade.sources.webrtc.listener import WebRtcListener
+from saccade.sources.webrtc.peer import choose_addresses
+from saccade.sources.webrtc.source import DECODERS
+
+_LOOPBACK = ("127.0.0.1",)
+_WARM_UP_S = 1.0  # the first key frame, and what comes in a burst with it
+_CONNECT_S = 10.0
+_ENCODERS = {
+    "VP8": ("libvpx", {"deadline": "realtime", "cpu-used": "-12", "lag-in-frames": "0"}),
+    "H264": ("libx264", {"preset": "ultrafast", "tune": "zerolatency", "profile": "baseline"}),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class WebRtcBench:
+    """Ages of decoded pictures in milliseconds, the sender's encoding included.
+
+    Attributes:
+        codec, width, height, fps: what was sent.
+        frames, median_ms, p95_ms: of ours.
+        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: of `await track.recv()`.
+    """
+
+    codec: str
+    width: int
+    height: int
+    fps: int
+    frames: int
+    median_ms: float
+    p95_ms: float
+    aiortc_frames: int
+    aiortc_median_ms: float
+    aiortc_p95_ms: float
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """Three lines for people."""
+        return (
+            f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
+            f"saccade  {self.frames:>5} pictures, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
+            f"aiortc   {self.aiortc_frames:>5} pictures, median {self.aiortc_median_ms:.1f} ms old, "
+            f"p95 {self.aiortc_p95_ms:.1f}"
+        )
+
+
+def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 480, fps: int = 30) -> WebRtcBench:
+    """Send for `seconds` and measure.
+
+    Raises:
+        SourceError: if there is no such codec, or too few pictures came to say anything.
+    """
+    if codec not in DECODERS:
+        raise SourceError(f"codec must be {' or '.join(DECODERS)}, not {codec}")
+    ours: list[float] = []
+    theirs: list[float] = []
+    with WebRtcListener("webrtc:0", media_hosts=_LOOPBACK) as source:
+
+        def watch() -> None:
+            for frame in source:
+                age = burnt_in_age_ms(frame.image, time.time() - (time.monotonic() - frame.decoded_at))
+                ours.append(-1 if age is None else age)
+
+        reader = threading.Thread(target=watch, name="bench-webrtc", daemon=True)
+        reader.start()
+        asyncio.run(_send(source.url, codec, (width, height), fps, seconds, theirs))
+    reader.join()
+    skip = round(fps * _WARM_UP_S)
+    ours, theirs = ([age for age in ages[skip:] if age > 0] for ages in (ours, theirs))
+    if not (ours and theirs):
+        raise SourceError(f"too few pictures in {seconds:g} s: measure longer")
+    return WebRtcBench(codec, width, height, fps, *_figures(ours), *_figures(theirs))
+
+
+class _Coded(VideoStreamTrack):
+    """A track of pictures that are coded already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packets: asyncio.Queue[av.Packet[Any]] = asyncio.Queue()
+
+    async def recv(self) -> Any:
+        return await self.packets.get()
+
+
+async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: float, ages: list[float]) -> None:
+    """Send to our endpoint and to a stock receiver, which notes its ages."""
+    senders = [RTCPeerConnection(RTCConfiguration(iceServers=[])) for _ in range(2)]
+    receiver = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+    tracks = [_Coded(), _Coded()]
+    watching: list[asyncio.Task[None]] = []
+    receiver.on("track", lambda track: watching.append(asyncio.create_task(_watch_stock(track, ages))))
+    try:
+        offer = await _offer(senders[0], tracks[0], codec)
+        headers = {"Content-Type": "application/sdp"}
+        async with aiohttp.ClientSession() as http, http.post(url, data=offer, headers=headers) as response:
+            await senders[0].setRemoteDescription(RTCSessionDescription(await response.text(), "answer"))
+        await receiver.setRemoteDescription(RTCSessionDescription(await _offer(senders[1], tracks[1], codec), "offer"))
+        choose_addresses(receiver.getTransceivers()[0], _LOOPBACK)
+        await receiver.setLocalDescription(await receiver.createAnswer())
+        await senders[1].setRemoteDescription(receiver.localDescription)
+        async with asyncio.timeout(_CONNECT_S):
+            while any(connection.connectionState != "connected" for connection in (*senders, receiver)):
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)  # until they have also begun to listen
+        await _pump(tracks, codec, size, fps, seconds + _WARM_UP_S)
+    finally:
+        await asyncio.gather(*(connection.close() for connection in (*senders, receiver)))
+        await asyncio.gather(*watching)
+
+
+async def _offer(connection: RTCPeerConnection, track: VideoStreamTrack, codec: str) -> str:
+    connection.addTrack(track)
+    known = RTCRtpSender.getCapabilities("video").codecs
+    transceiver = connection.getTransceivers()[0]
+    transceiver.setCodecPreferences([c for c in known if c.mimeType == f"video/{codec}"])
+    choose_addresses(transceiver, _LOOPBACK)
+    await connection.setLocalDescription(await connection.createOffer())
+    return connection.localDescription.sdp
+
+
+async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps: int, seconds: float) -> None:
+    """Draw a picture with the time of day in it, code it, give it to both; `fps` times a second."""
+    name, options = _ENCODERS[codec]
+    encoder: Any = av.CodecContext.create(name, "w")
+    encoder.width, encoder.height = size
+    encoder.pix_fmt, encoder.time_base, encoder.options = "yuv420p", fractions.Fraction(1, 90_000), options
+    encoder.framerate, encoder.gop_size, encoder.bit_rate = fps, fps, 2_000_000
+    picture = np.full((size[1], size[0], 3), 120, np.uint8)
+    bits = np.arange(size[0]) * CLOCK_BITS // size[0]
+    begun = time.monotonic()
+    for number in range(round(seconds * fps)):
+        await asyncio.sleep(max(0.0, begun + number / fps - time.monotonic()))
+        told = int(time.time() * 1000) % (1 << CLOCK_BITS)
+        picture[:32] = np.where(told >> bits & 1, 235, 20).astype(np.uint8)[None, :, None]
+        frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+        frame.pts, frame.time_base = number * 90_000 // fps, encoder.time_base
+        for packet in encoder.encode(frame):
+            packet.time_base = encoder.time_base
+            for track in tracks:
+                track.packets.put_nowait(packet)
+
+
+async def _watch_stock(track: Any, ages: list[float]) -> None:
+    """What everybody writes first."""
+    try:
+        while True:
+            frame = await track.recv()
+            age = burnt_in_age_ms(frame.to_ndarray(format="rgb24"), time.time())
+            ages.append(-1 if age is None else age)
+    except MediaStreamError:
+        return
+
+
+def _figures(ages: Sequence[float]) -> tuple[int, float, float]:
+    """How many, their median and 95th percentile."""
+    return len(ages), statistics.median(ages), float(np.percentile(ages, 95))

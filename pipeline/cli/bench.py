@@ -1,0 +1,186 @@
+"""`saccade bench …`: every command that measures. What is slow to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from saccade.pipeline.cli.options import Detect, Device, Dtype, Json, Model, RtspTransport, Tiles, VidStride, given
+
+Objects = Annotated[
+    int | None, typer.Option(min=1, max=50, help="Make every answer so long (default: as the model finds).")
+]
+
+bench = typer.Typer(help="Measure how fast this machine is.")
+
+
+@bench.callback()
+def bench_root() -> None:
+    """Measure how fast this machine is."""
+
+
+@bench.command("ingest")
+def bench_ingest(
+    source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream.")],
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
+    rtsp_transport: RtspTransport = None,
+    as_json: Json = False,
+) -> None:
+    """Time how old the pictures of a live stream are when they are decoded, beside PyAV's own loop at the same time.
+
+    The age is read from a clock burnt into the pictures, if there is one, or else from the sender's RTCP reports.
+    """
+    from saccade.pipeline.bench.ingest import time_ingest
+
+    result = time_ingest(source, seconds=seconds, transport=rtsp_transport or "tcp")
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("webrtc")
+def bench_webrtc(
+    codec: Annotated[str, typer.Option(metavar="NAME", help="VP8 or H264.")] = "VP8",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Time how old a WebRTC peer's pictures are when they are decoded, beside stock aiortc at the same time."""
+    from saccade.pipeline.bench.webrtc import time_webrtc
+
+    result = time_webrtc(codec, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("frame")
+def bench_frame(
+    context: typer.Context,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    frames: Annotated[int, typer.Option(min=1, help="How many pictures to time.")] = 200,
+    detect: Detect = None,
+    objects: Objects = None,
+    tiles: Tiles = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Time one picture to its boxes, one after another: median and 99th percentile.
+
+    The pictures are those of the demo clip, scaled.
+    """
+    from saccade.pipeline.bench.frame import DEMO_CLIP, parse_size, time_frames
+    from saccade.pipeline.core.config import load
+
+    width, height = parse_size(size)
+    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **given(context)})
+    result = time_frames(settings, width, height, frames, objects)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("pipeline")
+def bench_pipeline(
+    context: typer.Context,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
+    vid_stride: VidStride = None,
+    detect: Detect = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Time a picture from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
+
+    The pictures are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
+    """
+    from saccade.pipeline.bench.frame import DEMO_CLIP
+    from saccade.pipeline.bench.pipeline import time_pipeline
+    from saccade.pipeline.core.config import load
+
+    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **given(context)})
+    result = time_pipeline(settings, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("bubble")
+def bench_bubble(
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "1,8,32",
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row, at each depth.")] = 10,
+    objects: Annotated[float, typer.Option(min=0, max=50, help="Mean number of objects of an answer.")] = 5.0,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what running a step ahead of the host gains: parts of a step, predicted and observed speedup.
+
+    Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
+    """
+    from saccade.pipeline.bench.bubble import time_bubble
+    from saccade.pipeline.bench.frame import parse_counts, parse_size
+
+    counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
+    result = time_bubble(
+        model or "nano", device or "auto", counts, dtype=dtype, seconds=seconds, objects=objects, size=pixels
+    )
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("prompts")
+def bench_prompts(
+    prompts: Annotated[str, typer.Option(metavar="N,N,…", help="How many on a picture: one row each.")] = "1,4,8",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the picture in pixels.")] = "640x360",
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what several prompts on one picture cost, beside the same prompts on pictures of their own."""
+    from saccade.pipeline.bench.frame import parse_counts, parse_size
+    from saccade.pipeline.bench.prompts import time_prompts
+
+    counts, pixels = parse_counts(prompts, "--prompts"), parse_size(size)
+    result = time_prompts(model or "nano", device or "auto", counts, dtype=dtype, size=pixels, rounds=rounds)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("decode")
+def bench_decode(
+    rows: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences in a step: one row each.")] = "1,8,32",
+    keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Time decode steps by the GPU's clock, beside the time to read their bytes once.
+
+    Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
+    """
+    from saccade.pipeline.bench.decode import time_decode
+    from saccade.pipeline.bench.frame import parse_counts
+
+    result = time_decode(model or "nano", device or "auto", parse_counts(rows, "--rows"), dtype=dtype, length=keys)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("throughput")
+def bench_throughput(
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "8,32",
+    objects: Objects = None,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Count pictures answered a second, of many streams with one prompt each, and what they cost the CPU."""
+    from saccade.pipeline.bench.frame import parse_counts, parse_size
+    from saccade.pipeline.bench.throughput import time_throughput
+
+    counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
+    result = time_throughput(
+        model or "nano", device or "auto", counts, dtype=dtype, objects=objects, size=pixels, seconds=seconds
+    )
+    print(result.as_json() if as_json else result.as_text())

@@ -1,0 +1,109 @@
+"""`saccade doctor`: is everything here that a run needs? Looks only; changes nothing and downloads nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "pillow": "PIL",
+    "av": "av",
+    "aiohttp": "aiohttp",
+    "aiortc": "aiortc",
+    "websockets": "websockets",
+    "prometheus-client": "prometheus_client",
+    "opencv-python": "cv2",
+    "pydantic": "pydantic",
+    "pyyaml": "yaml",
+    "safetensors": "safetensors",
+    "tokenizers": "tokenizers",
+    "huggingface-hub": "huggingface_hub",
+}
+"""Distribution → the module whose import shows that it works."""
+
+USEFUL = {"aiomqtt": "aiomqtt", "supervision": "supervision", "pycocotools": "pycocotools"}
+
+DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
+ENCODERS = {"libx264": True, "h264_nvenc": False}
+"""Codec → whether a run may need it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        what: its name.
+        ok: whether it is there and works.
+        needed: whether a run can fail for want of it.
+        detail: version, device or reason; one line.
+    """
+
+    what: str
+    ok: bool
+    needed: bool
+    detail: str
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything in turn, the slow things last."""
+    yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
+    for distribution, module in NEEDED.items():
+        yield _try(distribution, True, _version, distribution, module)
+    for distribution, module in USEFUL.items():
+        yield _try(distribution, False, _version, distribution, module)
+    yield _try("device", True, _device)
+    for codec, needed in DECODERS.items():
+        yield _try(f"decode {codec}", needed, _codec, codec, "r")
+    for codec, needed in ENCODERS.items():
+        yield _try(f"encode {codec}", needed, _codec, codec, "w")
+    yield _screen()
+    yield _try("model nano", True, _nano)
+
+
+def _try(what: str, needed: bool, look: Callable[..., str], *args: str) -> Finding:
+    try:
+        return Finding(what, True, needed, look(*args))
+    except Exception as error:  # whatever an import or a driver raises is the finding
+        return Finding(what, False, needed, " ".join(f"{error or type(error).__name__}".split()))
+
+
+def _version(distribution: str, module: str) -> str:
+    importlib.import_module(module)
+    return metadata.version(distribution)
+
+
+def _device() -> str:
+    import torch
+
+    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    if not torch.cuda.is_available():
+        return f"cpu, {threads}"
+    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return f"cuda: {gpus}; cpu: {threads}"
+
+
+def _codec(name: str, mode: Literal["r", "w"]) -> str:
+    import av
+
+    return av.Codec(name, mode).long_name
+
+
+def _screen() -> Finding:
+    there = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return Finding("screen", there, False, "there" if there else "none, so no --display")
+
+
+def _nano() -> str:
+    from saccade.engine import Engine
+
+    with Engine.load("nano", device="cpu") as engine:
+        return f"{engine.model.parameters / 1e6:.1f} M parameters; knows {', '.join(engine.model.classes or ())}"

@@ -1,0 +1,121 @@
+"""How anything that goes wrong is told: one line on standard error and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+
+from typer import TyperException
+
+from saccade.pipeline.core.config import ConfigError
+
+BAD_INPUT = 2
+FAILED = 1
+INTERRUPTED = 130
+
+_MOST_LINES = 100  # of warnings
+_AGAIN_S = 60.0  # until one of the same wording is worth another line
+
+
+class RunFailed(Exception):  # noqa: N818 - says how far it got, not what kind of error it was
+    """A run that had begun could not go on; the error it is raised from says why."""
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is logged from warnings on until it is shown, each wording once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._waiting: deque[str] = deque(maxlen=_MOST_LINES)
+        self._kept_at: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record's line."""
+        line, now = one_line(record.getMessage()), time.monotonic()
+        if now - self._kept_at.get(line, -_AGAIN_S) < _AGAIN_S:
+            return
+        self._kept_at.pop(line, None)  # to be the newest below
+        while len(self._kept_at) >= _MOST_LINES:
+            del self._kept_at[next(iter(self._kept_at))]
+        self._kept_at[line] = now
+        self._waiting.append(line)
+
+    def take(self) -> list[str]:
+        """What was not shown yet."""
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    def forget(self) -> None:
+        """Begin anew, for another command."""
+        self._waiting.clear()
+        self._kept_at.clear()
+
+
+_warnings = _Warnings()
+
+
+def take_warnings() -> list[str]:
+    """What was logged from warnings on since this was last asked, in lines for the user."""
+    return _warnings.take()
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Call `command` and return its exit code, or say in one line why it failed and return the code for that.
+
+    Warnings that nobody has shown by then are shown at the end of a command that went well, where no progress bar
+    overwrites them; beside an error they would only bury it. With SACCADE_DEBUG=1 the traceback is shown as well.
+    """
+    _warnings.forget()
+    logging.getLogger().addHandler(_warnings)
+    try:
+        code = command()
+        for line in take_warnings():
+            print(f"saccade: {line}", file=sys.stderr)
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`saccade models | head`). What Python would flush at exit has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get("SACCADE_DEBUG") == "1":
+            traceback.print_exc()
+        message, code = _explain(error)
+        print(f"saccade: {one_line(message)}", file=sys.stderr)
+        return code
+    finally:
+        logging.getLogger().removeHandler(_warnings)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    if isinstance(error, RunFailed):
+        return _explain(error.__cause__)[0] if isinstance(error.__cause__, Exception) else str(error), FAILED
+    if isinstance(error, TyperException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, ConfigError):
+        return str(error), BAD_INPUT
+    if isinstance(error, ImportError):
+        return f"{error}; `saccade doctor` shows what is missing", FAILED
+    # Only now, because these bring torch and FFmpeg with them.
+    from saccade.engine import EngineError
+    from saccade.pipeline.core.stream_manager import StreamError
+    from saccade.sinks import SinkError
+    from saccade.sources import SourceError
+
+    if isinstance(error, StreamError):
+        return str(error), FAILED
+    if isinstance(error, EngineError | SinkError | SourceError):
+        return str(error), BAD_INPUT
+    return f"internal error: {type(error).__name__}: {error}; SACCADE_DEBUG=1 shows where", FAILED
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks and without the user name and password of any address in it."""
+    from saccade.sources import redact  # only now, because it brings FFmpeg with it
+
+    return redact(" ".join(text.split()))

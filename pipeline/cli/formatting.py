@@ -1,0 +1,98 @@
+"""What a person sees: progress while something goes on, and what came of it. Knows reports, not how they come about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TimeRemainingColumn
+
+from saccade.pipeline.core.stats import Report
+
+if TYPE_CHECKING:
+    from saccade.engine.evaluation.detection import Evaluation
+    from saccade.engine.evaluation.golden import Quantity
+
+LOST = {
+    "lost": "lost or damaged on the way",
+    "full": "dropped because the model was busy",
+    "closed": "read but not looked at",
+    "failed": "that the model failed on",
+    "sink full": "dropped because a sink was busy",
+    "sink closed": "not taken by a sink",
+}
+"""Cause of a drop as in `Report.drops` → what to tell."""
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of what calls the function yielded with (done, all)."""
+    bar = progress_bar()
+    task = bar.add_task("")
+    with bar:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def preparing(done: int, total: int) -> None:
+    """Say on a terminal how far a GPU is prepared, in a line that is gone when it is."""
+    if sys.stderr.isatty():
+        said = f"preparing the GPU: {done} of {total}" if done < total else ""
+        print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+
+
+def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
+    """A progress bar on standard error that leaves nothing behind, and is not there where no terminal is."""
+    console = console or Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def summary(report: Report) -> str:
+    """A line or two on what was done."""
+    latency = report.latency
+    lines = [
+        f"{report.frames} frames in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, {report.model_ms:.1f} ms a frame "
+        f"(prefill {latency.prefill:.1f}, decode {latency.decode_tokens:.1f}), {report.objects} objects"
+        if report.frames
+        else "no frames"
+    ]
+    lost = [f"{count} frames {LOST[cause]}" for cause, count in report.drops.items()]
+    if report.corrupt_packets:
+        lost.append(f"{report.corrupt_packets} damaged packets skipped")
+    if lost:
+        lines.append(", ".join(lost))
+    return "\n".join(lines)
+
+
+def evaluation_table(scores: Evaluation) -> str:
+    """The scores of every class, and the means, in percent."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f}"
+
+    def row(name: str, boxes: object, *rates: object) -> str:
+        return f"{name:<16}{boxes:>8}" + "".join(f"{rate:>11}" for rate in rates)
+
+    lines = [row("class", "boxes", "AP50", "AP50:95", "precision", "recall", "empty")]
+    for one in scores.classes:
+        rates = (one.ap50, one.ap, one.precision, one.recall, one.empty)
+        lines.append(row(one.name, one.boxes, *map(percent, rates)))
+    boxes = sum(one.boxes for one in scores.classes)
+    lines.append(row("all", boxes, percent(scores.ap50), percent(scores.ap), "", "", percent(scores.empty)))
+    return "\n".join([*lines, f"{scores.pictures} pictures; in percent; precision, recall and empty at conf 0.5"])
+
+
+def golden_table(quantities: Sequence[Quantity]) -> str:
+    """How many of each quantity differ, and by how much at most."""
+    from saccade.engine.evaluation.golden import ANY_NUMBER
+
+    lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]
+    for one in quantities:
+        shown = one.tolerance >= ANY_NUMBER
+        allowed = "any" if shown else f"{one.tolerance:.3g}"
+        verdict = f"DISAGREES at {one.where}" if not one.ok else f"at {one.where}" if shown and one.where else "ok"
+        lines.append(f"{one.name:<20}{one.compared:>9}{one.differing:>8}{one.worst:>12.3g}{allowed:>12}  {verdict}")
+    return "\n".join(lines) if quantities else "nothing was compared"

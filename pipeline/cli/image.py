@@ -1,0 +1,78 @@
+"""`saccade image`: one picture, looked at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from PIL import Image
+
+from saccade.engine.results import Result
+from saccade.pipeline.core.build import load_engine, tasks_for
+from saccade.pipeline.core.config import ConfigError, RunConfig
+from saccade.pipeline.core.stream_run import latency_of
+from saccade.pipeline.sink_targets import check_targets, targets_of
+from saccade.sinks import Latency, SinkError, draw, make_record
+from saccade.sources import Frame, SourceError, open_source
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """A picture and what was found on it."""
+
+    frame: Frame
+    result: Result
+    latency: Latency
+
+    def as_json(self) -> str:
+        """The record that `saccade run --jsonl` writes, indented."""
+        return json.dumps(make_record(self.frame, self.result, self.latency), indent=2, ensure_ascii=False)
+
+    def as_text(self) -> str:
+        """One line for each thing found, places in pixels."""
+        width, height = self.frame.width, self.frame.height
+        lines = []
+        for box in self.result.detections.boxes:
+            x1, y1, x2, y2 = box.pixels(width, height)
+            lines.append(f"{box.label} {box.score:.0%}  box {x1:.0f} {y1:.0f} {x2:.0f} {y2:.0f}")
+        for spot in self.result.points.points:
+            x, y = spot.pixels(width, height)
+            lines.append(f"{spot.label} {spot.score:.0%}  point {x:.0f} {y:.0f}")
+        lines += [f"{text.prompt}: {text.text}" for text in self.result.texts]
+        return "\n".join(lines) or "nothing found"
+
+    def save(self, path: str) -> None:
+        """Write the annotated picture; the name's ending says in which format.
+
+        Raises:
+            SinkError: if it cannot be written.
+        """
+        picture = Image.fromarray(draw(self.frame.image, self.result))
+        try:
+            picture.save(path)
+        except ValueError:
+            raise SinkError(f"cannot write {path}: its ending names no picture format; use .png or .jpg") from None
+        except OSError as error:
+            raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def look(config: RunConfig) -> Seen:
+    """Find what the configuration asks for on its source, which must be one picture.
+
+    Raises:
+        ConfigError: if the source is more than one picture, or would be overwritten.
+        SourceError, EngineError: if source or model cannot be used.
+    """
+    check_targets(targets_of(config), [config.source])
+    with open_source(config.source) as source:
+        if source.info.frames != 1:
+            raise ConfigError(f"{source.info.url} is more than one picture; use `saccade run` for it")
+        frame = next(iter(source), None)
+    if frame is None:
+        raise SourceError(f"{config.source}: no picture could be read")
+    with load_engine(config) as engine:
+        tasks = tasks_for(engine, config)
+        submitted_at = time.monotonic()
+        result = engine.submit(frame.image, tasks, config.tiles).result()
+    return Seen(frame, result, latency_of(frame, submitted_at, result))

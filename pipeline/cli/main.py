@@ -1,0 +1,307 @@
+"""The command line. Imports what is slow to import only inside the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.pipeline.cli.bench import bench
+from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, RunFailed, guarded
+from saccade.pipeline.cli.options import (
+    Classes,
+    Conf,
+    Detect,
+    Device,
+    Dtype,
+    HwAccel,
+    Json,
+    MaxObjects,
+    Model,
+    Point,
+    Query,
+    RtspTransport,
+    Tiles,
+    VidStride,
+    given,
+    settings_of,
+)
+
+app = typer.Typer(
+    help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
+    add_completion=False,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed midway, 2 wrong input, 130 interrupted."""
+    # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an
+    # encoder or the engine's own loop needs: beside other work on two cores a frame took 67 ms, and 139 spinning.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.exit(guarded(lambda: app(standalone_mode=False) or 0))
+
+
+@app.callback()
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Print the version or, without any command, the help."""
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"saccade {version_of('saccade')}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    source: Annotated[
+        list[str] | None, typer.Argument(help="A video file, a picture, a folder, a live address or 0; or several.")
+    ] = None,
+    detect: Detect = None,
+    classes: Classes = None,
+    point: Point = None,
+    query: Query = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated video to write, an .mp4 file.")] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON lines to write, one a picture; - prints them.")
+    ] = None,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl; "
+            "again for more. {stream} in it is the stream's name.",
+        ),
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /healthz, /metrics and /streams there.")
+    ] = None,
+    http_token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a client of --http must know."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the stream is called (default: after its source).")] = None,
+    display: Annotated[bool | None, typer.Option(help="Show the annotated pictures in a window.")] = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    conf: Conf = None,
+    max_objects: MaxObjects = None,
+    tiles: Tiles = None,
+    vid_stride: VidStride = None,
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="Where to begin: seconds, or 1:30.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Where to stop: seconds, or 1:30.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="wait, newest or keep N (live: newest, files: wait).")
+    ] = None,
+    hwaccel: HwAccel = None,
+    rtsp_transport: RtspTransport = None,
+    in_flight: Annotated[int | None, typer.Option(help="Pictures given to the model at a time (default 2).")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Trace of the engine's steps to write, a .json file for ui.perfetto.dev."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+) -> int:
+    """Find things on every picture of a video, and write what was found.
+
+    saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
+    """
+    settings = settings_of(context, config)
+    from saccade.pipeline.cli.formatting import summary
+    from saccade.pipeline.cli.live_view import follow
+    from saccade.pipeline.cli.trace_file import check_file, traced
+    from saccade.pipeline.session import opened_session
+    from saccade.pipeline.sink_targets import shown_targets
+
+    check_file(trace)
+    with opened_session(settings) as session, traced(session.streams.engine, trace):
+        runs, interrupted = follow(session, quiet=quiet)
+    failed = [run for run in runs if run.error]
+    if failed and len(runs) == 1:
+        raise RunFailed from failed[0].error
+    if not quiet:
+        targets = shown_targets(settings)
+        # Where the records are printed, nothing else may be.
+        stream = sys.stderr if "-" in targets else sys.stdout
+        for run in runs:
+            named = f"{run.name}: " if len(runs) > 1 else ""
+            print(named + summary(run.report()), file=stream)
+        for target in targets:
+            if target != "-":
+                print(f"→ {target}", file=stream)
+    return FAILED if failed else INTERRUPTED if interrupted else 0
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    source: Annotated[
+        list[str] | None, typer.Option(help="A stream to show there as well: a camera, or a file over and over; again.")
+    ] = None,
+    detect: Detect = None,
+    point: Point = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    conf: Conf = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than 127.0.0.1 need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8080,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a page must know (made up where needed)."),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the address.")] = False,
+) -> int:
+    """Open a page that shows the model at work: on a camera, a clip, a video file or a running stream.
+
+    saccade demo --source rtsp://192.0.2.7/stream --detect person
+    """
+    from saccade.pipeline.core.config import load
+    from saccade.pipeline.server.demo import run_demo
+
+    wanted = given(context)
+    if not wanted.keys() & {"detect", "point"}:
+        wanted["detect"] = "person"
+    run_demo(
+        load(None, {**wanted, "http": f"{host}:{port}", "http_token": token}), host, port, browser=browser, quiet=quiet
+    )
+    return 0
+
+
+@app.command()
+def image(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="PHOTO", help="A picture.")],
+    detect: Detect = None,
+    classes: Classes = None,
+    point: Point = None,
+    query: Query = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated picture to write: found.png.")] = None,
+    as_json: Json = False,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    conf: Conf = None,
+    max_objects: MaxObjects = None,
+    tiles: Tiles = None,
+) -> None:
+    """Find things on one picture, and print or draw what was found.
+
+    saccade image street.jpg --detect person --out found.png
+    """
+    settings = settings_of(context)
+    from saccade.pipeline.cli.image import look
+
+    seen = look(settings)
+    if settings.out:
+        seen.save(settings.out)
+    print(seen.as_json() if as_json else seen.as_text())
+
+
+@app.command()
+def probe(
+    source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Picture to write: seen.jpg.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to watch a live source.")] = 3.0,
+    hwaccel: HwAccel = None,
+    rtsp_transport: RtspTransport = None,
+    as_json: Json = False,
+) -> None:
+    """Open a source and say what it is: codec, size, frames a second, their age, what is lost.
+
+    saccade probe rtsp://user:password@camera/stream --out seen.jpg
+    """
+    from saccade.pipeline.cli.probe import examine
+
+    seen = examine(source, seconds=seconds, hwaccel=hwaccel or "auto", transport=rtsp_transport or "tcp", out=out)
+    print(seen.as_json() if as_json else seen.as_text())
+
+
+@app.command()
+def models() -> None:
+    """List the models that ship with the package; a checkpoint folder or a hub id is as good a `--model`."""
+    from saccade.engine import EMBEDDED
+
+    for entry in EMBEDDED:
+        print(f"{entry.name:<10} {entry.about}")
+
+
+@app.command("eval")
+def evaluate(
+    data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
+    split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many pictures.")] = None,
+    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help="Look at N x N parts as well.")] = 1,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Score a model on labelled pictures: AP, precision, recall and empty answers, class by class."""
+    import json
+
+    from saccade.engine import Engine
+    from saccade.engine.evaluation.detection import evaluate as score
+    from saccade.pipeline.cli.formatting import counting, evaluation_table
+
+    with Engine.load(model or "nano", device or "auto", dtype) as engine, counting() as progress:
+        scores = score(engine, data, split, limit, progress, tiles)
+    print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
+
+
+@app.command()
+def golden(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and what it should answer.")],
+    device: Device = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float32, or bfloat16, float16 or fp8, which may answer otherwise.")
+    ] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Largest difference of embeddings and logits (default 1e-4 in float32, else any)."),
+    ] = None,
+) -> int:
+    """Compare the engine with a reference implementation's numbers; the exit code is 1 where they disagree.
+
+    In float32 answers must be the same. In another dtype the table only shows how far they are off.
+    """
+    from saccade.engine.evaluation.golden import check, require_folder
+    from saccade.pipeline.cli.formatting import golden_table
+
+    quantities = check(require_folder(folder), device or "cpu", dtype, tolerance)
+    print(golden_table(quantities))
+    return 0 if quantities and all(quantity.ok for quantity in quantities) else FAILED
+
+
+@app.command()
+def doctor() -> int:
+    """Say what is installed, which device and codecs there are, and whether anything needed is missing."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from saccade.pipeline.cli.doctor import examine
+
+    console = Console(soft_wrap=True, highlight=False)
+    broken = []
+    for finding in examine():
+        mark = "[green]ok     [/]" if finding.ok else "[red]BROKEN [/]" if finding.needed else "[yellow]missing[/]"
+        console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
+        if finding.needed and not finding.ok:
+            broken.append(finding.what)
+    console.print(f"[red]needed, but broken: {', '.join(broken)}[/]" if broken else "everything needed is here")
+    return FAILED if broken else 0

@@ -1,0 +1,129 @@
+"""`saccade probe`: opens any source for a moment and says what it is."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from PIL import Image
+
+from saccade.pipeline.core.config import ConfigError
+from saccade.sources import Frame, HwAccel, LiveSource, Source, Transport, open_source
+
+ENOUGH_FRAMES = 100  # of a file, which does not come at a pace of its own
+
+
+@dataclass(slots=True, frozen=True)
+class Probe:
+    """What was seen of a source.
+
+    Attributes:
+        source: path or address, free of credentials.
+        live: whether pictures come by themselves.
+        codec, decoder: what it is coded in, and what decodes it ("" where that is not known).
+        width, height: size in pixels.
+        fps: frames a second, measured on the pictures' own clock; None when there were too few.
+        frames: how many pictures were looked at.
+        age_ms: median time from capture to decoded picture by the sender's RTCP clock, in milliseconds; None while
+            that is not known.
+        lost: pictures lost or damaged on the way.
+        corrupt_packets: packets lost or damaged on the way.
+        picture: file the last picture was written to.
+    """
+
+    source: str
+    live: bool
+    codec: str
+    decoder: str
+    width: int
+    height: int
+    fps: float | None
+    frames: int
+    age_ms: float | None
+    lost: int
+    corrupt_packets: int
+    picture: str | None
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        rate = f"{self.fps:.2f} fps" if self.fps else "fps unknown"
+        lines = [f"{self.source}: {self.codec} {self.width}x{self.height}, {rate}"]
+        if self.live:
+            age = f"{self.age_ms:.0f} ms old" if self.age_ms is not None else "age unknown (no RTCP report yet)"
+            lines.append(
+                f"{self.frames} pictures decoded by {self.decoder}, {age}; "
+                f"{self.lost} pictures and {self.corrupt_packets} packets lost or damaged"
+            )
+        return "\n".join(lines + ([f"→ {self.picture}"] if self.picture else []))
+
+
+def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: str | None) -> Probe:
+    """Watch a source: a live one for `seconds` from its first picture, a file for its first 100.
+
+    Raises:
+        SourceError: if it cannot be used; a `LiveError` with its code for a live source.
+        ConfigError: if hwaccel or transport is no such thing, or the picture cannot be written.
+    """
+    with open_once(target, hwaccel, transport) as source:
+        frames: list[tuple[int, float]] = []
+        ages: list[float] = []
+        lost = 0
+        last: Frame | None = None
+        end = 0.0
+        for frame in source:
+            now = time.monotonic()
+            end = end or now + seconds
+            if frame.capture_clock == "rtcp":
+                # As of the moment it was decoded: what this loop takes is not the camera's fault.
+                ages.append(1000 * (time.time() - (now - frame.decoded_at) - frame.captured_at))
+            frames.append((frame.pts, now))
+            lost, last = lost + frame.dropped_before, frame
+            if now >= end if source.info.live else len(frames) >= ENOUGH_FRAMES:
+                break
+        info = source.info
+        if out and last:
+            _save(last, out)
+        passed = float((frames[-1][0] - frames[0][0]) * info.time_base) if frames else 0.0
+        return Probe(
+            source=info.url,
+            live=info.live,
+            codec=info.codec,
+            decoder=source.decoder if isinstance(source, LiveSource) else "",
+            width=info.width,
+            height=info.height,
+            fps=(len(frames) - 1 + lost) / passed if passed > 0 else None,
+            frames=len(frames),
+            age_ms=statistics.median(ages) if ages else None,
+            lost=lost,
+            corrupt_packets=source.corrupt_packets,
+            picture=out if last else None,
+        )
+
+
+def open_once(target: str, hwaccel: str, transport: str) -> Source:
+    """Open a source that fails at once, with its code, where `saccade run` would try again.
+
+    Raises:
+        ConfigError: if hwaccel or transport is no such thing.
+        SourceError: if the target is none.
+    """
+    for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
+        if value not in get_args(known):
+            raise ConfigError(f"{flag}: should be {' or '.join(get_args(known))}, got '{value}'")
+    return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=cast(Transport, transport), retry=False)
+
+
+def _save(frame: Frame, out: str) -> None:
+    try:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(frame.image).save(out)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--out: {out} cannot be written: {error}") from None

@@ -1,0 +1,179 @@
+"""What a run has done so far, counted picture by picture: cheap to note, and readable at any time from any thread.
+
+Knows frames and latencies; knows nothing of queues, threads, terminals or metrics servers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from saccade.engine.results import Result
+from saccade.sinks import Latency
+from saccade.sinks.record import drawn_latency
+from saccade.sources import Frame
+
+BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2500.0, 5000.0)
+"""Upper edges of a histogram's buckets; one more holds what is above."""
+
+_RECENT = 512  # pictures that "now" is made of
+_RECENT_S = 5.0
+
+
+@dataclass(slots=True, frozen=True)
+class Histogram:
+    """How often a time fell into each bucket of `BUCKETS_MS` (not cumulated), and the sum of all, in milliseconds."""
+
+    counts: tuple[int, ...] = (0,) * (len(BUCKETS_MS) + 1)
+    sum_ms: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Recent:
+    """How a run is doing now.
+
+    Attributes:
+        fps: results a second in the last 5 s.
+        p50_ms, p99_ms: latency of the last 512 pictures, of files without the wait that comes of reading ahead; None
+            before the first.
+        age_ms: how long ago the picture of the newest result came here; None before the first, and for files.
+        objects: boxes and points on that picture.
+    """
+
+    fps: float = 0.0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    age_ms: float | None = None
+    objects: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    """What a run has done so far.
+
+    Attributes:
+        frames: pictures whose result was handed to the sinks.
+        objects: boxes and points found on them.
+        elapsed_s: seconds from the first picture put to the engine to the last result.
+        latency: mean over the frames, in milliseconds.
+        drops: pictures lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
+            where they had a result already; `failed` if the engine failed on them.
+        corrupt_packets: pieces of the source that could not be decoded.
+        read: pictures that the source has handed over.
+        waiting: pictures waiting for the engine, and, by the sink's number and name, results waiting for a sink.
+        recent: how it is doing now.
+        histograms: by the stages of `Latency`.
+    """
+
+    frames: int
+    objects: int
+    elapsed_s: float
+    latency: Latency
+    drops: dict[str, int]
+    corrupt_packets: int
+    read: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    recent: Recent = field(default_factory=Recent)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+
+    @property
+    def fps(self) -> float:
+        """Pictures a second; 0 before the first."""
+        return self.frames / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def model_ms(self) -> float:
+        """Mean time the model worked on a picture, in milliseconds."""
+        return self.latency.prefill + self.latency.decode_tokens
+
+
+class Stats:
+    """The counters of one run. Any thread may note and ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read = 0
+        self._lost = 0
+        self._failed = 0
+        self._frames = 0
+        self._objects = 0
+        self._first_submit: float | None = None
+        self._last_result = 0.0
+        self._came_at: float | None = None  # when the picture of the newest result came
+        self._objects_now = 0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def note_read(self, lost_before: int) -> None:
+        """A picture came from the source, and `lost_before` were lost just before it."""
+        with self._lock:
+            self._read += 1
+            self._lost += lost_before
+
+    def note_failed(self) -> None:
+        """The engine failed on a picture, and the run goes on without it."""
+        with self._lock:
+            self._failed += 1
+
+    def note_submit(self, now: float) -> None:
+        """A picture is put to the engine; `now` is `time.monotonic()`."""
+        with self._lock:
+            self._first_submit = self._first_submit or now
+
+    def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """A picture's result is about to be handed to the sinks."""
+        now = time.monotonic()
+        objects = len(result.detections) + len(result.points)
+        with self._lock:
+            self._frames += 1
+            self._objects += objects
+            self._last_result = now
+            self._came_at = None if frame.capture_clock == "file" else frame.decoded_at - frame.decode_ms / 1000
+            self._objects_now = objects
+            self._recent.append((now, drawn_latency(frame, latency)))
+            for stage, ms in asdict(latency).items():
+                counts = self._counts.setdefault(stage, [0] * (len(BUCKETS_MS) + 1))
+                counts[bisect_left(BUCKETS_MS, ms)] += 1
+                self._sums[stage] = self._sums.get(stage, 0.0) + ms
+
+    def report(self, drops: Mapping[str, int], corrupt_packets: int, waiting: dict[str, int]) -> Report:
+        """All of it, with what the run's queues and its source have counted themselves."""
+        every = Counter(drops)
+        with self._lock:
+            if self._lost:
+                every["lost"] = self._lost
+            if self._failed:
+                every["failed"] = self._failed
+            started = self._last_result if self._first_submit is None else self._first_submit
+            return Report(
+                frames=self._frames,
+                objects=self._objects,
+                elapsed_s=max(0.0, self._last_result - started),
+                latency=Latency(**{stage: total / self._frames for stage, total in self._sums.items()}),
+                drops=dict(every),
+                corrupt_packets=corrupt_packets,
+                read=self._read,
+                waiting=waiting,
+                recent=self._now(),
+                histograms={stage: Histogram(tuple(c), self._sums[stage]) for stage, c in self._counts.items()},
+            )
+
+    def _now(self) -> Recent:
+        if not self._recent:
+            return Recent()
+        now = time.monotonic()
+        lately = [at for at, _ in self._recent if at > now - _RECENT_S]
+        span = lately[-1] - lately[0] if lately else 0.0
+        totals = sorted(total for _, total in self._recent)
+        return Recent(
+            fps=(len(lately) - 1) / span if span > 0 else 0.0,
+            p50_ms=totals[len(totals) // 2],
+            p99_ms=totals[min(len(totals) - 1, len(totals) * 99 // 100)],
+            age_ms=None if self._came_at is None else 1000 * (now - self._came_at),
+            objects=self._objects_now,
+        )

@@ -1,0 +1,323 @@
+"""The run loop: one source, through the engine, to any number of sinks, each part in its own thread.
+
+    source ─▶ queue ─▶ engine (a few pictures in flight) ─▶ in order ─▶ one outbox and thread per sink
+
+A run ends when the source does, when it is told to stop, or when any part fails; each time every picture already with
+the engine is finished and every sink closed properly. A picture that the engine fails on ends a file's run, which has
+no holes; a live source loses it like any other, unless too many fail in a row. Knows nothing of configuration,
+terminals or signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from saccade.engine.results import Result
+from saccade.engine.tasks import Task
+from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
+from saccade.pipeline.core.stats import Report, Stats
+from saccade.sinks import EndsStreams, Latency, Sink, SinkClosedError
+from saccade.sources import Frame, Source
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 10  # pictures in a row that the engine may fail on, of a live source
+_LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
+
+
+@dataclass(slots=True, frozen=True)
+class Output:
+    """A sink, and what becomes of results that come faster than it takes them.
+
+    Attributes:
+        sink: where they go.
+        outbox: None to keep the newest 8 of a live source, which waits for nobody, and to wait with a file.
+        shared: other runs write to the sink too. This one then only tells it when its stream ends, if the sink has an
+            `end(stream)`, and leaves closing it to its owner.
+    """
+
+    sink: Sink
+    outbox: QueuePolicy | None = None
+    shared: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class _InFlight:
+    frame: Frame
+    submitted_at: float
+    result: Future[Result]
+
+
+@dataclass(slots=True, frozen=True)
+class _Delivery:
+    frame: Frame
+    result: Result
+    latency: Latency
+
+
+class Run:
+    """One run. It owns its source and its unshared sinks from here on, and closes them; the engine stays the caller's.
+
+    Args:
+        source: where the pictures come from.
+        engine: finds things on them.
+        tasks: what to find on each.
+        outputs: where each picture goes with its result.
+        tiles: look at this many parts along each side as well (`Engine.submit`).
+        queue: what becomes of pictures that come faster than the engine takes them; None for the newest of a live
+            source, and to hold a file back.
+        in_flight: how many pictures the engine is given at a time.
+        name: of the stream; that of the source if None.
+        on_end: called once, by the last thread of the run, when everything else of it has ended.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        engine: Engine,
+        tasks: Sequence[Task],
+        outputs: Sequence[Output],
+        *,
+        tiles: int = 1,
+        queue: QueuePolicy | None = None,
+        in_flight: int = 2,
+        name: str | None = None,
+        on_end: Callable[[Run], None] | None = None,
+    ) -> None:
+        self._source = source
+        self._engine = engine
+        self._tasks = tuple(tasks)
+        self._tiles = tiles
+        self.name = source.name if name is None else name
+        live = source.info.live
+        self._frames: BoundedQueue[Frame] = BoundedQueue(queue or (NEWEST if live else WAIT))
+        self._pending: BoundedQueue[_InFlight] = BoundedQueue(QueuePolicy(in_flight, "wait"))
+        self._outputs = [
+            (output, BoundedQueue[_Delivery](output.outbox or (_LIVE_OUTBOX if live else WAIT))) for output in outputs
+        ]
+        # Taken before a picture leaves the queue: while the engine is busy, newer pictures may still replace it there.
+        self._places = threading.Semaphore(in_flight)
+        self._stats = Stats()
+        self._lock = threading.Lock()  # over what follows, which the threads change
+        self._error: Exception | None = None
+        self._waiting_since: float | None = None  # when the picture was put to the engine that it owes us
+        work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
+        work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
+        self._on_end = on_end
+        self._left = len(work)
+        self._ended = threading.Event()
+        # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from being ended by hand.
+        self._threads = [
+            threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
+            for what, part in work
+        ]
+
+    @property
+    def source(self) -> Source:
+        """Where the pictures come from."""
+        return self._source
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What is looked for. May be set while the run goes on, and holds from the next picture on."""
+        return self._tasks
+
+    @tasks.setter
+    def tasks(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tuple(tasks)
+
+    @property
+    def expected_frames(self) -> int | None:
+        """About how many pictures the source has; None when unknown."""
+        return self._source.info.frames
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Read no further: drop what waits for the engine, finish what it has, close every sink. Returns at once."""
+        self._source.close()
+        self._frames.discard()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every part of it has done its last work."""
+        return self._ended.is_set()
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long the engine has owed the oldest result, in seconds; 0 when it owes none."""
+        with self._lock:
+            return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds for the end; True when every thread has ended."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def error(self) -> Exception | None:
+        """The first thing that went wrong, if anything did; the run ends by itself then."""
+        with self._lock:
+            return self._error
+
+    def report(self) -> Report:
+        """What was done so far; may be asked at any time from any thread."""
+        drops: Counter[str] = Counter(self._frames.drops)
+        waiting = {"engine": len(self._frames)}
+        for number, (output, outbox) in enumerate(self._outputs):
+            drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
+            waiting[f"{number} {type(output.sink).__name__}"] = len(outbox)
+        return self._stats.report(drops, self._source.corrupt_packets, waiting)
+
+    def _part(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last:
+                self._ended.set()
+                if self._on_end:
+                    self._on_end(self)
+
+    def _read(self) -> None:
+        try:
+            for frame in self._source:
+                # A file's are its damaged packets, which are counted already.
+                self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
+                self._frames.put(frame, frame.dropped_before)
+        except QueueClosed:
+            pass  # told to stop
+        except Exception as error:
+            self._note(error)  # and no stop: what was read before is still good
+        finally:
+            self._frames.close()
+
+    def _submit(self) -> None:
+        try:
+            while True:
+                self._places.acquire()
+                taken = self._frames.get()
+                frame = replace(taken.item, stream=self.name, dropped_before=taken.lost_before)
+                now = time.monotonic()
+                self._stats.note_submit(now)
+                self._pending.put(_InFlight(frame, now, self._engine.submit(frame.image, self._tasks, self._tiles)))
+        except QueueClosed:
+            pass  # the source is through
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._pending.close()
+
+    def _collect(self) -> None:
+        whole, failed, lost = True, 0, 0
+        try:
+            while True:
+                flight = self._pending.get().item
+                self._note_waiting(flight.submitted_at)
+                try:
+                    result = flight.result.result()
+                except Exception as error:
+                    failed += 1
+                    if self._source.info.live and failed <= _PATIENCE:
+                        self._stats.note_failed()
+                        lost += 1 + flight.frame.dropped_before
+                        if failed == 1:
+                            log.warning("%s: the model failed on a picture: %s", self.name, error)
+                    else:
+                        self._fail(error)
+                        whole = False  # what comes after it is not delivered: no sink shall see a hole
+                    continue
+                finally:
+                    self._note_waiting(None)
+                    self._places.release()
+                if whole:
+                    self._deliver(flight, result, lost)
+                    failed = lost = 0
+        except QueueClosed:
+            pass  # everything submitted is delivered
+        finally:
+            for _, outbox in self._outputs:
+                outbox.close()
+
+    def _deliver(self, flight: _InFlight, result: Result, lost: int) -> None:
+        """Hand a result to the sinks; `lost` are pictures lost before it, besides those that its frame tells of."""
+        frame = flight.frame
+        latency = latency_of(frame, flight.submitted_at, result)
+        self._stats.note_result(frame, result, latency)
+        for _, outbox in self._outputs:
+            with suppress(QueueClosed):  # a sink that failed ends the run; the others still get what is in flight
+                outbox.put(_Delivery(frame, result, latency), frame.dropped_before + lost)
+
+    def _write(self, output: Output, outbox: BoundedQueue[_Delivery]) -> None:
+        sink = output.sink
+        try:
+            while True:
+                taken = outbox.get()
+                frame = replace(taken.item.frame, dropped_before=taken.lost_before)
+                sink.write(frame, taken.item.result, taken.item.latency)
+        except QueueClosed:
+            pass  # nothing more will come
+        except SinkClosedError:
+            self.stop()  # whoever was watching has gone, and that is no failure
+        except Exception as error:
+            self._fail(error)
+        finally:
+            outbox.discard()
+            try:
+                self._finish(output)
+            except Exception as error:
+                self._fail(error)
+
+    def _finish(self, output: Output) -> None:
+        if not output.shared:
+            output.sink.close()
+        elif isinstance(output.sink, EndsStreams):
+            output.sink.end(self.name)
+
+    def _note_waiting(self, since: float | None) -> None:
+        with self._lock:
+            self._waiting_since = since
+
+    def _note(self, error: Exception) -> None:
+        with self._lock:
+            self._error = self._error or error
+
+    def _fail(self, error: Exception) -> None:
+        self._note(error)
+        self.stop()
+
+
+def latency_of(frame: Frame, submitted_at: float, result: Result) -> Latency:
+    """Where the time of a picture went whose result has just come.
+
+    Args:
+        frame: the picture.
+        submitted_at: `time.monotonic()` when it was put to the engine, in seconds.
+        result: what the engine gave back.
+    """
+    return Latency(
+        decode=frame.decode_ms,
+        queue=1000 * (submitted_at - frame.decoded_at) + result.timings.queue_ms,
+        prefill=result.timings.prefill_ms,
+        decode_tokens=result.timings.decode_ms,
+        total=1000 * (time.monotonic() - frame.decoded_at) + frame.decode_ms,
+    )

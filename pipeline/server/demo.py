@@ -1,0 +1,230 @@
+"""`saccade demo`: a page on which anybody sees the model at work, with a camera, a clip, a video or a running stream.
+
+    GET  /                the page, and its files beside it
+    GET  /model           what the model is and knows, and what is looked for at first
+    GET  /names?of=bike   what the model calls that: {"names": ["bicycle"], "colors": {…}}, or {"error": "one line"}
+    POST /whip            a page's own video; /whep/NAME: any stream's. Both as their RFCs say
+
+Beside the video a page may open a data channel "results": records come on it, and what is sent on it, such as
+{"detect": ["cat"]}, changes what is looked for. The answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import webbrowser
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from saccade.engine.errors import EngineError
+from saccade.engine.results import Result
+from saccade.pipeline.bench.frame import DEMO_CLIP
+from saccade.pipeline.cli.live_view import follow
+from saccade.pipeline.core.bounded_queue import NEWEST
+from saccade.pipeline.core.build import add, change_prompts, load_engine, prompts_of, source_of, tasks_for
+from saccade.pipeline.core.config import ConfigError, Prompts, RunConfig, StreamConfig, explain
+from saccade.pipeline.core.stream_manager import StreamError, Streams
+from saccade.pipeline.core.stream_names import free_name
+from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.server.http_server import HttpServer, is_loopback
+from saccade.pipeline.server.static_files import ASSETS, file_route
+from saccade.pipeline.server.whep_server import WhepServer
+from saccade.pipeline.session import Session
+from saccade.sinks import CallbackSink, Latency, color_of, make_record
+from saccade.sinks.record import to_json
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import Frame
+from saccade.sources.http.auth import refusal
+from saccade.sources.replay import ReplaySource
+from saccade.sources.webrtc.signaling import SILENCE_S
+from saccade.sources.webrtc.source import WebRtcSource
+from saccade.sources.webrtc.whip_server import WebRtcServer
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+DEFAULT_PORT = 8080
+MAX_PUBLISHERS = 4
+_FILES = ("demo.css", "demo.js", "link.js", "match.js", "paint.js", "panel.js", "stage.js")
+_LONGEST_NAME = 200
+
+
+class Demo:
+    """The page and everything behind it; serves from construction on, until `close`.
+
+    Attributes:
+        streams: those that run: pages', and whatever else is added.
+        url: where the page is.
+
+    Args:
+        engine: finds things; stays the caller's.
+        prompts: what to look for until a page asks for something else.
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what a page must know; None lets everybody in who can reach it.
+        silence_s: a page of which nothing is heard for so long is gone.
+
+    Raises:
+        ConfigError: if the address cannot be had, others could reach it and there is no token, or the model cannot do
+            what is asked.
+        UnknownClassError: if the model does not know a name.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Prompts,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        token: str | None = None,
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._engine = engine
+        self._tasks = tasks_for(engine, prompts)
+        self.videos = BroadcastSink()
+        self.streams = Streams(engine, [Output(self.videos, NEWEST)])
+        self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
+        self.whep = WhepServer(self.videos, token=token, answer=self._answer, silence_s=silence_s)
+
+        files = {f"/{name}": ASSETS / name for name in _FILES} | {"/": ASSETS / "index.html"}
+        self._server = HttpServer(
+            self.streams,
+            host,
+            port,
+            token,
+            routes=[
+                *(file_route(place, path) for place, path in files.items()),
+                web.get("/clip.mp4", _clip),
+                web.get("/model", self._model),
+                web.get("/names", self._names),
+                *self.whip.routes(),
+                *self.whep.routes(),
+            ],
+            public=[*files, "/clip.mp4"],  # no secret in them, and the page asks for the rest with its token
+            on_cleanup=[self.whep.close, self.whip.close],
+        )
+        self.url = f"{self._server.url}/"
+
+    def close(self) -> None:
+        """End everything but the engine. A second call does nothing."""
+        try:
+            self._server.close()
+        finally:
+            self.streams.close()
+
+    def add(self, config: StreamConfig) -> Run:
+        """Begin a stream for pages to watch; a file is played over and over, at its own pace.
+
+        Raises:
+            SourceError, EngineError, ConfigError: if something it names cannot be used.
+            StreamError: if its name is taken, or too many run.
+        """
+        tasks = tasks_for(self._engine, config)
+        source = source_of(config)
+        if not source.info.live:
+            source.close()
+            source = ReplaySource(lambda: source_of(config))
+        name = config.name or free_name(source.name, self.streams.names)
+        return add(self.streams, name, config, source, tasks, [])
+
+    def __enter__(self) -> Self:
+        """Return the demo itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    # ---- on the event loop
+
+    def _take(self, source: WebRtcSource) -> None:
+        """Begin a stream of a page's video; it ends when the page goes."""
+        name = free_name(source.name, self.streams.names)
+
+        def tell(frame: Frame, result: Result, latency: Latency) -> None:
+            if source.messages.open:
+                source.messages.send(to_json(make_record(frame, result, latency)).decode())
+
+        source.messages.answer = partial(self._answer, name)
+        # On a CPU a second picture only waits for the first: no more come out, and each is later.
+        in_flight = 1 if self._engine.model.device == "cpu" else 2
+        outputs = [Output(CallbackSink(tell), NEWEST)]
+        try:
+            self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight)
+        except StreamError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
+
+    def _answer(self, stream: str, text: str) -> str:
+        """Change what is looked for in a stream as a page asks, and tell what it is now."""
+        try:
+            wanted = Prompts.model_validate(json.loads(text))
+            run = self.streams.get(stream)
+            if wanted.model_fields_set:
+                change_prompts(run, self._engine, wanted)
+            return json.dumps(_told(prompts_of(run.tasks)))
+        except ValidationError as error:
+            reason = explain(error.errors()[0], Prompts)
+        except (ValueError, RecursionError):
+            reason = "the message is not JSON"
+        except (ConfigError, EngineError, StreamError) as error:
+            reason = str(error)
+        return json.dumps({"error": reason})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        model = self._engine.model
+        told = {"model": model.name, "device": model.device, "classes": model.classes, "skills": model.skills}
+        return web.json_response({**told, **_told(prompts_of(self._tasks))})
+
+    async def _names(self, request: web.Request) -> web.Response:
+        try:
+            names = self._engine.resolve([request.query.get("of", "")[:_LONGEST_NAME]])
+        except EngineError as error:
+            return web.json_response({"error": str(error)})  # an answer like any other: the page asked what it means
+        return web.json_response({"names": names, "colors": _colors(names)})
+
+
+def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: bool) -> None:
+    """Serve the page until Ctrl-C or SIGTERM, and show how its streams are doing.
+
+    Args:
+        config: the model, what to look for at first, streams to begin with, and a token or none.
+        host: address to listen on; where others can reach it and there is no token, one is made up.
+        port: the port.
+        browser: open the page in one, where a person sits before a screen.
+        quiet: print only the address.
+
+    Raises:
+        ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
+    """
+    token = config.http_token or (None if is_loopback(host) else secrets.token_urlsafe(12))
+    with load_engine(config) as engine, Demo(engine, config, host, port, token) as demo:
+        for stream in config.each():
+            demo.add(stream)
+        # One that the user chose is not repeated, since what is printed may be kept.
+        known = "" if token is None else f"?token={token if config.http_token is None else '…'}"
+        print(f"saccade: open {demo.url}{known}  (Ctrl-C ends it)", flush=True)
+        if browser and sys.stdout.isatty():
+            webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
+        follow(Session(demo.streams, [], []), quiet=quiet)
+
+
+def _told(prompts: Prompts) -> dict[str, Any]:
+    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
+
+
+def _colors(labels: list[str]) -> dict[str, str]:
+    """The colours of labels, as in the pictures that are drawn here."""
+    return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
+
+
+async def _clip(request: web.Request) -> web.FileResponse:
+    return web.FileResponse(DEMO_CLIP)

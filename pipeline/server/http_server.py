@@ -1,0 +1,133 @@
+"""The HTTP server of a session: the streams (`server.streams_api`), and whatever else other parts hang on it.
+
+Whatever is wrong is told as {"error": "one line"}. Runs in a thread of its own, with its own event loop. Knows who may
+come in, not what is served.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from saccade.pipeline.cli.error_report import one_line
+from saccade.pipeline.core.build import begin
+from saccade.pipeline.core.config import ConfigError, StreamConfig
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, Api
+from saccade.sources.http.app_server import AppServer
+from saccade.sources.http.auth import Door, refusal
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Hook = Callable[[web.Application], Awaitable[None]]
+
+
+class HttpServer(AppServer):
+    """Serves from construction on, until `close`.
+
+    Args:
+        streams: what it tells of and changes; None for a server of `routes` alone.
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what clients must know, as `Authorization: Bearer` or `?token=`.
+        origins: pages that may connect, besides those of this server itself.
+        routes: further routes, behind the same door.
+        public: paths of further routes that need no token, such as that of a page that asks for it.
+        on_startup: called on the event loop before anybody is let in.
+        on_cleanup: called on the event loop when nobody is let in any more.
+        add: begins a stream as POST asks for it; by default one whose results go where those of all streams go.
+
+    Raises:
+        ConfigError: if the address cannot be had, or others could reach it and there is no token.
+    """
+
+    def __init__(
+        self,
+        streams: Streams | None,
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        token: str | None = None,
+        *,
+        origins: Sequence[str] = (),
+        routes: Sequence[web.AbstractRouteDef] = (),
+        public: Sequence[str] = (),
+        on_startup: Sequence[Hook] = (),
+        on_cleanup: Sequence[Hook] = (),
+        add: Callable[[StreamConfig], Run] | None = None,
+    ) -> None:
+        check_open(host, token)
+        self._token = token
+        self._door = Door(token, origins)
+        self._public = frozenset(public)
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        if streams is not None:
+            application.add_routes(Api(streams, self._door, add or partial(begin, streams)).routes())
+        application.add_routes(routes)
+        application.on_startup.extend(on_startup)
+        application.on_cleanup.extend(on_cleanup)
+        try:
+            super().__init__(application, host, port, "saccade-http")
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let in who may come in, and tell of errors in one line of JSON."""
+        cors: dict[str, str] = {}
+        try:
+            if self._token is None and not _is_address(request.host):
+                # Any page can have its own name resolve to this machine, and then read what no token protects.
+                raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
+            public = request.method == "OPTIONS" or request.path in self._public
+            cors = self._door.check_origin(request) if public else self._door.admit(request)
+            response = await handler(request)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
+            told = {"error": one_line(error.text or error.reason)}
+            return web.json_response(told, status=error.status, headers={**cors, **kept})
+        except Exception as error:  # a fault of ours
+            resource = request.match_info.route.resource  # and not the path, where sessions have their secret
+            log.exception("%s %s failed", request.method, resource.canonical if resource else "of nothing")
+            told = {"error": f"internal error: {type(error).__name__}"}
+            return web.json_response(told, status=500, headers=cors)
+        if not response.prepared:
+            response.headers.update(cors)
+        return response
+
+
+def check_open(host: str, token: str | None) -> None:
+    """Refuse to let everybody on the network in.
+
+    Raises:
+        ConfigError: if `host` can be reached by others, and there is no token.
+    """
+    if token is None and not is_loopback(host):
+        raise ConfigError(f"{host} can be reached by others, so a token is needed: --http-token or SACCADE_TOKEN")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _is_address(place: str) -> bool:
+    """Whether a `Host` header holds an address or localhost, and no other name."""
+    with suppress(ValueError):
+        host = urlsplit(f"//{place}").hostname or ""
+        if host == "localhost":
+            return True
+        ipaddress.ip_address(host)
+        return True
+    return False

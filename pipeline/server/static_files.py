@@ -1,0 +1,28 @@
+"""The pages that come with the project, served with headers that let them do only what they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+
+ASSETS = Path(__file__).parents[1] / "assets" / "demo"
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Permissions-Policy": "camera=(self), microphone=()",
+    "Referrer-Policy": "no-referrer",  # the address may hold the token
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+def file_route(place: str, path: Path) -> web.RouteDef:
+    """A route that serves one file of a page."""
+
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(body=path.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8", headers=_HEADERS)
+
+    return web.get(place, serve)

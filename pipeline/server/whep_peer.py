@@ -1,0 +1,131 @@
+"""One who watches over WebRTC: a peer that is sent coded pictures as they are, with their records.
+
+aiortc sends what a track gives it, and codes it first unless it is coded already; here it always is. Beside what
+`saccade.sources.webrtc.peer` knows of aiortc, this file knows who asks for a key frame, and where the RTP clock begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import av
+from aiortc import RTCRtpSender, RTCRtpTransceiver, VideoStreamTrack
+from aiortc.mediastreams import MediaStreamError
+
+from saccade.sinks.record import to_json
+from saccade.sinks.video.broadcast import Viewer
+from saccade.sinks.video.live_encoder import TIME_BASE, Codec
+from saccade.sources.webrtc.peer import OfferError, Peer, Terms, supplant
+
+_CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the better one first
+_RTP_CLOCK = "_RTCRtpSender__rtp_timestamp"
+_WRAP = 1 << 32
+
+
+class _Track(VideoStreamTrack):
+    """What the connection sends: what its viewer is given. Each record goes out with its picture."""
+
+    def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
+        super().__init__()
+        self._on_record = on_record
+        self._changed = asyncio.Event()
+        self.viewer: Viewer | None = None
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def recv(self) -> Any:
+        """The next picture, as an `av.Packet`."""
+        while True:
+            picture = self.viewer.take() if self.viewer is not None else None
+            if picture is not None:
+                self._on_record(picture.record, picture.coded.pts)
+                packet: Any = av.Packet(picture.coded.data)
+                packet.pts, packet.time_base = picture.coded.pts, TIME_BASE
+                return packet
+            if self.viewer is not None and self.viewer.ended:
+                raise MediaStreamError
+            await self._changed.wait()
+            self._changed.clear()
+
+
+class ViewerPeer(Peer):
+    """A `Peer` who is sent what `watch` lets him see, and nothing before.
+
+    Attributes:
+        codec: what he is to be sent.
+        messages: each record goes there, with `rtp_timestamp`, that of its picture.
+
+    Args:
+        terms, on_closed: as in `Peer`.
+    """
+
+    wanted = f"accept {' or '.join(_CODECS)}"
+
+    def __init__(self, terms: Terms, on_closed: Callable[[], object]) -> None:
+        super().__init__(terms, on_closed)
+        self._track = _Track(self._send_record)
+        self._transceiver = self._connection.addTransceiver(self._track, direction="sendonly")
+        known = RTCRtpSender.getCapabilities("video").codecs
+        self._transceiver.setCodecPreferences(
+            [c for name in (*_CODECS, "rtx") for c in known if c.mimeType == f"video/{name}"]
+        )
+        self._leave: Callable[[], None] = lambda: None
+        self._clock: tuple[int, int] | None = None  # a pts, and the RTP timestamp it had
+        self._last_pts: int | None = None
+        self.codec: Codec = "H264"
+
+    def watch(self, join: Callable[[Callable[[], None]], tuple[Viewer, Callable[[], None]]]) -> None:
+        """Begin to send what `join`, given how to be woken from any thread, lets this viewer see."""
+        self._track.viewer, self._leave = join(partial(self._soon, self._wake))
+        self._wake()
+
+    def _choose(self) -> RTCRtpTransceiver:
+        if "send" not in (self._transceiver._offerDirection or ""):
+            raise OfferError("the offer does not ask for video", understood=True)
+        return self._transceiver
+
+    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
+        self.codec = _chosen_codec(self.answer)
+        self._sender = transceiver.sender
+        self._listen(self._sender)
+        supplant(self._sender, "_send_keyframe", self._ask)
+
+    async def _close(self) -> None:
+        self._leave()
+        await super()._close()
+
+    def _wake(self) -> None:
+        self._track.wake()
+        if self._track.viewer is not None and self._track.viewer.ended:
+            self._begin_close()
+
+    def _ask(self) -> None:
+        """Ask for a key frame, as he does."""
+        if self._track.viewer is not None:
+            self._track.viewer.ask()
+
+    def _send_record(self, record: dict[str, Any], pts: int) -> None:
+        """Send a record, just before its picture, with the RTP timestamp that the picture will have.
+
+        The RTP clock begins at a number that aiortc alone knows; it is told by the picture sent last.
+        """
+        if self._clock is None and self._last_pts is not None:
+            self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)
+        self._last_pts = pts
+        if self._clock is not None and self.messages.open:
+            stamp = (self._clock[1] + pts - self._clock[0]) % _WRAP
+            self.messages.send(to_json({**record, "rtp_timestamp": stamp}).decode())
+
+
+def _chosen_codec(answer: str) -> Codec:
+    """The codec of the first payload type of the answer's video, which is the one that is sent."""
+    for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
+        for name in _CODECS:
+            if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):
+                return name
+    raise OfferError(f"no codec in common; {ViewerPeer.wanted}", understood=True)

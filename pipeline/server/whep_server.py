@@ -1,0 +1,91 @@
+"""WHEP: the video of any stream to browsers and players, as routes for any aiohttp application.
+
+    whep = WhepServer(broadcast, token="…")
+    application.add_routes(whep.routes())          # POST /whep/door, DELETE /whep/door/SESSION
+
+`?overlay=off` asks for the pictures without results drawn on them. A viewer that opens a data channel "results" gets
+the record of each picture there, with the picture's RTP timestamp. All of it runs on the application's event loop; a
+token or an SDP is never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aiohttp import web
+from aiortc import RTCIceServer
+
+from saccade.pipeline.server.whep_peer import ViewerPeer
+from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View
+from saccade.sources.http.auth import refusal
+from saccade.sources.webrtc.signaling import SILENCE_S, Signalling
+
+log = logging.getLogger(__name__)
+
+MAX_VIEWERS = 16
+
+
+class WhepServer(Signalling[ViewerPeer]):
+    """The endpoint. `close` ends every viewer's session.
+
+    Args:
+        videos: what can be watched; it stays the caller's.
+        token, origins, ice_servers, media_hosts, silence_s: as in `Signalling`.
+        max_viewers: how many may watch at a time, all streams together.
+        answer: called with the name of the stream and what its viewer says over the data channel; what it returns is
+            sent back. Must return at once.
+    """
+
+    crowd = "are watching"
+
+    def __init__(
+        self,
+        videos: BroadcastSink,
+        *,
+        token: str | None = None,
+        origins: Sequence[str] = (),
+        ice_servers: Sequence[RTCIceServer] = (),
+        media_hosts: Sequence[str] | None = None,
+        silence_s: float = SILENCE_S,
+        max_viewers: int = MAX_VIEWERS,
+        answer: Callable[[str, str], str | None] = lambda stream, text: None,
+    ) -> None:
+        super().__init__(
+            token=token,
+            origins=origins,
+            ice_servers=ice_servers,
+            media_hosts=media_hosts,
+            silence_s=silence_s,
+            max_peers=max_viewers,
+        )
+        self._videos = videos
+        self._answer = answer
+
+    @property
+    def viewers(self) -> int:
+        """How many watch, those still connecting among them."""
+        return len(self._peers)
+
+    def routes(self, path: str = "/whep") -> list[web.AbstractRouteDef]:
+        """The routes: each stream below `path`, and its sessions below that."""
+        return self._session_routes(f"{path}/{{stream}}")
+
+    def _new_peer(self, on_closed: Callable[[], object]) -> ViewerPeer:
+        return ViewerPeer(self._terms, on_closed)
+
+    async def _open(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, ViewerPeer]:
+        stream = request.match_info["stream"]
+        if stream not in self._videos.streams:
+            raise refusal(web.HTTPNotFound, "there is no picture of a stream of that name", cors)
+        session, peer = await super()._open(request, offer, cors)
+        peer.messages.answer = partial(self._answer, stream)
+        view = View(request.query.get("overlay") != "off", peer.codec)
+        try:
+            peer.watch(partial(self._videos.join, stream, view))
+        except NoSuchStreamError:  # it has ended meanwhile
+            await peer.close()
+            raise refusal(web.HTTPNotFound, "the stream has ended", cors) from None
+        log.info("%s: a viewer connects, %s", stream, peer.codec)
+        return session, peer

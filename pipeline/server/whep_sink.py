@@ -1,0 +1,102 @@
+"""`whep:8082` as a sink: the video of every stream with the results drawn on it, for browsers and players.
+
+    whep:8082                                      http://127.0.0.1:8082/ in a browser
+    whep://0.0.0.0:8082?token=sesame               for those who know the token
+    …?origin=https://example.org                   lets that page connect as well; may be repeated
+
+The page lists the streams and shows one. Players take http://HOST:PORT/whep/STREAM.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from aiohttp import web
+
+from saccade.engine.results import Result
+from saccade.pipeline.core.config import ConfigError
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.pipeline.server.static_files import ASSETS, file_route
+from saccade.pipeline.server.whep_server import WhepServer
+from saccade.sinks import Latency, SinkError
+from saccade.sinks.urls import Address, Options
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import Frame
+
+DEFAULT_PORT = 8082
+_FILES = {"/": "viewer.html", "/demo.css": "demo.css", "/link.js": "link.js", "/viewer.js": "viewer.js"}
+
+
+class ViewerSink:
+    """Shows any number of streams to those who watch; nothing is drawn or coded while nobody does.
+
+    Attributes:
+        url: of the page.
+
+    Args:
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what viewers must know; None lets everybody in who can reach it.
+        origins: pages that may connect, besides its own.
+
+    Raises:
+        SinkError: if the address cannot be had, or others could reach it and there is no token.
+    """
+
+    shared: ClassVar[bool] = True
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, token: str | None = None, origins: tuple[str, ...] = ()
+    ) -> None:
+        self._videos = BroadcastSink()
+        whep = WhepServer(self._videos, token=token, origins=origins)
+
+        pages = [file_route(place, ASSETS / name) for place, name in _FILES.items()]
+        routes = [*pages, web.get("/streams", partial(_list, self._videos)), *whep.routes()]
+        try:
+            self._server = HttpServer(
+                None, host, port, token, origins=origins, routes=routes, public=list(_FILES), on_cleanup=[whep.close]
+            )
+        except ConfigError as error:
+            raise SinkError(f"whep: {error}") from None
+        self.url = f"{self._server.url}/"
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """Show one frame to all who watch its stream.
+
+        Raises:
+            SinkError: if it cannot be coded.
+        """
+        self._videos.write(frame, result, latency)
+
+    def end(self, stream: str) -> None:
+        """Let the viewers of `stream` go: nothing more will come of it."""
+        self._videos.end(stream)
+
+    def close(self) -> None:
+        """Let all viewers go and give the port back. A second call does nothing."""
+        self._videos.close()
+        self._server.close()
+
+
+def open_whep(target: str) -> ViewerSink:
+    """Open the sink that `whep:PORT` or `whep://HOST:PORT?token=…` asks for.
+
+    Raises:
+        SinkError: if it is neither, or cannot be opened.
+    """
+    place, _, query = target.removeprefix("whep:").partition("?")
+    if not place.startswith("//"):
+        place = f"//127.0.0.1:{place}" if place else "//127.0.0.1"
+    address = Address.parse(f"whep:{place}", {"whep": DEFAULT_PORT}, "whep:8082 or whep://HOST:PORT?token=…")
+    options = Options(query, address.shown)
+    token, origins = options.text("token") or None, tuple(options.texts("origin"))
+    options.done()
+    if address.user is not None or address.path:
+        raise SinkError(f"{address.shown}: only a host and a port are needed, and ?token=…")
+    return ViewerSink(address.host, address.port, token, origins)
+
+
+async def _list(videos: BroadcastSink, request: web.Request) -> web.Response:
+    return web.json_response({"streams": [{"name": name} for name in videos.streams]})

@@ -1,0 +1,132 @@
+"""Opens the outputs that a configuration names: one for all streams where that can be, else one for each.
+
+An address or path with `{stream}` in it is opened for each stream, with its name in the place. Knows sinks and
+configurations; knows nothing of engines or runs in progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.pipeline.core.bounded_queue import NEWEST
+from saccade.pipeline.core.config import STREAM, ConfigError, RunConfig
+from saccade.pipeline.core.stream_run import Output
+from saccade.sinks import DisplaySink, JsonlSink, Sink, open_sink
+from saccade.sinks.urls import redact
+from saccade.sinks.video.segments import is_pattern
+from saccade.sources import Source
+
+WHEP = "whep:"  # shown to browsers by a server that knows the pipeline, which no sink may
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """An output as it was asked for.
+
+    Attributes:
+        text: the address or path.
+        flag: which flag it belongs to, for messages.
+    """
+
+    text: str
+    flag: str = "--sink"
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it is; None for an address, a window or standard output."""
+        if self.text in ("-", "display") or "://" in self.text or self.text.startswith(WHEP):
+            return None
+        before, _, options = self.text.rpartition("?")
+        return Path(before if before and "=" in options else self.text)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether to open it is to lose the file that was there."""
+        return self.path == Path(self.text) and not is_pattern(self.text)
+
+    @property
+    def each(self) -> bool:
+        """Whether every stream has one of its own."""
+        return STREAM in self.text
+
+    def of(self, stream: str) -> Target:
+        """The target of one stream."""
+        return Target(self.text.replace(STREAM, stream), self.flag)
+
+
+def targets_of(config: RunConfig) -> list[Target]:
+    """The outputs of all streams, in the order in which they are to be opened."""
+    targets = [Target("display", "--display")] if config.display else []
+    targets += [Target(config.out, "--out")] if config.out else []
+    targets += [Target(text) for text in config.sinks]
+    # Last, because to open it is to empty the file that was there.
+    return [*targets, Target(config.jsonl, "--jsonl")] if config.jsonl else targets
+
+
+def shown_targets(config: RunConfig) -> list[str]:
+    """Every output, for a person to read: those of several streams once, and none with a secret in it."""
+    targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
+    return [redact(target.text).partition("?")[0] for target in targets if target.text != "display"]
+
+
+def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
+    """Refuse outputs that would overwrite a source or each other.
+
+    Args:
+        targets: every output of every stream.
+        sources: what the streams are read from.
+
+    Raises:
+        ConfigError: if they would.
+    """
+    files = [(target, path) for target in targets if (path := target.path)]
+    inputs = [path for path in map(Path, sources) if path.exists()]
+    seen: dict[Path, Target] = {}
+    for target, path in files:
+        if path.exists() and any(path.samefile(source) for source in inputs):
+            raise ConfigError(f"{target.flag}: {path} is the source itself")
+        first = seen.setdefault(path.resolve(), target)
+        if first is not target:
+            raise ConfigError(f"{first.flag} and {target.flag} are the same file, {path}")
+
+
+def open_output(target: Target, source: Source | None = None, vid_stride: int = 1) -> Output:
+    """Open an output.
+
+    Args:
+        target: free of `{stream}`.
+        source: the one whose pictures go there; None for those of several.
+        vid_stride: how many of its pictures make one.
+
+    Raises:
+        ConfigError: if it can only be one stream's, and there are several.
+        SinkError: if it cannot be opened.
+    """
+    watched = target.text == "display" or target.text.startswith(WHEP)  # now, by people: only the newest counts
+    output = Output(_open(target, source, vid_stride), NEWEST if watched else None)
+    if source is None and not output.sink.shared:
+        output.sink.close()
+        what = redact(target.text)
+        raise ConfigError(f"{target.flag}: {what} is for one stream; for several, write {STREAM} in it, for its name")
+    return output
+
+
+def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
+    if target.flag == "--display":
+        return DisplaySink()
+    if target.flag == "--jsonl":
+        return JsonlSink(target.text)  # whatever its name ends in
+    if target.text.startswith(WHEP):
+        from saccade.pipeline.server.whep_sink import open_whep  # brings aiortc, which no other output needs
+
+        return open_whep(target.text)
+    if source is None:
+        return open_sink(target.text)
+    rate = source.info.average_rate
+    return open_sink(
+        target.text,
+        rate=rate / vid_stride if rate else None,
+        audio_from=source.info.url if source.info.audio else None,
+    )

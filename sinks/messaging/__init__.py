@@ -1,0 +1,1 @@
+"""Results as messages for other systems: MQTT, webhooks, and the events they tell."""

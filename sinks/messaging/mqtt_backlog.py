@@ -1,0 +1,98 @@
+"""What an MQTT broker should know and does not yet: what is, then what happened, then the records.
+
+Pure data, for one thread at a time. Knows nothing of connections or of what the topics mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.sinks.messaging.outbox import Message, Outbox
+
+MAX_EVENTS = 1000
+
+
+@dataclass(slots=True, frozen=True)
+class Item:
+    """Something to be published; `qos` and `retain` as MQTT means them."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+
+
+class Backlog:
+    """State is kept by topic and published again to every new connection; events and records wait in outboxes.
+
+    Nothing leaves before it is `published`: what was on its way when a connection broke comes `next` again.
+
+    Args:
+        over: payloads that say that there is nothing: their topics are forgotten once published, since streams and
+            labels come and go for ever.
+    """
+
+    def __init__(self, over: frozenset[str]) -> None:
+        self._over = over
+        self._state: dict[str, str] = {}
+        self._stale: dict[str, None] = {}  # topics whose state the broker may not have; a set that keeps its order
+        self._events = Outbox(max_records=MAX_EVENTS)
+        self._event: Item | None = None  # the one under way
+        self._records = Outbox()
+        self._record: Item | None = None  # the same
+
+    def __len__(self) -> int:
+        """How many topics and events the broker still has to hear of; records do not count."""
+        return len(self._stale) + len(self._events) + (self._event is not None)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._state
+
+    @property
+    def dropped(self) -> int:
+        """Events and records that were lost because too many were waiting."""
+        return self._events.dropped + self._records.dropped
+
+    def set(self, topic: str, payload: str) -> None:
+        """Let `payload` be the state of a topic from now on."""
+        if self._state.get(topic) != payload:
+            self._state[topic] = payload
+            self._stale[topic] = None
+
+    def event(self, topic: str, payload: bytes) -> None:
+        """Something has happened."""
+        self._events.put(Message(topic, payload))
+
+    def record(self, topic: str, payload: bytes) -> None:
+        """Something was seen."""
+        self._records.put(Message(topic, payload))
+
+    def connected(self) -> None:
+        """There is a new connection, to a broker that may have forgotten everything."""
+        self._stale = dict.fromkeys(self._state)
+
+    def next(self, *, records: bool = True) -> Item | None:
+        """What to publish next, records among it if asked for; None if there is nothing."""
+        if self._stale:
+            topic = next(iter(self._stale))
+            return Item(topic, self._state[topic].encode(), qos=1, retain=True)
+        if self._event is None and (taken := self._events.take()) is not None:
+            self._event = Item(taken[0].stream, taken[0].text, qos=1, retain=False)
+        if self._event is not None:
+            return self._event
+        if not records:
+            return None
+        if self._record is None and (taken := self._records.take()) is not None:
+            self._record = Item(taken[0].stream, taken[0].text, qos=0, retain=False)
+        return self._record
+
+    def published(self, item: Item) -> None:
+        """The broker has it."""
+        if item is self._event:
+            self._event = None
+        elif item is self._record:
+            self._record = None
+        elif item.retain and self._state.get(item.topic) == (payload := item.payload.decode()):  # else it has changed
+            self._stale.pop(item.topic, None)
+            if payload in self._over:
+                del self._state[item.topic]

@@ -1,0 +1,53 @@
+"""The names of the MQTT topics, safe for any stream and label. Pure text."""
+
+from __future__ import annotations
+
+import re
+
+from saccade.sinks.base import SinkError
+
+_AVAILABLE, _RECORD = "available", "record"
+
+
+class Topics:
+    """All topics under one prefix.
+
+    Args:
+        prefix: such as `saccade` or `home/saccade`.
+
+    Raises:
+        SinkError: if it cannot begin a topic.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        if not prefix or re.search(r"[+#\x00]", prefix) or prefix.startswith("$"):
+            raise SinkError(f"'{prefix}' cannot begin an MQTT topic: leave out +, # and a $ in front")
+        self._prefix = prefix
+        self.available = f"{prefix}/{_AVAILABLE}"
+        self.events = f"{prefix}/events"
+
+    def stream_available(self, stream: str) -> str:
+        """Whether a stream gives pictures."""
+        return f"{self._prefix}/{_word(stream)}/{_AVAILABLE}"
+
+    def record(self, stream: str) -> str:
+        """The records of a stream."""
+        return f"{self._prefix}/{_word(stream)}/{_RECORD}"
+
+    def count(self, stream: str, label: str) -> str:
+        """How many of a label there are on a stream."""
+        word = _word(label)
+        return f"{self._prefix}/{_word(stream)}/{word}{'_' if word in (_AVAILABLE, _RECORD) else ''}"
+
+    def all_of(self, stream: str) -> str:
+        """A filter for the topics of a stream."""
+        return f"{self._prefix}/{_word(stream)}/+"
+
+    def is_count(self, topic: str) -> bool:
+        """Whether a topic of a stream is one of its counts."""
+        return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD)
+
+
+def _word(name: str) -> str:
+    """A name as one level of a topic: what means something there, or is no text, becomes a dash."""
+    return re.sub(r"[/+#\x00-\x1f\x7f-\x9f\ud800-\udfff]", "-", name)[:200] or "-"

@@ -1,0 +1,1 @@
+"""Results as video: MP4 files, recordings in segments, and what live viewers are sent."""

@@ -1,0 +1,147 @@
+"""Where a feed listens and whom it lets in: the address a user typed, and the answer to each client's request.
+
+Pure but for reading the certificate. Knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from urllib.parse import parse_qs, urlsplit
+
+from saccade.sinks.base import SinkError
+from saccade.sinks.urls import Options, redact
+from saccade.sinks.websocket.subscription import Subscription
+
+DEFAULT_PORT = 8765
+MAX_CLIENTS = 32
+
+
+class RefusedError(Exception):
+    """A client may not come in. The message is one line for it.
+
+    Attributes:
+        status: of the HTTP response.
+    """
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(slots=True, frozen=True)
+class FeedTarget:
+    """Where to listen and whom to let in.
+
+    Attributes:
+        host, port: where to listen; port 0 is any that is free.
+        path: what clients must ask for.
+        token: what they must know; None lets everybody in.
+        origins: pages that may connect besides those of this machine; "*" is any.
+        max_clients: how many may be connected at a time.
+        tls: with the certificate; None for no encryption.
+    """
+
+    host: str
+    port: int
+    path: str
+    token: str | None = field(repr=False)
+    origins: frozenset[str]
+    max_clients: int
+    tls: ssl.SSLContext | None
+
+    @classmethod
+    def parse(cls, text: str) -> FeedTarget:
+        """Read `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`; every part may be left out.
+
+        Raises:
+            SinkError: if it is neither, or would let everybody on the network in.
+        """
+        shown = redact(text)
+        try:
+            parts = urlsplit(text)
+            port = DEFAULT_PORT if parts.port is None else parts.port
+        except ValueError:
+            raise SinkError(f"{shown} is no address to listen on; use ws://HOST:PORT/PATH?token=…") from None
+        if parts.username is not None:
+            raise SinkError(f"{shown}: a token is given by the option token, not before an @")
+        options = Options(parts.query, shown)
+        token = options.text("token") or None
+        origins = frozenset(origin.rstrip("/") for origin in options.texts("origin"))
+        max_clients = options.count("max_clients", MAX_CLIENTS, 10_000)
+        tls = _certificate(options, shown) if parts.scheme == "wss" else None
+        options.done()
+        host = parts.hostname or "127.0.0.1"
+        if token is None and not _is_loopback(host):
+            raise SinkError(f"{shown} can be reached by others, so it needs a token: add the option token")
+        if token is not None and any(character.isspace() for character in token):
+            raise SinkError(f"{shown}: a token has no spaces; write + as %2B")
+        return cls(host, port, parts.path or "/", token, origins, max_clients, tls)
+
+    def admit(self, request: str, origins: Sequence[str], authorizations: Sequence[str]) -> Subscription:
+        """Decide on a client; what it subscribes to, if it may come in.
+
+        Args:
+            request: path and query that it asks for.
+            origins: its headers `Origin`, as they came.
+            authorizations: its headers `Authorization`.
+
+        Raises:
+            RefusedError: if it may not.
+        """
+        path, _, query = request.partition("?")
+        if path != self.path:
+            raise RefusedError(HTTPStatus.NOT_FOUND, "there is no feed at this path")
+        if not all({origin, "*"} & self.origins or _is_local_page(origin) for origin in origins):
+            raise RefusedError(HTTPStatus.FORBIDDEN, "pages of this origin may not connect; list it as &origin=…")
+        if self.token is not None and not any(
+            hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
+            for given in _tokens(query, authorizations)
+        ):
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "a token is needed, and this is not it")
+        try:
+            return Subscription.of_query(query)
+        except ValueError as error:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
+    """What a client offers: a browser cannot set headers for a WebSocket, so the address counts as well."""
+    pairs = [line.partition(" ") for line in authorizations]
+    bearer = [given.strip() for kind, _, given in pairs if kind.lower() == "bearer"]
+    return bearer + parse_qs(query).get("token", [])
+
+
+def _certificate(options: Options, shown: str) -> ssl.SSLContext:
+    certificate, key = options.text("cert"), options.text("key")
+    if not certificate:
+        raise SinkError(f"{shown}: give a certificate, with the options cert and key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key or None, password="")  # and never ask on the terminal
+    except OSError as error:  # which SSLError is as well
+        why = "it does not fit its key, or is none" if isinstance(error, ssl.SSLError) else error.strerror
+        raise SinkError(f"{shown}: cannot read the certificate {certificate}: {why}") from None
+    return context
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _is_local_page(origin: str) -> bool:
+    """Whether a page was served by the very machine that its browser runs on: it is as good as a program there.
+
+    Its address is what the user's browser was told, so no name that somebody else makes up (DNS rebinding) is one.
+    """
+    with suppress(ValueError):
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and _is_loopback(parts.hostname or "")
+    return False

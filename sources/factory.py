@@ -1,0 +1,94 @@
+"""Finds the right source for what a user typed. Knows nothing of models, results or sinks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from saccade.sources.base import Source, SourceError
+from saccade.sources.file import FileSource
+from saccade.sources.images import PICTURE_SUFFIXES, PictureSource
+from saccade.sources.live.connection import Feed
+from saccade.sources.live.decoder import HwAccel
+from saccade.sources.live.ffmpeg import StreamAddress, StreamFeed
+from saccade.sources.live.source import LiveSource, Opener
+from saccade.sources.rtsp.client import Transport
+from saccade.sources.rtsp.connection import OtherCodec, RtspFeed
+from saccade.sources.urls import RtspAddress, redact, stream_name
+
+_RTSP = ("rtsp", "rtsps")
+_STREAMS = ("http", "https", "rtmp", "rtmps", "srt", "tcp", "udp")
+
+
+def open_source(
+    target: str | os.PathLike[str],
+    *,
+    stream: str | None = None,
+    vid_stride: int = 1,
+    start: float | None = None,
+    end: float | None = None,
+    hwaccel: HwAccel = "auto",
+    rtsp_transport: Transport = "tcp",
+    retry: bool = True,
+) -> Source:
+    """Open a video file, a picture, a folder of pictures, a live address, a webcam or an endpoint for WebRTC.
+
+    A live source connects when it is iterated, and a camera that cannot be reached is simply not there yet.
+
+    Args:
+        target: what the user typed.
+        stream: name of the stream; made from `target` if None.
+        vid_stride: hand on every `vid_stride`-th frame.
+        start: skip frames before this time, in seconds from the beginning; not for live sources.
+        end: stop before this time, in seconds from the beginning; not for live sources.
+        hwaccel: decode live sources on the GPU if there is one, insist on it, or leave it alone.
+        rtsp_transport: how RTSP cameras send their pictures.
+        retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
+
+    Raises:
+        SourceError: if `target` cannot be used, in one line for the user.
+    """
+    text = os.fspath(target)
+    if text.startswith("webrtc:"):
+        if start is not None or end is not None:
+            raise SourceError("webrtc: is live: start and end are for files")
+        from saccade.sources.webrtc.listener import WebRtcListener  # brings aiortc and aiohttp, which nobody else needs
+
+        return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
+    opener = _live_opener(text, hwaccel, rtsp_transport)
+    if opener:
+        if start is not None or end is not None:
+            raise SourceError(f"{redact(text)} is live: start and end are for files")
+        name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
+        return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
+    path = Path(text)
+    still = path.is_dir() or path.suffix.lower() in PICTURE_SUFFIXES
+    kind = PictureSource if still else FileSource
+    return kind(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
+
+
+def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | None:
+    """What connects to a live address or webcam; None if `text` is neither."""
+    scheme, separator, _ = text.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        if not text.isdecimal() or Path(text).exists():
+            return None
+        address = StreamAddress.of_camera(int(text))
+    elif scheme in _RTSP:
+        RtspAddress.parse(text)  # to refuse a wrong one now
+        return lambda closed: _open_rtsp(text, closed, hwaccel, transport)
+    elif scheme in _STREAMS:
+        address = StreamAddress.of_url(text)
+    else:  # only the scheme is repeated, since the rest may hold a password
+        known = ", ".join((*(f"{name}://" for name in (*_RTSP, *_STREAMS)), "webrtc:PORT"))
+        raise SourceError(f"{scheme}:// is no kind of source; use {known}, a file, a folder or a webcam's number")
+    return lambda closed: StreamFeed(address, closed, hwaccel=hwaccel)
+
+
+def _open_rtsp(url: str, closed: threading.Event, hwaccel: HwAccel, transport: Transport) -> Feed:
+    try:
+        return RtspFeed(url, closed, transport=transport, hwaccel=hwaccel)
+    except OtherCodec:
+        return StreamFeed(StreamAddress.of_rtsp(url, transport), closed, hwaccel=hwaccel)

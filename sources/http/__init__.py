@@ -1,0 +1,1 @@
+"""What every HTTP server here shares: authentication, and running an application in a thread."""

@@ -1,0 +1,1 @@
+"""Live streams: connecting, decoding, reconnecting, and what FFmpeg opens."""

@@ -1,0 +1,1 @@
+"""RTP: packets, payloads put together, the order of arrival mended, sender reports."""

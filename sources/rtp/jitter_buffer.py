@@ -1,0 +1,144 @@
+"""Puts RTP packets back in order and closes a picture at its marker bit, not when the next picture begins.
+
+At 30 fps that saves the 33 ms by which aiortc's own jitter buffer is late. Knows nothing of sockets, threads, codecs
+or aiortc: packets in, coded pictures out, and the time is told by whoever calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from saccade.sources.rtp.packet import signed
+
+CAPACITY = (
+    4096  # packets behind a gap: 5 MB, several key frames of 4K; aiortc's 512 are fewer than one of them can have
+)
+PATIENCE_S = 0.2  # for a packet sent again; longer than two round trips on a bad mobile line
+_FAR = 3000  # a sequence number this far off is a sender that began anew, not a late packet
+
+
+class Packet(Protocol):
+    """What the buffer needs of an RTP packet; aiortc's `RtpPacket` is one."""
+
+    sequence_number: int
+    timestamp: int
+    marker: int
+    payload_type: int
+    ssrc: int
+    _data: bytes  # the payload without the codec's own RTP header, where aiortc leaves it
+
+
+@dataclass(slots=True, frozen=True)
+class CodedPicture:
+    """One coded picture as the sender packed it.
+
+    Attributes:
+        data: the bytes for the decoder.
+        timestamp: RTP timestamp, 32 bits, as on the wire.
+        payload_type: which codec, by the session's numbers.
+        arrived: when its first packet came, on the clock of `JitterBuffer.add`.
+        after_loss: True when something before it is missing, so that only a key frame can be decoded.
+    """
+
+    data: bytes
+    timestamp: int
+    payload_type: int
+    arrived: float
+    after_loss: bool
+
+
+class JitterBuffer:
+    """Packets of one video track in any order in, whole pictures in their order out.
+
+    A picture ends at the packet with the marker, and at the latest before a packet with another timestamp. A sender
+    that sets the marker elsewhere as well is found out by the packet that follows with the same timestamp; from then on
+    only timestamps count for it. A missing packet is waited for; when it does not come, the pictures it
+    tore are left out and the next one is marked `after_loss`.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, patience_s: float = PATIENCE_S) -> None:
+        self._capacity = capacity
+        self._patience_s = patience_s
+        self.marker_trusted = True
+        """False once the sender has set the marker where no picture ended."""
+        self._ssrc: int | None = None
+        self._restart(0)
+
+    def _restart(self, sequence_number: int, *, lost: bool = False) -> None:
+        self._next = sequence_number
+        self._waiting: dict[int, tuple[Packet, float]] = {}
+        self._blocked_since: float | None = None
+        self._parts: list[bytes] = []
+        self._torn = False  # the picture at hand lacks a part
+        self._lost = lost  # a picture before the one at hand was left out
+        self._timestamp: int | None = None  # of the picture at hand
+        self._ended: int | None = None  # timestamp of the picture that was closed last, at its marker
+        self._payload_type = 0
+        self._arrived = 0.0
+
+    def add(self, packet: Packet, now: float) -> list[CodedPicture]:
+        """Take one packet in, at `now` seconds, and return the pictures that are whole with it: mostly none or one."""
+        if packet.ssrc != self._ssrc:
+            lost = self._ssrc is not None
+            self._ssrc = packet.ssrc
+            self._restart(packet.sequence_number, lost=lost)
+        ahead = signed(packet.sequence_number - self._next, 16)
+        if abs(ahead) > _FAR + self._capacity:
+            self._restart(packet.sequence_number, lost=True)
+            ahead = 0
+        if ahead < 0:
+            return []  # a second copy, or too late
+        self._waiting.setdefault(packet.sequence_number, (packet, now))
+        before = self._next
+        pictures = self._take()
+        if not self._waiting:
+            self._blocked_since = None
+        elif self._blocked_since is None or self._next != before:
+            self._blocked_since = now
+        elif now - self._blocked_since > self._patience_s or len(self._waiting) > self._capacity:
+            self._skip_gap()
+            pictures += self._take()
+        return pictures
+
+    def _take(self) -> list[CodedPicture]:
+        """Everything that lies in order from the next packet on."""
+        pictures: list[CodedPicture] = []
+        while (entry := self._waiting.pop(self._next, None)) is not None:
+            self._next = (self._next + 1) % 0x10000
+            self._place(*entry, pictures)
+        return pictures
+
+    def _place(self, packet: Packet, arrived: float, pictures: list[CodedPicture]) -> None:
+        if not packet._data and not packet.marker:
+            return  # padding, with which browsers probe the line; it bears the timestamp of the picture before
+        if self._timestamp is not None and packet.timestamp != self._timestamp:
+            self._close(pictures)
+        if self._timestamp is None:
+            if packet._data and packet.timestamp == self._ended:
+                self.marker_trusted = False  # that was not the end of it, and what was handed on was but a part
+                self._torn = True
+            self._timestamp, self._payload_type, self._arrived = packet.timestamp, packet.payload_type, arrived
+        self._parts.append(packet._data)
+        if packet.marker and self.marker_trusted:
+            self._close(pictures)
+
+    def _close(self, pictures: list[CodedPicture]) -> None:
+        data = b"".join(self._parts)
+        if self._torn:
+            self._lost = True
+        elif data and self._timestamp is not None:
+            pictures.append(CodedPicture(data, self._timestamp, self._payload_type, self._arrived, self._lost))
+            self._lost = False
+        self._ended = self._timestamp
+        self._timestamp, self._torn = None, False
+        self._parts = []
+
+    def _skip_gap(self) -> None:
+        """Give the missing packets up. Which picture they belonged to is unknown: both its neighbours may be torn."""
+        if self._timestamp is not None:
+            self._timestamp, self._parts = None, []
+        self._ended = None
+        self._torn = self._lost = True
+        behind = self._next
+        self._next = min(self._waiting, key=lambda number: (number - behind) % 0x10000)

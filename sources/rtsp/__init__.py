@@ -1,0 +1,1 @@
+"""The RTSP client: requests, authentication, session descriptions, its connection."""

@@ -1,0 +1,160 @@
+"""`webrtc:8081` as a source: an endpoint of one's own, and the video of whoever publishes to it, one peer at a time.
+
+    webrtc:8081                                    http://127.0.0.1:8081/whip
+    webrtc://0.0.0.0:8081/door?token=sesame        http://…:8081/door, for those who know the token
+    …?origin=https://example.org                   lets that page connect as well; may be repeated
+    …?ice=stun:stun.example.org:3478               a STUN server; may be repeated. None by default
+
+Knows nothing of models, results or sinks.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qs, urlsplit
+
+from aiohttp import web
+from aiortc import RTCIceServer
+
+from saccade.sources.base import SourceError
+from saccade.sources.http.app_server import AppServer
+from saccade.sources.live.decoder import HwAccel
+from saccade.sources.live.reconnect import Link, LiveError, Reason
+from saccade.sources.live.source import LiveSource
+from saccade.sources.webrtc.signaling import SILENCE_S
+from saccade.sources.webrtc.source import WebRtcFeed, WebRtcSource
+from saccade.sources.webrtc.whip_server import WebRtcServer
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8081
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(slots=True, frozen=True)
+class ListenTarget:
+    """Where to listen and whom to let in, as a user typed it."""
+
+    host: str
+    port: int
+    path: str
+    token: str | None
+    origins: tuple[str, ...]
+    ice: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> ListenTarget:
+        """Read `webrtc:PORT` or `webrtc://HOST:PORT/PATH?token=…`; every part may be left out.
+
+        Raises:
+            SourceError: if it is neither, or would let everybody on the network in.
+        """
+        rest = text.removeprefix("webrtc:")
+        parts = urlsplit(rest if rest.startswith("//") else f"//127.0.0.1:{rest}")
+        try:
+            port = DEFAULT_PORT if parts.port is None else parts.port
+            query = parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError:
+            raise SourceError("webrtc: give a port, as webrtc:8081, or webrtc://HOST:PORT/PATH?token=…") from None
+        if unknown := sorted(query.keys() - {"token", "origin", "ice"}):
+            raise SourceError(f"webrtc: no such setting as '{unknown[0]}'; there are token, origin and ice")
+        if parts.username is not None:
+            raise SourceError("webrtc: a token is given as ?token=…, not before an @")
+        host = parts.hostname or "127.0.0.1"
+        token = query.get("token", [None])[0] or None
+        if token is None and host not in _LOOPBACK:
+            raise SourceError(f"webrtc: {host} can be reached by others, so a token is needed: ?token=…")
+        path = parts.path.rstrip("/") or "/whip"
+        return cls(host, port, path, token, tuple(query.get("origin", ())), tuple(query.get("ice", ())))
+
+
+class _PublisherLink(Link):
+    """A publisher comes when it likes: there is nothing to try again, and the server decides when one is gone."""
+
+    def silent(self, now: float) -> bool:
+        super().silent(now)
+        return False
+
+    def failed(self, reason: Reason) -> float:
+        super().failed(reason)
+        return 0.0
+
+
+class WebRtcListener(LiveSource):
+    """A source that waits for publishers. A new one takes the place of the old, whose tab may have died unheard.
+
+    It never ends by itself; its timestamps go on from one publisher to the next. The event loop runs in a thread of its
+    own, which ends with `close`.
+
+    Args:
+        target: what the user typed, as above.
+        stream: name of the stream; "webrtc" if None.
+        vid_stride: hand on every `vid_stride`-th picture.
+        hwaccel: whether to decode H.264 on the GPU.
+        retry: False to raise `LiveError` when the first publisher has gone.
+        media_hosts, silence_s: as in `Signalling`.
+
+    Raises:
+        SourceError: if the target is not understood or its port cannot be had.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        stream: str | None = None,
+        vid_stride: int = 1,
+        hwaccel: HwAccel = "none",
+        retry: bool = True,
+        media_hosts: Sequence[str] | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        name = stream if stream is not None else "webrtc"
+        super().__init__(
+            target, self._next_feed, stream=name, vid_stride=vid_stride, retry=retry, link=_PublisherLink()
+        )
+        self._target = ListenTarget.parse(target)
+        self._sources: queue.SimpleQueue[WebRtcSource | None] = queue.SimpleQueue()
+        try:
+            self._server = WebRtcServer(
+                self._sources.put,
+                token=self._target.token,
+                origins=self._target.origins,
+                ice_servers=[RTCIceServer(url) for url in self._target.ice],
+                media_hosts=media_hosts,
+                max_peers=1,
+                replace=True,
+                silence_s=silence_s,
+                hwaccel=hwaccel,
+            )
+        except ValueError as error:
+            raise SourceError(f"webrtc: {error}") from None
+        application = web.Application()
+        application.add_routes(self._server.routes(self._target.path, f"{self._target.path}/offer"))
+        application.on_shutdown.append(self._server.close)
+        try:
+            self._web = AppServer(application, self._target.host, self._target.port, "webrtc")
+        except OSError as error:
+            place = f"{self._target.host}:{self._target.port}"
+            raise SourceError(f"webrtc: cannot listen on {place}: {error.strerror}") from error
+        self.url = f"{self._web.url}{self._target.path}"
+        """Where publishers POST their offers (WHIP)."""
+        self._info = replace(self._info, url=self.url)
+        log.info("%s: publish to %s", name, self.url)
+
+    def close(self) -> None:
+        """End the iteration, let the publisher go and give the port back. Callable from any thread, repeatedly."""
+        super().close()
+        self._sources.put(None)
+        self._web.close()
+
+    def _next_feed(self, closed: threading.Event) -> WebRtcFeed:
+        source = None if closed.is_set() else self._sources.get()
+        if source is None:
+            raise LiveError("connection failed", "closed")
+        source.feed.final = False
+        return source.feed

@@ -1,0 +1,241 @@
+"""One WebRTC peer: an aiortc connection that answers an offer, and ends when the peer falls silent.
+
+What flows is the business of its two kinds: one sends video to us (`webrtc.publisher`), the other watches
+(`server.whep_peer`). These three files alone reach into aiortc, and only on single connections: nothing global is
+replaced. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from aiortc import (
+    RTCBundlePolicy,
+    RTCConfiguration,
+    RTCIceServer,
+    RTCPeerConnection,
+    RTCRtpReceiver,
+    RTCRtpSender,
+    RTCRtpTransceiver,
+    RTCSessionDescription,
+)
+from aiortc.exceptions import OperationError
+
+from saccade.sources.base import SourceError
+from saccade.sources.webrtc.data_channel import Messages
+
+_MAX_MEDIA = 8  # parts of an offer, each of which costs a transceiver
+_MAX_CANDIDATES = 32
+
+
+class OfferError(Exception):
+    """An offer that cannot be taken: one line for the client. `understood` where it was SDP, but of no use here."""
+
+    def __init__(self, message: str, *, understood: bool = False) -> None:
+        super().__init__(message)
+        self.understood = understood
+
+
+@dataclass(slots=True, frozen=True)
+class Terms:
+    """How peers are reached, and when one is gone.
+
+    Attributes:
+        ice_servers: STUN and TURN servers to use.
+        media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
+        silence_s: a peer of whom nothing is heard for so long is gone.
+    """
+
+    ice_servers: Sequence[RTCIceServer]
+    media_hosts: Sequence[str] | None
+    silence_s: float
+
+
+class Peer(ABC):
+    """A peer that is connected, or will be. Everything here belongs to one event loop.
+
+    Attributes:
+        answer: to its offer.
+        messages: the channel that it may open.
+
+    Args:
+        terms: how it is reached, and when it is gone.
+        on_closed: called when the connection has ended, which it also does when its offer is not accepted.
+    """
+
+    wanted: ClassVar[str]
+    """What an offer must be able to do, for those that cannot."""
+
+    def __init__(self, terms: Terms, on_closed: Callable[[], object]) -> None:
+        # An empty list, since None would mean a public STUN server to aiortc.
+        configuration = RTCConfiguration(iceServers=list(terms.ice_servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
+        self._connection = RTCPeerConnection(configuration)
+        self._loop = asyncio.get_running_loop()
+        self._terms = terms
+        self._on_closed = on_closed
+        self._heard_at = time.monotonic()
+        self._closing: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.messages = Messages()
+        self.messages.listen(self._connection)
+        self.answer = ""
+
+    async def accept(self, offer: str) -> None:
+        """Answer an offer; the connection ends if that fails.
+
+        Raises:
+            OfferError: if the offer is no SDP, or of no use here.
+        """
+        connection = self._connection
+        try:
+            await self._apply(checked_offer(offer))
+            chosen = self._choose()
+            for transceiver in connection.getTransceivers():
+                if transceiver is not chosen:
+                    transceiver.direction = "inactive"  # aiortc would decode it and queue it for ever
+            choose_addresses(chosen, self._terms.media_hosts)
+            await connection.setLocalDescription(await connection.createAnswer())
+            self.answer = connection.localDescription.sdp
+            self._begin(chosen)
+        except BaseException:
+            await Peer._close(self)  # its kind has begun nothing yet that would have to end
+            raise
+        connection.on("connectionstatechange", self._state_changed)
+        self._watch = asyncio.create_task(self._watch_silence())
+
+    async def close(self) -> None:
+        """End the connection; returns when it has ended."""
+        self._begin_close()
+        assert self._closing is not None
+        await asyncio.shield(self._closing)
+
+    @abstractmethod
+    def _choose(self) -> RTCRtpTransceiver:
+        """What carries the video, once the offer is applied; raises `OfferError` if nothing does."""
+
+    @abstractmethod
+    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
+        """The answer is made: take the connection's video in hand."""
+
+    async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            await self._connection.close()
+        finally:
+            self._on_closed()
+
+    def _begin_close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        """Have something done on the event loop, from any thread."""
+        with suppress(RuntimeError):  # the loop has ended, and every peer with it
+            self._loop.call_soon_threadsafe(call)
+
+    def _hear(self) -> None:
+        """Something came from the peer."""
+        self._heard_at = time.monotonic()
+
+    def _take_report(self, packet: object) -> None:
+        """Take in a report (RTCP) before aiortc does."""
+        self._hear()
+
+    def _listen(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
+        """Have each report that comes for this end of the video taken in."""
+
+        async def handle_rtcp(packet: object) -> None:
+            self._take_report(packet)
+            await handle(packet)
+
+        handle: Callable[[object], Coroutine[Any, Any, None]] = supplant(end, "_handle_rtcp_packet", handle_rtcp)
+
+    def _state_changed(self) -> None:
+        if self._connection.connectionState in ("failed", "closed"):
+            self._begin_close()
+
+    async def _watch_silence(self) -> None:
+        """Wait until nothing was heard for `silence_s`: no picture and no report, or no connection at all.
+
+        Browsers send a report every second; ICE's own consent check takes 30 s and more, and a browser that was killed
+        says no goodbye.
+        """
+        while (quiet := time.monotonic() - self._heard_at) < self._terms.silence_s:
+            await asyncio.sleep(self._terms.silence_s - quiet)
+        self._begin_close()
+
+    async def _apply(self, offer: str) -> None:
+        try:
+            await self._connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+        except OperationError:
+            raise OfferError(f"no codec in common; {self.wanted}", understood=True) from None
+        except Exception:  # aiortc parses with index and key errors, assertions and more
+            raise OfferError("the offer is not usable SDP") from None
+
+
+def supplant(part: object, name: str, ours: object) -> Any:
+    """Put something of ours in the place of something that a part of aiortc keeps to itself; return the latter.
+
+    Raises:
+        SourceError: if this aiortc has nothing of that name.
+    """
+    if not hasattr(part, name):
+        raise SourceError(f"aiortc {version('aiortc')} is not known here; install aiortc 1.16")
+    theirs = getattr(part, name)
+    setattr(part, name, ours)
+    return theirs
+
+
+def checked_offer(offer: str) -> str:
+    """The offer without candidates that name a host, which would be looked up, and without a flood of them.
+
+    Browsers hide addresses behind names in `.local`; such a browser is found by its own checks, which come here. That
+    there are no more candidates to come is left out too, for without any ICE would give up at once.
+
+    Raises:
+        OfferError: if it is no SDP, or more than anybody needs.
+    """
+    if not offer.startswith("v=0"):
+        raise OfferError("the offer is not SDP")
+    lines = offer.splitlines()
+    if sum(line.startswith("m=") for line in lines) > _MAX_MEDIA:
+        raise OfferError(f"the offer has more than {_MAX_MEDIA} media", understood=True)
+    if not any(line.startswith("a=fingerprint:") for line in lines):
+        raise OfferError("the offer has no fingerprint")
+    kept, candidates = [], 0
+    for line in lines:
+        if line.startswith("a=candidate:"):
+            candidates += 1
+            if candidates > _MAX_CANDIDATES or not _has_address(line):
+                continue
+        if line != "a=end-of-candidates":
+            kept.append(line)
+    return "\r\n".join(kept) + "\r\n"
+
+
+def _has_address(candidate: str) -> bool:
+    words = candidate.split()
+    with suppress(ValueError, IndexError):
+        return bool(ipaddress.ip_address(words[4]))
+    return False
+
+
+def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
+    """Choose, before they are gathered, the addresses to offer for the media. By itself aioice leaves loopback out."""
+    gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
+    gather = gathering.get_component_candidates
+
+    async def gather_chosen(component: int, addresses: list[str], timeout: int = 5) -> object:
+        chosen = list(hosts) if hosts is not None else [*addresses, "127.0.0.1"]
+        return await gather(component=component, addresses=chosen, timeout=timeout)
+
+    gathering.get_component_candidates = gather_chosen

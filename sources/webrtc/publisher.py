@@ -1,0 +1,84 @@
+"""A WebRTC peer that sends video to us, which comes out as it arrives.
+
+It replaces two things on the receiver of its connection: the jitter buffer, which is late by a picture, freezes for
+seconds on a lost packet and has no room for a big key frame; and the handler of RTCP, because aiortc keeps the sender's
+clock to itself. Decoding is ours too (`saccade.sources.webrtc.source`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+
+from aiortc import RTCRtpTransceiver
+from aiortc.rtp import RtcpByePacket, RtcpSrPacket
+
+from saccade.sources.live.decoder import HwAccel
+from saccade.sources.rtp.jitter_buffer import JitterBuffer, Packet
+from saccade.sources.rtp.rtcp import SenderReport, unix_of
+from saccade.sources.webrtc.peer import OfferError, Peer, Terms, supplant
+from saccade.sources.webrtc.source import DECODERS, WebRtcFeed
+
+
+class PublisherPeer(Peer):
+    """A `Peer` whose video is `feed`, from `accept` on; its pictures come when it has connected.
+
+    Args:
+        terms, on_closed: as in `Peer`.
+        hwaccel: whether to decode H.264 on the GPU.
+    """
+
+    wanted = f"send {' or '.join(DECODERS)}"
+
+    def __init__(self, terms: Terms, on_closed: Callable[[], object], hwaccel: HwAccel) -> None:
+        super().__init__(terms, on_closed)
+        self._hwaccel = hwaccel
+        self._buffer = JitterBuffer()
+        self.feed: WebRtcFeed
+
+    def _choose(self) -> RTCRtpTransceiver:
+        for transceiver in self._connection.getTransceivers():
+            if transceiver.kind == "video" and transceiver.receiver.track is not None:
+                transceiver.direction = "recvonly"
+                return transceiver
+        raise OfferError("the offer sends no video", understood=True)
+
+    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
+        supplant(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
+        self._listen(transceiver.receiver)
+        on_close = partial(self._soon, self._begin_close)
+        self.feed = WebRtcFeed(_codecs_of(self.answer), hwaccel=self._hwaccel, on_close=on_close)
+
+    async def _close(self) -> None:
+        self.feed.close()
+        try:
+            await asyncio.to_thread(self.feed.join)
+        finally:
+            await super()._close()
+
+    def _hear(self) -> None:
+        super()._hear()
+        self.feed.heard(self._heard_at)
+
+    def _take(self, packet: Packet) -> tuple[bool, None]:
+        """Take a packet in aiortc's jitter buffer's stead: whether to ask for a key frame, and nothing to decode."""
+        self._hear()
+        for picture in self._buffer.add(packet, self._heard_at):
+            self.feed.take(picture)
+        return self.feed.asks_for_key_frame(self._heard_at), None
+
+    def _take_report(self, packet: object) -> None:
+        super()._take_report(packet)
+        if isinstance(packet, RtcpSrPacket):
+            info = packet.sender_info
+            self.feed.note_report(SenderReport(unix_of(info.ntp_timestamp), info.rtp_timestamp))
+        elif isinstance(packet, RtcpByePacket):
+            self.feed.close()
+
+
+def _codecs_of(answer: str) -> dict[int, str]:
+    """The payload types of the session and the names of their codecs."""
+    return {int(number): name for number, name in re.findall(r"^a=rtpmap:(\d+) ([^/\s]+)/", answer, re.MULTILINE)}

@@ -1,0 +1,250 @@
+"""One WebRTC peer's video: coded pictures in from the network's thread, the newest decoded one out.
+
+A thread of its own decodes, because every picture must be decoded and only the newest is wanted. Knows nothing of
+signalling, sockets or asyncio (`saccade.sources.webrtc.peer` does), nor of models, results or sinks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import av
+import av.error
+
+from saccade.sources.live.connection import Picture, StreamEnded
+from saccade.sources.live.decoder import Decoder, HwAccel
+from saccade.sources.live.reconnect import LiveError
+from saccade.sources.live.source import LiveSource
+from saccade.sources.rtp.jitter_buffer import CodedPicture
+from saccade.sources.rtp.packet import signed
+from saccade.sources.rtp.rtcp import SenderReport
+from saccade.sources.webrtc.data_channel import Messages
+
+log = logging.getLogger(__name__)
+
+DECODERS = {"VP8": "libvpx", "H264": "h264"}
+"""The codecs that are understood, by their names in SDP, and FFmpeg's decoder of each."""
+
+_BACKLOG = 64  # coded pictures, two seconds: a decoder further behind than that begins anew at a key frame
+_ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
+_PLAUSIBLE_S = 10.0  # a sender's clock further off than this was never set
+
+
+class WebRtcFeed:
+    """The video of one peer, a `Feed`; `take`, `note_report` and `asks_for_key_frame` are the network's side of it.
+
+    Only pictures all of whose parts and predecessors came are handed on. A slow reader gets the newest.
+
+    Args:
+        codecs: names in SDP of the payload types that the session uses.
+        hwaccel: whether to decode H.264 on the GPU.
+        on_close: called once when the feed is closed, by whomever, in that one's thread.
+    """
+
+    def __init__(
+        self, codecs: dict[int, str], *, hwaccel: HwAccel = "none", on_close: Callable[[], None] | None = None
+    ) -> None:
+        self._codecs = codecs
+        self._hwaccel = hwaccel
+        self._on_close = on_close
+        self._changed = threading.Condition()  # over everything from here to `_closed`
+        self._coded: deque[CodedPicture] = deque()
+        self._newest: Picture | None = None
+        self._lost = 0  # could not be decoded
+        self._lost_since = 0  # since the last picture that could be
+        self._needs_key_frame = True
+        self._asked_at = -_ASK_AGAIN_S
+        self._closed = False
+        self._report: SenderReport | None = None
+        self._heard_at = time.monotonic()
+        self._codec = ""
+        self._decoder: Decoder | None = None
+        self.final = True
+        """Whether the end of this peer is the end of the source, or another one may come."""
+        self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
+        self._thread.start()
+
+    # ---- the network's side
+
+    def take(self, picture: CodedPicture) -> None:
+        """Take in a coded picture; returns at once."""
+        with self._changed:
+            if self._closed:
+                return
+            if len(self._coded) >= _BACKLOG:
+                self._lose(len(self._coded))
+                self._coded.clear()
+            self._coded.append(picture)
+            self._changed.notify_all()
+
+    def heard(self, now: float) -> None:
+        """Something came from the peer."""
+        self._heard_at = now
+
+    def note_report(self, report: SenderReport) -> None:
+        """Take in what the sender says of its clock."""
+        self._report = report
+
+    def asks_for_key_frame(self, now: float) -> bool:
+        """True when the sender should be asked for a key frame at `now`; then False for half a second."""
+        with self._changed:
+            if not self._needs_key_frame or now - self._asked_at < _ASK_AGAIN_S:
+                return False
+            self._asked_at = now
+            return True
+
+    # ---- the reader's side
+
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name of the codec; "" before the first picture."""
+        return self._codec.lower()
+
+    @property
+    def decoder(self) -> str:
+        """What decodes it; "" before the first picture."""
+        return self._decoder.name if self._decoder is not None else ""
+
+    @property
+    def rate(self) -> Fraction | None:
+        """None: WebRTC has no fixed rate."""
+        return None
+
+    @property
+    def heard_at(self) -> float:
+        """`time.monotonic()` when anything last came, pictures or reports."""
+        return self._heard_at
+
+    @property
+    def damaged(self) -> int:
+        """Pictures that could not be decoded because a part of them, or what they build on, was lost."""
+        return self._lost
+
+    def read(self, timeout_s: float) -> Picture | None:
+        """The newest picture that was not read yet; None if there is none after `timeout_s` seconds.
+
+        Raises:
+            LiveError, StreamEnded: if the peer has gone; which of them, `final` says.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is not None or self._closed, timeout_s)
+            if self._closed:
+                raise StreamEnded if self.final else LiveError("connection failed", "the publisher has gone")
+            newest, self._newest = self._newest, None
+            return newest
+
+    def close(self) -> None:
+        """Let the peer go. Callable from any thread, repeatedly."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._newest = None
+            self._coded.clear()
+            self._changed.notify_all()
+        if self._on_close is not None:
+            self._on_close()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of the thread that decodes, after `close`."""
+        self._thread.join(timeout_s)
+
+    # ---- the thread between the two
+
+    def _decode_all(self) -> None:
+        timestamp: int | None = None
+        while (coded := self._next_coded()) is not None:
+            codec = self._codecs.get(coded.payload_type, "")
+            if codec not in DECODERS or not self._decodable(coded, codec):
+                continue
+            if self._decoder is None or codec != self._codec:
+                gpu = self._hwaccel if codec == "H264" else "none"
+                self._codec, self._decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
+            timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
+            try:
+                pictures = self._decoder.decode(coded.data, timestamp)
+            except av.error.FFmpegError as error:
+                log.debug("a picture could not be decoded (%s)", error.strerror)
+                self._lose(1)
+                continue
+            if pictures and pictures[-1].is_corrupt:
+                self._lose(1)
+            elif pictures:  # and not parameter sets alone
+                self._offer(Picture(pictures[-1], timestamp, coded.arrived, self._captured_at(coded)))
+
+    def _next_coded(self) -> CodedPicture | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._coded or self._closed)
+            return None if self._closed else self._coded.popleft()
+
+    def _decodable(self, coded: CodedPicture, codec: str) -> bool:
+        """Whether all that the picture builds on was decoded. Half a picture would be shown as grey or smeared."""
+        with self._changed:
+            if is_key_frame(codec, coded.data):
+                self._needs_key_frame = False
+            elif coded.after_loss or self._needs_key_frame or codec != self._codec:
+                self._lose(1)
+            return not self._needs_key_frame
+
+    def _lose(self, pictures: int) -> None:
+        with self._changed:
+            self._lost += pictures
+            self._lost_since += pictures
+            self._needs_key_frame = True
+
+    def _offer(self, picture: Picture) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            lost, self._lost_since = self._lost_since, 0
+            if self._newest is not None:
+                lost += 1 + self._newest.lost_before
+            self._newest = replace(picture, lost_before=lost)
+            self._changed.notify_all()
+
+    def _captured_at(self, coded: CodedPicture) -> float | None:
+        if (report := self._report) is None:
+            return None
+        captured = report.captured_at(coded.timestamp)
+        arrived = time.time() - (time.monotonic() - coded.arrived)
+        return captured if abs(captured - arrived) < _PLAUSIBLE_S else None
+
+
+class WebRtcSource(LiveSource):
+    """One peer as a source: live, and over when the peer has gone. The size may change in mid-stream.
+
+    Args:
+        feed: the peer's video; the source owns it from here on.
+        stream: name of the stream.
+        vid_stride: hand on every `vid_stride`-th picture.
+        messages: what is said to the peer and by it, beside the video.
+    """
+
+    def __init__(self, feed: WebRtcFeed, *, stream: str, vid_stride: int = 1, messages: Messages | None = None) -> None:
+        super().__init__("webrtc:", lambda closed: feed, stream=stream, vid_stride=vid_stride)
+        self.feed = feed
+        self.messages = messages or Messages()
+
+    def close(self) -> None:
+        """End the iteration at once and let the peer go. Callable from any thread, repeatedly."""
+        super().close()
+        self.feed.close()
+
+
+def is_key_frame(codec: str, data: bytes) -> bool:
+    """Whether `data` begins a picture that needs no other one. A piece from its middle does not count."""
+    if codec == "VP8":
+        return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
+    at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit
+    while 0 <= at < len(data) - 4:
+        kind = data[at + 4] & 0x1F
+        if kind in (1, 5):
+            return kind == 5  # the first slice of the picture; what follows is more of the same
+        at = data.find(b"\x00\x00\x00\x01", at + 4)
+    return False

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from saccade.engine.backends.cpu_paged_cache import TokenPool, TokenRows
+from saccade.engine.backends.fused_decoder import FusedText
+from saccade.engine.models.moondream.text import Block, KVCache, TextDecoder
+from tests.support.engine import TINY, one_thread, random_model
+
+PAGE = 5  # the prefix of 17 leaves a part of its last page unused
+PREFIX = TINY.text.prefix_attn
+MODEL = random_model(TINY)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("fused", "dtype", "tolerance"),
+    [(False, torch.float32, 1e-5), (True, torch.float32, 1e-5), (True, torch.bfloat16, 0.05)],
+)
+@torch.inference_mode()
+def test_rows_over_scattered_pages_are_what_the_decoder_says_over_a_dense_cache(
+    fused: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Two sequences share a picture's pages, a third has its own; they go on from different positions."""
+    model = copy.deepcopy(MODEL).to(dtype)
+    model.text.cosine, model.text.sine = MODEL.text.cosine, MODEL.text.sine
+    pool = TokenPool(model, 40, PAGE)
+    text: FusedText | TextDecoder = FusedText(model.text) if fused else model.text
+    images, prompts, token = random(2, PREFIX, TINY.text.dim), random(3, 7, TINY.text.dim), random(3, 1, TINY.text.dim)
+    given = [x.to(dtype) for x in (images, prompts, token)]
+    prefixes = torch.tensor([[9, 2, 31, 4], [12, 7, 8, 20]])
+    table = torch.cat([prefixes[[0, 0, 1]], torch.tensor([[1, 15], [3, 30], [16, 5]])], dim=1)
+    text.remember(given[0], TokenRows(pool, prefixes, PREFIX))
+    at = PREFIX + torch.arange(7).expand(3, -1)
+    cache = TokenRows(pool, table, PREFIX + 7)
+    read = text(given[1], at, cache, cache.before(at))
+    lengths = torch.tensor([[7], [4], [1]])  # what is behind a shorter prompt is written over
+    cache = TokenRows(pool, table, PREFIX + 8)
+    last = text(given[2], PREFIX + lengths, cache, cache.before(PREFIX + lengths))
+    for row, (image, length) in enumerate(zip((0, 0, 1), lengths[:, 0].tolist(), strict=True)):
+        own = torch.cat([images[image], prompts[row, :length], token[row]]).unsqueeze(0)
+        dense = KVCache.empty(TINY.text, 1, own.shape[1], own)
+        wanted = MODEL.text(own, torch.arange(own.shape[1]).unsqueeze(0), dense)[0, PREFIX:]
+        got = torch.cat([read[row, :length], last[row]])
+        assert (got - wanted).abs().mean() < tolerance * wanted.abs().mean()
+
+
+def test_a_step_needs_as_many_pages_as_its_longest_sequence_has_come() -> None:
+    pool = TokenPool(MODEL, 40, PAGE)
+    wanted = {PREFIX: 4, PREFIX + 1: 5, PREFIX + PAGE: 5, PREFIX + PAGE + 1: 6}
+    assert {position: pool.pages_upto(position) for position in wanted} == wanted
+
+
+def test_joined_weights_are_held_once_and_the_decoder_says_the_same() -> None:
+    text = copy.deepcopy(MODEL.text).requires_grad_()
+    fused = FusedText(text)
+    assert not any(part.requires_grad for layer in fused._layers for part in (*layer._into, *layer._out))
+    held = {part.untyped_storage().data_ptr() for part in text.parameters()}
+    block = text.blocks[0]
+    assert isinstance(block, Block)
+    assert block.attn.qkv.weight.untyped_storage().data_ptr() == block.mlp.fc1.weight.untyped_storage().data_ptr()
+    assert len(held) == len(list(text.parameters())) - 2 * len(text.blocks)
+    x, positions = random(1, PREFIX + 3, TINY.text.dim), torch.arange(PREFIX + 3).unsqueeze(0)
+    with torch.inference_mode():
+        assert torch.allclose(text(x, positions), MODEL.text(x, positions), atol=1e-5)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from saccade.engine.backends.onednn import FusedConv, FusedMlp, fuse, linear
+from saccade.engine.models.moondream.csp_stem import Conv, CspStem
+from saccade.engine.models.moondream.layers import Mlp
+from tests.support.engine import TINY, random_model
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_product_is_the_plain_one_however_many_rows(rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias, add = (random(*shape).to(dtype) for shape in ((2, rows, 24), (40, 24), (40,), (2, rows, 40)))
+    wanted = nn.functional.linear(x, weight, bias)
+    assert torch.allclose(linear(x, weight, bias), wanted, atol=1e-5)
+    assert torch.allclose(linear(x, weight, bias, add), wanted + add, atol=1e-5)
+    assert torch.allclose(linear(x, weight[8:], bias[8:]), wanted[..., 8:], atol=1e-5)  # a part of a joined matrix
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_a_fused_stem_gives_the_same_tokens_of_one_picture_and_of_two_of_another_size() -> None:
+    torch.manual_seed(0)
+    stem = CspStem(24).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fused = copy.deepcopy(stem)
+    fuse(fused)
+    assert sum(isinstance(module, FusedConv) for module in fused.modules()) == 25
+    assert not any(isinstance(module, Conv) for module in fused.modules())
+    for shape in ((1, 3, 64, 64), (2, 3, 64, 64), (1, 3, 96, 32)):
+        crops = random(*shape).to(memory_format=torch.channels_last)
+        assert torch.allclose(fused(crops), stem(crops), atol=1e-5)
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_a_fused_tower_of_patches_gives_the_same_features() -> None:
+    plain, fused = (random_model(TINY).vision for _ in range(2))
+    fuse(fused)
+    assert sum(isinstance(module, FusedMlp) for module in fused.modules()) == 2
+    crops = random(3, 3, 16, 16)
+    assert torch.allclose(fused(crops, (1, 2)), plain(crops, (1, 2)), atol=1e-4)
+
+
+def test_other_numbers_than_float32_are_left_alone() -> None:
+    vision = random_model(TINY).vision.bfloat16()
+    fuse(vision)
+    assert any(isinstance(module, Mlp) for module in vision.modules())
+    assert not any(isinstance(module, FusedMlp) for module in vision.modules())
+
+
+@needs_onednn
+def test_who_switches_onednn_off_gets_the_plain_layers() -> None:
+    vision = random_model(TINY).vision
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        fuse(vision)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+    assert not any(isinstance(module, FusedMlp) for module in vision.modules())
+
+
+@needs_onednn
+def test_a_norm_that_is_not_folded_yet_is_not_lost() -> None:
+    conv = Conv(8, 8)
+    conv.norm = nn.BatchNorm2d(8)
+    with pytest.raises(AssertionError):
+        fuse(nn.Sequential(conv))

@@ -1,0 +1,251 @@
+"""Our kernels against the model's own modules, in bfloat16. Runs where there is a GPU: see test_engine_cuda."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from saccade.engine.backends.paged_cache import PagedPool
+from saccade.engine.backends.plain_runner import PlainRunner
+from saccade.engine.backends.quantization import quantised, round_to_fp8, widened
+from saccade.engine.models.moondream.config import MoondreamConfig, RegionConfig, TextConfig, VisionConfig
+from saccade.engine.models.moondream.image_crops import make_crops, normalise, tiling_of
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.region import size_bin
+from saccade.engine.scheduling.output_state import Phase
+from tests.support.engine import noise, random_model
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+PAGE, WIDTH = 16, 12
+TEXT = TextConfig(
+    dim=256, ff_dim=1792, n_layers=3, vocab_size=512, max_context=192, n_heads=4, n_kv_heads=4, prefix_attn=82
+)
+VISION = VisionConfig(
+    enc_dim=144, enc_n_layers=2, enc_ff_dim=288, enc_n_heads=2, proj_out_dim=256, crop_size=126, proj_inner_dim=256
+)
+REGION = RegionConfig(dim=256, coord_feat_dim=64, coord_out_dim=128, size_feat_dim=128, size_out_dim=256, inner_dim=512)
+
+
+def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+class Pair:
+    """A model, its plain runner and its packed one, over pools of the same noise."""
+
+    def __init__(self, n_kv_heads: int = 4, fp8: bool = False) -> None:
+        from saccade.engine.backends.packed_runner import PackedRunner, fits
+
+        config = MoondreamConfig(text=replace(TEXT, n_kv_heads=n_kv_heads), vision=VISION, region=REGION)
+        self.model: Moondream = random_model(config).to("cuda", torch.bfloat16)
+        if fp8:
+            round_to_fp8(self.model)
+        assert fits(self.model)
+        self.pools = [PagedPool(self.model, 256, PAGE) for _ in range(2)]
+        for name in ("keys", "values"):
+            filled = torch.randn_like(getattr(self.pools[0], name))
+            for pool in self.pools:
+                getattr(pool, name).copy_(filled)
+        self.plain = PlainRunner(self.model, self.pools[0])
+        self.packed = PackedRunner(self.model, self.pools[1], 128)
+
+    def caches_apart(self) -> float:
+        a, b = self.pools
+        return max(far(b.keys[:, 1:], a.keys[:, 1:]), far(b.values[:, 1:], a.values[:, 1:]))
+
+
+def numbers(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def tables(rows: int) -> torch.Tensor:
+    """Six shared prefix pages, then private ones."""
+    own = torch.zeros(rows, WIDTH, dtype=torch.int32, device="cuda")
+    own[:, :6] = torch.arange(1, 7)
+    for row in range(rows):
+        own[row, 6:9] = torch.arange(7 + 3 * row, 10 + 3 * row)
+    return own
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("n_kv_heads", "fp8"), [(4, False), (2, False), (4, True)])
+@pytest.mark.parametrize("rows", [1, 3, 16, 40, 64, 70])
+def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool) -> None:
+    pair = Pair(n_kv_heads, fp8)
+    x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+    at = numbers([82 + row * 2 % 40 for row in range(rows)])
+    lanes = numbers([*range(rows)])
+    wanted = pair.plain.rows(x.clone(), at, lanes, tables(rows), False)
+    got = pair.packed.rows(x.clone(), at, lanes, tables(rows), False)
+    assert far(got, wanted) < 0.01
+    assert pair.caches_apart() < 0.01
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("rows", "fp8"), [(1, False), (8, False), (64, False), (8, True), (64, True)])
+def test_kernels_that_begin_early_read_nothing_too_early(rows: int, fp8: bool) -> None:
+    pair = Pair(fp8=fp8)
+    if not pair.packed._ahead:
+        pytest.skip("this GPU launches one kernel after the other")
+    x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+    at, lanes, own = numbers([82 + row * 2 % 40 for row in range(rows)]), numbers([*range(rows)]), tables(rows)
+    phases = numbers([row % 3 for row in range(rows)])
+    sampled, state = torch.zeros(rows, 3, device="cuda"), torch.zeros(rows, 256, device="cuda", dtype=torch.bfloat16)
+
+    def step(begin: torch.Tensor) -> torch.Tensor:
+        hidden = pair.packed.rows(begin, at, lanes, own, False)
+        pair.packed.objects(hidden, phases, lanes, True, True, sampled, state)
+        return hidden
+
+    for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
+        part._ahead = False
+    wanted = [tensor.clone() for tensor in (step(x.clone()), sampled, state)]
+    for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
+        part._ahead = True
+    held, graph = x.clone(), torch.cuda.CUDAGraph()
+    step(held)
+    with torch.cuda.graph(graph):
+        got = step(held)
+    for _ in range(200):
+        held.copy_(x)
+        sampled.zero_()
+        state.zero_()
+        graph.replay()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip((got, sampled, state), wanted, strict=True))
+
+
+@torch.inference_mode()
+def test_a_prompt_longer_than_the_scratch_is_read_in_pieces() -> None:
+    pair = Pair()
+    longest = TEXT.max_context - TEXT.prefix_attn
+    own = torch.zeros(1, 6 + longest // PAGE + 1, dtype=torch.int32, device="cuda")
+    own[0] = torch.arange(1, own.shape[1] + 1)
+    pair.packed = type(pair.packed)(pair.model, pair.pools[1], 48)
+    x = torch.randn(longest, 256, device="cuda", dtype=torch.bfloat16)
+    at, owners = numbers([*range(82, 82 + longest)]), numbers([0] * longest)
+    wanted = pair.plain.rows(x.clone(), at, owners, own, True)
+    assert far(pair.packed.rows(x.clone(), at, owners, own, True), wanted) < 0.01
+    assert pair.caches_apart() < 0.01
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("fp8", "limit"), [(False, 0.01), (True, 0.1)])  # in FP8 activations are rounded, too
+@pytest.mark.parametrize("asked", [0, 9])
+def test_pictures_and_prompts_together_agree_with_the_modules(asked: int, fp8: bool, limit: float) -> None:
+    pair = Pair(fp8=fp8)
+    images = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16)
+    prefixes = torch.stack([torch.arange(1, 7), torch.arange(40, 46)]).int().cuda()
+    own = tables(2)
+    own[1, :6] = prefixes[1]
+    x = torch.randn(asked, 256, device="cuda", dtype=torch.bfloat16) if asked else None
+    at, owners = numbers([82, 83, 84, 85, 82, 83, 84, 85, 86]), numbers([0] * 4 + [1] * 5)
+    wanted = pair.plain.look(images, prefixes, x, at, owners, own)
+    got = pair.packed.look(images.clone(), prefixes, None if x is None else x.clone(), at, owners, own)
+    assert pair.caches_apart() < limit
+    if asked:
+        assert got is not None
+        assert wanted is not None
+        assert far(got, wanted) < limit
+    else:
+        assert got is None
+
+
+@torch.inference_mode()
+def test_samples_agree_with_the_modules() -> None:
+    pair, lanes = Pair(), numbers([*range(12)])
+    region = pair.model.region
+    hidden = torch.randn(12, 256, device="cuda", dtype=torch.bfloat16)
+    phases = numbers([Phase.BEGIN, Phase.Y, Phase.SIZE] * 4)
+    plain, sampled = (torch.zeros(12, 3, device="cuda") for _ in range(2))
+    state = torch.zeros(13, 256, device="cuda", dtype=torch.bfloat16)
+    pair.plain.objects(hidden, phases, lanes, True, True, plain, torch.zeros_like(state))
+    pair.packed.objects(hidden, phases, lanes, True, True, sampled, state)
+    begins, places, sizes = phases == Phase.BEGIN, phases != Phase.SIZE, phases == Phase.SIZE
+    torch.testing.assert_close(sampled[begins, 0], plain[begins, 0], atol=3e-2, rtol=2e-2)
+    # The modules round scores to bfloat16, in which the two best may be the same: the best by far is not asked for.
+    scores = region.decode_coord(hidden)[places].float()
+    assert nearly_best(scores, (sampled[places, 1] * scores.shape[-1]).round().long())
+    spread = region.decode_size(hidden)[sizes].float()
+    assert nearly_best(spread, size_bin(sampled[sizes, :2], spread.shape[-1]))
+    assert far(state[:12][places], region.encode_coord(sampled[places, 1:2])) < 0.01
+    assert far(state[:12][sizes], region.encode_size(sampled[sizes, :2])) < 0.01
+    assert far(pair.packed.logits(hidden), pair.plain.logits(hidden)) < 0.01
+
+
+def nearly_best(scores: torch.Tensor, bins: torch.Tensor) -> bool:
+    picked = scores.gather(-1, bins.unsqueeze(-1)).squeeze(-1)
+    return bool((picked >= scores.amax(-1) - 0.01 * scores.abs().amax(-1)).all())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("fp8", "limit"), [(False, 0.02), (True, 0.1)])
+def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
+    from saccade.engine.backends.packed_vision import PackedTower
+
+    model = Pair(fp8=fp8).model
+    crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")
+    pixels = normalise(crops, torch.bfloat16)
+    assert far(PackedTower(model).features(pixels), model.vision.features(pixels)) < limit
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (1, 4), (16, 8), (33, 1), (64, 8)])
+def test_products_of_few_rows(rows: int, parts: int, fp8: bool) -> None:
+    from saccade.engine.kernels.skinny_gemm import product
+
+    weight, scale = torch.randn(256, 2048, device="cuda", dtype=torch.bfloat16) / 45, None
+    x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    packed = weight
+    if fp8:
+        packed, scale = quantised(weight)
+        weight = widened(packed, scale, torch.float32)
+    wanted = x.float() @ weight.float().t()
+    out = torch.empty(parts, rows, 256, device="cuda") if parts > 1 else torch.empty(rows, 256, device="cuda")
+    product(x, packed, out, scale=scale)
+    assert far(out.sum(0) if parts > 1 else out, wanted) < 1e-5
+
+
+@torch.inference_mode()
+def test_rows_are_squeezed_as_weights_are() -> None:
+    from saccade.engine.kernels.fp8_linear import linear, squeeze
+
+    plain, bent = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
+    joined = torch.cat([plain.float(), F.gelu(bent.float(), approximate="tanh")], dim=1)
+    squeezed = squeeze(plain, bent)
+    assert far(widened(*squeezed, torch.float32), joined) < 0.04
+    assert far(widened(*squeezed, torch.float32), widened(*quantised(joined), torch.float32)) < 0.01
+    packed, scale = quantised(torch.randn(160, 416, device="cuda"))
+    bias = torch.randn(160, device="cuda", dtype=torch.bfloat16)
+    wanted = widened(*squeezed, torch.float32) @ widened(packed, scale, torch.float32).t() + bias.float()
+    assert far(linear(*squeezed, packed, scale, bias), wanted) < 0.01
+
+
+@pytest.mark.parametrize("size", [(360, 640), (640, 360), (100, 90), (20, 45), (378, 378), (720, 1280), (1080, 1920)])
+def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None:
+    from saccade.engine.runtime.cuda_crops import cut
+
+    config = VisionConfig()
+    picture = noise(*size)
+    wanted, tiling = make_crops(picture, config)
+    assert tiling_of(*size, config) == tiling
+    got = cut(torch.from_numpy(picture).cuda(), tiling, config).cpu().numpy()
+    np.testing.assert_array_equal(got, wanted[:1] if tiling == (1, 1) else wanted)
+
+
+def test_coefficients_are_whole_and_add_up() -> None:
+    from saccade.engine.kernels.resize import coefficients
+
+    for before, after in ((640, 378), (20, 378), (1920, 1176)):
+        first, weights = coefficients(before, after)
+        assert first.dtype == weights.dtype == np.int32
+        assert np.abs(weights.sum(1) - (1 << 22)).max() <= weights.shape[1]
+        flat = Image.fromarray(np.full((4, before, 3), 200, np.uint8)).resize((after, 4), Image.Resampling.LANCZOS)
+        assert np.asarray(flat).min() == 200

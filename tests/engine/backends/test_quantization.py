@@ -1,0 +1,69 @@
+"""Weights in FP8: how exact they are, and that rounding them is what a loaded model computes with. On the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.engine import Engine
+from saccade.engine.backends.quantization import LARGEST, quantised, round_to_fp8, widened
+from saccade.engine.errors import EngineError
+from saccade.engine.evaluation.random_model import random_engine
+from saccade.engine.models.moondream.text import Block
+from tests.support.engine import SCREEN, TINY, random_model, square
+
+
+def test_weights_are_within_a_sixteenth_and_keep_their_largest() -> None:
+    weight = torch.randn(64, 512) * torch.logspace(-4, 3, 64).unsqueeze(1)
+    packed, scale = quantised(weight)
+    back = widened(packed, scale, torch.float32)
+    error = (back - weight).abs()
+    # Three bits of fraction are a sixteenth; below the smallest normal number, 2⁻⁶, steps are 2⁻⁹ of the scale.
+    assert (error <= torch.maximum(weight.abs() / 16, scale.unsqueeze(1) * 2**-10) * 1.0001).all()
+    torch.testing.assert_close(back.abs().amax(1), weight.abs().amax(1))
+    assert float(packed.float().abs().max()) == LARGEST
+
+
+def test_outputs_of_nothing_but_zeros_stay_so() -> None:
+    packed, scale = quantised(torch.zeros(3, 16))
+    assert torch.equal(widened(packed, scale, torch.float32), torch.zeros(3, 16))
+
+
+def test_rounding_twice_changes_nothing_that_matters() -> None:
+    weight = torch.randn(32, 256, dtype=torch.bfloat16)
+    once = widened(*quantised(weight), torch.bfloat16)
+    again = widened(*quantised(once), torch.bfloat16)
+    assert float(((again - once).abs() / once.abs().clamp(min=1e-6)).max()) < 2**-7  # bfloat16's own step
+
+
+def test_the_blocks_of_a_model_are_rounded_and_the_rest_is_not() -> None:
+    model, before = random_model(TINY), random_model(TINY)
+    round_to_fp8(model)
+    assert model.fp8
+    changed = {
+        name.rsplit(".", 1)[0]
+        for (name, one), (_, other) in zip(model.named_parameters(), before.named_parameters(), strict=True)
+        if not torch.equal(one, other)
+    }
+    wanted = {name for name, module in model.named_modules() if ".blocks." in name and hasattr(module, "weight")}
+    assert changed == {name for name in wanted if ".ln" not in name}
+    # What comes out of attention and MLP is added up, so kernels keep it with common scales.
+    for block in model.text.blocks:
+        assert isinstance(block, Block)
+        out = torch.cat([block.attn.proj.weight, block.mlp.fc2.weight], dim=1)
+        torch.testing.assert_close(widened(*quantised(out), out.dtype), out)
+
+
+def test_an_engine_says_its_dtype_and_answers_nearly_the_same() -> None:
+    with Engine.load("nano", "cpu") as whole, Engine.load("nano", "cpu", "fp8") as rounded:
+        assert rounded.model.dtype == "fp8"
+        picture = square(240, 320, SCREEN)
+        (wanted,), (got,) = (engine.detect(picture, "tv").boxes for engine in (whole, rounded))
+        assert got.pixels(1, 1) == pytest.approx(wanted.pixels(1, 1), abs=3e-2)
+
+
+def test_an_unknown_dtype_is_refused_with_all_there_are() -> None:
+    with pytest.raises(EngineError, match="float32, bfloat16, float16, fp8"):
+        Engine.load("nano", "cpu", "int4")
+    with pytest.raises(EngineError, match="float32, bfloat16, float16, fp8"):
+        random_engine("cpu", "int4", config=TINY)

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from saccade.engine import EngineError, ModelFilesError
+from saccade.engine.evaluation.golden import check
+from tests.support.engine import GOLDEN, REPO, one_thread
+
+EXACT = {"tiling", "crops", "boxes", "points", "texts"}
+CLOSE = {"image embeddings", "hidden states", "logits"}
+
+
+def failing(folder: Path, tolerance: float = 1e-4) -> set[str]:
+    return {quantity.name for quantity in check(folder, tolerance=tolerance) if not quantity.ok}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    """The first golden case alone, to be tampered with."""
+    folder = tmp_path / "golden"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(GOLDEN / name, folder / name)
+    shutil.copytree(GOLDEN / "images", folder / "images")
+    cases = json.loads((GOLDEN / "cases.json").read_text())
+    (folder / "cases.json").write_text(json.dumps(cases[:1]))
+    arrays = load_file(GOLDEN / "arrays.safetensors")
+    save_file({name: t for name, t in arrays.items() if name.startswith("0.")}, folder / "arrays.safetensors")
+    return folder
+
+
+def alter_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def alter_case(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    cases = json.loads((folder / "cases.json").read_text())
+    change(cases[0])
+    (folder / "cases.json").write_text(json.dumps(cases))
+
+
+def test_the_model_reproduces_the_reference() -> None:
+    quantities = check(GOLDEN)
+    assert {quantity.name for quantity in quantities} == EXACT | CLOSE
+    for quantity in quantities:
+        assert quantity.compared > 0
+        assert quantity.worst <= (0.0 if quantity.name in EXACT else 1e-4), (quantity.name, quantity.where)
+        assert quantity.ok
+
+
+def test_the_model_reproduces_the_whole_shared_set() -> None:
+    folders = sorted((REPO.parent / "shared" / "golden").glob("*/cases.json"))
+    if not folders:
+        pytest.skip("the whole golden set (../shared/golden) is not on this machine; tests/data has a part of it")
+    for cases in folders:
+        assert failing(cases.parent) == set()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "broken"),
+    [
+        ("vision.blocks.13.attn.qkv.weight", "image embeddings"),
+        ("vision.pos_emb", "image embeddings"),
+        ("vision.proj_mlp.fc2.bias", "image embeddings"),
+        ("text.blocks.2.mlp.fc1.weight", "hidden states"),
+        ("text.post_ln.weight", "logits"),
+        ("text.lm_head.bias", "logits"),
+        ("region.coord_decoder.fc2.bias", "boxes"),
+        ("region.size_decoder.fc2.bias", "boxes"),
+    ],
+)
+def test_one_changed_weight_is_noticed_where_it_first_shows(one: Path, tensor: str, broken: str) -> None:
+    order = ["image embeddings", "hidden states", "logits", "boxes"]
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"model.{tensor}"].view(-1)[5] += 1000.0
+
+    alter_tensors(one / "model.safetensors", change)
+    wrong = failing(one)
+    assert broken in wrong
+    assert not wrong & set(order[: order.index(broken)])
+    assert not wrong & {"tiling", "crops"}
+
+
+def test_a_changed_coordinate_head_shows_in_points_too_and_a_changed_size_head_does_not(one: Path) -> None:
+    for head, wrong in (("size", {"boxes"}), ("coord", {"boxes", "points"})):
+        name = f"model.region.{head}_decoder.fc2.bias"
+        alter_tensors(one / "model.safetensors", lambda tensors, name=name: tensors[name][9:10].add_(1000.0))
+        assert failing(one) == wrong
+
+
+@pytest.mark.parametrize(
+    ("array", "quantity", "by"),
+    [
+        ("0.image_embeddings", "image embeddings", 1e-3),
+        ("0.detect_prefill_hidden", "hidden states", 1e-3),
+        ("0.query_prefill_logits", "logits", 1e-3),
+        ("0.crops_mean", "crops", 1e-6),
+        ("0.crop_last", "crops", 1),
+    ],
+)
+def test_one_changed_number_of_an_array_fails_its_quantity_alone(
+    one: Path, array: str, quantity: str, by: float
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[array].view(-1)[1] += by
+
+    alter_tensors(one / "arrays.safetensors", change)
+    (wrong,) = (found for found in check(one) if not found.ok)
+    assert wrong.name == quantity
+    assert wrong.worst == pytest.approx(by, rel=0.1)
+    assert wrong.where == "images/0.png"
+
+
+def test_an_array_that_is_not_a_number_fails(one: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["0.image_embeddings"][-1, -1] = torch.nan
+
+    alter_tensors(one / "arrays.safetensors", change)
+    assert failing(one) == {"image embeddings"}
+
+
+def test_an_array_of_another_shape_fails(one: Path) -> None:
+    alter_tensors(
+        one / "arrays.safetensors",
+        lambda tensors: tensors.update({"0.image_embeddings": tensors["0.image_embeddings"][:-1].clone()}),
+    )
+    assert failing(one) == {"image embeddings"}
+
+
+def one_more(case: dict[str, Any], skill: str) -> None:
+    case[skill]["person"]["-8.0"].append(case[skill]["person"]["-8.0"][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "quantity"),
+    [
+        (lambda case: case["detect"]["person"]["-8.0"][3].update(y_max=0.123), "boxes"),
+        (lambda case: case["detect"]["person"]["-8.0"][3].update(y_max=float("nan")), "boxes"),
+        (lambda case: case["detect"]["red car"]["-2.0"].pop(), "boxes"),
+        (lambda case: one_more(case, "detect"), "boxes"),
+        (lambda case: case["detect"]["person"]["-8.0"].reverse(), "boxes"),
+        (lambda case: case["point"]["person"]["-8.0"][5].update(x=0.5), "points"),
+        (lambda case: one_more(case, "point"), "points"),
+        (lambda case: case.update(query=case["query"] + "<1>"), "texts"),
+        (lambda case: case.update(caption_short=""), "texts"),
+        (lambda case: case.update(tiling=[2, 2]), "tiling"),
+        (lambda case: case.update(crops=3), "tiling"),
+    ],
+)
+def test_one_changed_answer_fails_its_quantity_alone(
+    one: Path, change: Callable[[dict[str, Any]], None], quantity: str
+) -> None:
+    alter_case(one, change)
+    assert failing(one) == {quantity}
+
+
+def test_the_smallest_step_of_a_box_is_noticed(one: Path) -> None:
+    def change(case: dict[str, Any]) -> None:
+        case["detect"]["person"]["-8.0"][0]["x_min"] += 2**-20
+
+    alter_case(one, change)
+    (wrong,) = (found for found in check(one) if not found.ok)
+    assert wrong.worst == pytest.approx(2**-20)
+    assert wrong.where == "images/0.png detect 'person' at -8.0"
+
+
+def test_another_picture_fails_by_its_name(one: Path) -> None:
+    shutil.copyfile(one / "images" / "1.png", one / "images" / "0.png")
+    quantities = {quantity.name: quantity for quantity in check(one)}
+    assert not quantities["crops"].ok
+    assert quantities["crops"].where == "images/0.png"
+
+
+def test_the_tolerance_is_the_callers(one: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["0.image_embeddings"] += 1e-2
+
+    alter_tensors(one / "arrays.safetensors", change)
+    assert failing(one, 0.1) == set()
+    assert failing(one, 1e-3) == {"image embeddings"}
+
+
+def not_a_number(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.vision.proj_mlp.fc2.bias"][0] = torch.nan
+
+
+def test_another_dtype_is_shown_and_required_to_be_numbers_alone(one: Path) -> None:
+    exact = {quantity.name: quantity for quantity in check(one)}
+    whole = {quantity.name: quantity for quantity in check(one, dtype="bfloat16")}
+    rounded = {quantity.name: quantity for quantity in check(one, dtype="fp8")}
+    for name in EXACT | CLOSE:
+        assert whole[name].ok, name
+        assert rounded[name].ok, name
+    assert whole["crops"].differing == rounded["crops"].differing == 0
+    for name in CLOSE:
+        assert 10 * exact[name].worst < whole[name].worst < rounded[name].worst, name
+    assert rounded["boxes"].differing > 0
+    assert {quantity.name for quantity in check(one, "cpu", "fp8", 1e-3) if not quantity.ok} == CLOSE
+    alter_tensors(one / "model.safetensors", not_a_number)
+    assert "image embeddings" in {quantity.name for quantity in check(one, dtype="fp8") if not quantity.ok}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "says"), [("cpu", "int4", "bfloat16, float16, fp8"), ("pc", "fp8", "cuda:N")]
+)
+def test_no_device_and_no_dtype_are_one_line(one: Path, device: str, dtype: str, says: str) -> None:
+    with pytest.raises(EngineError, match=says) as caught:
+        check(one, device, dtype)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "cases.json", "arrays.safetensors", "images/0.png"]
+)
+@pytest.mark.parametrize("content", [None, b"", b"\xff\x00 not this"])
+def test_a_missing_or_broken_file_is_one_line(one: Path, name: str, content: bytes | None) -> None:
+    (one / name).unlink()
+    if content is not None:
+        (one / name).write_bytes(content)
+    with pytest.raises(ModelFilesError) as caught:
+        check(one)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda case: case.pop("image"),
+        lambda case: case.pop("query"),
+        lambda case: case.update(detect=[]),
+        lambda case: case.update(detect={"person": {"much": []}}),
+        lambda case: case.update(detect={"person": {"-8.0": [{}] * 6}}),
+        lambda case: case.update(tiling=3),
+    ],
+)
+def test_a_case_of_another_form_is_one_line(one: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    alter_case(one, change)
+    with pytest.raises(ModelFilesError) as caught:
+        check(one)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_set_without_cases_proves_nothing(one: Path) -> None:
+    (one / "cases.json").write_text("[]")
+    with pytest.raises(ModelFilesError, match="no case"):
+        check(one)
+
+
+def test_an_array_without_its_case_or_the_other_way_round_is_one_line(one: Path) -> None:
+    alter_tensors(one / "arrays.safetensors", lambda tensors: tensors.pop("0.image_embeddings"))
+    with pytest.raises(ModelFilesError, match="image_embeddings"):
+        check(one)

@@ -1,0 +1,368 @@
+"""Random schedules through the real loop, scheduler and streams, at both depths, with arithmetic for a model.
+
+`SACCADE_SCHEDULES=10000` tries as many schedules instead of a few hundred.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from saccade.engine.errors import DeadlineError
+from saccade.engine.runtime.step_loop import StepLoop
+from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.output_state import (
+    Choose,
+    FindBoxes,
+    FindObjects,
+    FindPoints,
+    Sampling,
+    Skill,
+    WriteText,
+)
+from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.scheduler import Answer, Look, NeverFitsError, Scheduler
+from tests.support.engine_stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
+
+PAGE, PREFIX, ROOM = 4, 10, 24
+WAIT_S = 30.0
+ADAPTERS = [None, *(Adapter(name, {}) for name in "abc")]
+OPTIONS = [((1,), (2,)), ((1,), (1, 2), (3, 4, 5)), ((2, 2, 2, 2), (2, 2, 1), (5,))]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and everything that makes its skill."""
+
+    kind: str
+    prompt: tuple[int, ...]
+    length: int
+    conf: float
+    sampling: Sampling
+    stop: int
+
+    def skill(self) -> Skill:
+        if self.kind == "boxes":
+            return FindBoxes(self.length, self.conf, ROOM)
+        if self.kind == "points":
+            return FindPoints(self.length, self.conf, ROOM)
+        if self.kind == "choice":
+            return Choose(EOS, OPTIONS[self.length % 3], ROOM, self.sampling)
+        return WriteText(EOS, 2 * self.length, ROOM, self.sampling, lambda token: token == self.stop)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A look, when it comes after the one before, and what may become of it."""
+
+    asked: tuple[Asked, ...]
+    adapter: int
+    after_s: float
+    deadline_s: float | None
+    cancel: int | None  # together with the arrival of the look so many places further
+
+
+@dataclass(frozen=True)
+class Workload:
+    arrivals: tuple[Arrival, ...]
+    n_pages: int
+    n_lanes: int
+    n_adapters: int
+    together: int
+
+
+asked = st.builds(
+    Asked,
+    st.sampled_from(["boxes", "points", "text", "text", "choice"]),
+    st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple),
+    st.integers(1, 5),
+    st.sampled_from([0.1, 0.5, 0.7]),
+    st.builds(Sampling, st.sampled_from([0.0, 1.0]), st.just(1.0), st.integers(0, 9)),
+    st.integers(1, 9),
+)
+arrivals = st.builds(
+    Arrival,
+    st.lists(asked, max_size=4).map(tuple),
+    st.sampled_from([0, 0, 0, 1, 2, 3]),
+    st.sampled_from([0.0, 0.0, 0.0, 2e-4, 1e-3]),
+    st.sampled_from([None, None, None, None, 0.0, 5e-4, 2e-3, 30.0]),
+    st.sampled_from([None, None, None, None, None, 0, 1, 2]),
+)
+workloads = st.builds(
+    Workload,
+    st.lists(arrivals, min_size=1, max_size=10).map(tuple),
+    st.integers(8, 60),
+    st.integers(1, 8),
+    st.integers(1, 2),
+    st.integers(1, 3),
+)
+
+
+@dataclass
+class Outcome:
+    """How each look ended, with its answers."""
+
+    errors: list[BaseException | None]
+    answers: list[list[Any]]
+    zombies: int
+    hit: set[int]
+
+
+def answer_of(skill: Skill) -> object:
+    return skill.found if isinstance(skill, FindObjects) else skill.tokens  # type: ignore[attr-defined]
+
+
+def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop, faults: float = 0.0) -> Outcome:
+    pool = PagePool(work.n_pages)
+    scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, work.n_lanes, work.together, work.n_adapters)
+    executor = Faulty(depth, work.n_lanes, work.n_pages, random.Random(seed), faults)
+    loop = loops(executor, scheduler, depth)  # type: ignore[arg-type]
+    ended: dict[int, BaseException | None] = {}
+    looks: list[Look[int]] = []
+    for number, one in enumerate(work.arrivals):
+        time.sleep(one.after_s)
+        deadline = float("inf") if one.deadline_s is None else time.monotonic() + one.deadline_s
+        answers = [Answer[int](ask.prompt, ask.skill()) for ask in one.asked]
+
+        def done(look: Look[int], error: BaseException | None) -> None:
+            assert look.image not in ended, "told twice"
+            ended[look.image] = error
+
+        looks.append(Look(number, answers, done, deadline, ADAPTERS[one.adapter]))
+        loop.add(looks[-1])  # type: ignore[arg-type]
+        for before, other in enumerate(work.arrivals[: number + 1]):
+            if other.cancel is not None and before + other.cancel == number:
+                loop.cancel(looks[before], CancelledError())  # type: ignore[arg-type]
+    latest = time.monotonic() + WAIT_S
+    while len(ended) < len(looks):
+        assert time.monotonic() < latest, "the loop stands still"
+        time.sleep(2e-4)
+    loop.close(RuntimeError("closed"))
+    assert scheduler.at_rest
+    assert not any(answer.inflight_refs for look in looks for answer in look.answers)
+    assert [look.over for look in looks] == [True] * len(looks)
+    errors = [ended[number] for number in range(len(looks))]
+    return Outcome(
+        errors,
+        [[answer_of(answer.skill) for answer in look.answers] for look in looks],
+        scheduler.zombies,
+        executor.hit,
+    )
+
+
+def check(work: Workload, outcome: Outcome) -> None:
+    """Every look has ended as it may, and those that were answered were answered as if they had been alone."""
+    for number, (one, error) in enumerate(zip(work.arrivals, outcome.errors, strict=True)):
+        if error is None:
+            wanted = []
+            for ask in one.asked:
+                skill = ask.skill()
+                alone(number, ADAPTERS[one.adapter], ask.prompt, skill, PREFIX)
+                wanted.append(answer_of(skill))
+            assert outcome.answers[number] == wanted
+        elif isinstance(error, CancelledError):
+            assert one.cancel is not None
+        elif isinstance(error, DeadlineError):
+            assert one.deadline_s is not None
+        elif isinstance(error, FaultError):
+            assert number in outcome.hit
+        else:
+            assert isinstance(error, NeverFitsError), error
+
+
+@settings(
+    max_examples=int(os.environ.get("SACCADE_SCHEDULES", "250")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ],  # threads do not fail twice in the same way: nothing to shrink
+)
+@given(work=workloads, seed=st.integers(0, 2**32))
+def test_pipelined_answers_are_blocking_ones_whatever_comes_when(work: Workload, seed: int) -> None:
+    blocking, pipelined = run(work, 1, seed), run(work, 2, seed)
+    check(work, blocking)
+    check(work, pipelined)
+    for a, b, x, y in zip(blocking.errors, pipelined.errors, blocking.answers, pipelined.answers, strict=True):
+        assert isinstance(a, NeverFitsError) == isinstance(b, NeverFitsError)
+        assert a is not None or b is not None or x == y
+    assert blocking.zombies == 0 or any(one.cancel is not None or one.deadline_s for one in work.arrivals)
+
+
+@settings(
+    max_examples=int(os.environ.get("SACCADE_SCHEDULES", "250")) // 2,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+@given(work=workloads, seed=st.integers(0, 2**32), rate=st.sampled_from([0.02, 0.1, 0.5, 1.0]))
+def test_a_step_that_fails_anywhere_ends_its_own_looks_alone(work: Workload, seed: int, rate: float) -> None:
+    for depth in (1, 2):
+        check(work, run(work, depth, seed, faults=rate))
+
+
+def looks_told(loop: StepLoop, count: int) -> dict[int, BaseException | None]:
+    """How looks end that are added one behind the other."""
+    ended: dict[int, BaseException | None] = {}
+
+    def done(look: Look[int], error: BaseException | None) -> None:
+        ended[look.image] = error
+
+    for number in range(count):
+        try:
+            loop.add(Look(number, [Answer((1,), FindBoxes(5, 0.0, ROOM))], done))  # type: ignore[arg-type]
+        except BaseException as error:
+            ended[number] = error
+        latest = time.monotonic() + WAIT_S
+        while number not in ended:
+            assert time.monotonic() < latest, "the loop stands still"
+            time.sleep(1e-4)
+    return ended
+
+
+class GoneError(BaseException):
+    """No Exception: nothing goes on after it."""
+
+
+def breaking(part: str, error: BaseException, call: int) -> StepLoop:
+    """A loop on an executor of which a part raises when it is called for that time."""
+    scheduler: Scheduler[int] = Scheduler(PagePool(60), PAGE, PREFIX, 4, 1)
+    executor = StandIn(2, 4, 60, random.Random(0))
+    whole, calls = getattr(executor, part), count(1)
+
+    def breaks(slot: int, step: Any) -> Any:
+        if next(calls) == call:
+            executor.failed(slot)
+            raise error
+        return whole(slot, step)
+
+    setattr(executor, part, breaks)
+    return StepLoop(executor, scheduler, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+@pytest.mark.parametrize("part", ["launch", "finalize"])
+def test_the_engine_outlives_a_step_that_cannot_be_launched(part: str, call: int) -> None:
+    error = MemoryError("no more")
+    loop = breaking(part, error, call)
+    ended = looks_told(loop, 4)
+    loop.close(RuntimeError("closed"))
+    assert [number for number in ended if ended[number] is not None] == [0]
+    assert ended[0] is error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("part", ["launch", "finalize", "read"])
+def test_nobody_waits_for_a_loop_that_is_gone(part: str) -> None:
+    loop = breaking(part, GoneError("no more"), 5)
+    ended = looks_told(loop, 8)
+    loop._thread.join(WAIT_S)
+    loop.close(RuntimeError("closed"))
+    assert all(isinstance(error, GoneError) for error in ended.values())
+    with pytest.raises(GoneError):
+        loop.add(Look(9, [], lambda look, error: None))  # type: ignore[arg-type]
+
+
+# What the checks are worth: each of these engines is broken in one place, and is found out.
+
+BUSY = Workload(
+    tuple(
+        Arrival(
+            tuple(
+                Asked(kind, (n, n + 1, n + 2), 5, 0.5, Sampling(1.0, 1.0, n), 9) for kind in ("text", "choice", "boxes")
+            ),
+            n % 4,
+            0.0,
+            None,
+            None,
+        )
+        for n in range(12)
+    ),
+    n_pages=60,
+    n_lanes=6,
+    n_adapters=1,
+    together=1,
+)
+
+
+def found_out(work: Workload, told: str, loops: type[StepLoop] = StepLoop) -> None:
+    seen = []
+    for seed in range(20):
+        outcome = run(work, 2, seed, loops)
+        seen += [str(error) for error in outcome.errors if isinstance(error, ViolationError)]
+    assert any(told in one for one in seen), seen
+
+
+def test_the_same_work_is_no_trouble_unbroken() -> None:
+    outcome = run(BUSY, 2, 0)
+    check(BUSY, outcome)
+    assert outcome.errors == [None] * 12
+    assert outcome.zombies > 0
+    assert run(BUSY, 1, 0).zombies == 0
+
+
+def test_a_slot_launched_again_before_it_is_read_is_found_out() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(30), PAGE, PREFIX, 4, 1)
+    scheduler.add(Look(0, [Answer((1,), WriteText(EOS, 9, ROOM))], lambda look, error: None))
+    executor = StandIn(2, 4, 30, random.Random(0))
+    for slot in (0, 1, 0):
+        step = scheduler.next_step()
+        assert step is not None
+        if slot:
+            executor.read(0, step)
+            executor.guard.launch(0)  # as if somebody had taken the slot meanwhile
+        executor.launch(slot, step)
+        executor.finalize(slot, step)
+    with pytest.raises(ViolationError, match="has been read"):
+        executor.read(0, step)
+    executor.close()
+
+
+def test_a_slot_written_while_it_is_copied_is_found_out() -> None:
+    executor = StandIn(2, 4, 30, random.Random(0), slowest_s=0.0)
+    executor.guard.write(0, 1)
+    with pytest.raises(ViolationError, match="being copied"):
+        executor.guard.write(0, 3)
+    with pytest.raises(ViolationError, match="before it has been copied"):
+        executor.guard.read(0)
+    executor.close()
+
+
+def test_pages_given_back_under_a_step_in_flight_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = Scheduler._let_go
+
+    def hasty(self: Scheduler[int], answer: Answer[int]) -> None:
+        refs, answer.inflight_refs = answer.inflight_refs, 0
+        let_go(self, answer)
+        answer.inflight_refs = refs
+
+    monkeypatch.setattr(Scheduler, "_let_go", hasty)
+    found_out(BUSY, "has been given away")
+
+
+def test_sampling_that_does_not_wait_for_the_commit_is_found_out() -> None:
+    class Eager(StepLoop):
+        """Finalizes a step as soon as it is launched."""
+
+        def __init__(self, executor: Any, scheduler: Any, depth: int) -> None:
+            launch, finalize = executor.launch, executor.finalize
+
+            def both(slot: int, step: Any) -> None:
+                launch(slot, step)
+                finalize(slot, step)
+
+            executor.launch, executor.finalize = both, lambda slot, step: None
+            super().__init__(executor, scheduler, depth)
+
+    found_out(BUSY, "is sampled before", Eager)

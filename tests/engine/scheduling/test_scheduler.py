@@ -1,0 +1,378 @@
+"""Scheduler, slots, pages and skills against random workloads, with no model behind them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.engine.errors import DeadlineError
+from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
+from saccade.engine.scheduling.output_state import FindBoxes, FindObjects, FindPoints, Phase, WriteText
+from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.scheduler import Answer, Look, NeverFitsError, Scheduler, Step, StepKind
+from saccade.engine.scheduling.step_slots import SlotState, StepSlots
+
+EOS = 0
+PAGE, PREFIX = 4, 10
+
+
+class CancelledError(Exception):
+    pass
+
+
+@given(st.lists(st.sampled_from(["take", "share", "give"]), max_size=60), st.integers(1, 12), st.randoms())
+def test_pages_are_free_exactly_when_nobody_holds_them(acts: list[str], size: int, random: random.Random) -> None:
+    pool, held = PagePool(size), list[tuple[int, ...]]()
+    for act in acts:
+        if act == "take":
+            count = random.randint(0, size)
+            if count > pool.n_free:
+                with pytest.raises(ValueError, match="free"):
+                    pool.take(count)
+            else:
+                held.append(pool.take(count))
+        elif held:
+            pages = random.choice(held)
+            if act == "share":
+                pool.share(pages)
+                held.append(pages)
+            else:
+                held.remove(pages)
+                pool.give_back(pages)
+        assert pool.n_free == size - len({page for pages in held for page in pages})
+    for pages in held:
+        pool.give_back(pages)
+    assert pool.n_free == size
+
+
+def test_giving_back_what_nobody_holds_is_refused() -> None:
+    pool = PagePool(2)
+    pages = pool.take(1)
+    pool.give_back(pages)
+    with pytest.raises(ValueError, match="does not hold"):
+        pool.give_back(pages)
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.share(pages)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@given(
+    acts=st.lists(st.tuples(st.sampled_from(["launch", "finalize", "commit", "abort"]), st.integers(0, 1)), max_size=40)
+)
+def test_slots_refuse_whatever_is_out_of_turn(depth: int, acts: list[tuple[str, int]]) -> None:
+    slots, launched, finalized, turn = StepSlots(depth), deque[int](), deque[int](), 0
+    for act, slot in acts:
+        slot %= depth
+        if act == "launch":
+            allowed = len(launched) + len(finalized) < depth
+            assert slots.can_launch == allowed
+            if allowed:
+                assert slots.launch() == turn
+                launched.append(turn)
+                turn = (turn + 1) % depth
+            else:
+                with pytest.raises(RuntimeError):
+                    slots.launch()
+        elif act == "abort":
+            if launched and launched[-1] == slot:
+                slots.abort(slot)
+                turn = launched.pop()
+            else:
+                with pytest.raises(RuntimeError):
+                    slots.abort(slot)
+        else:
+            queue = launched if act == "finalize" else finalized
+            if queue and queue[0] == slot:
+                getattr(slots, act)(slot)
+                queue.popleft()
+                if act == "finalize":
+                    finalized.append(slot)
+            else:
+                with pytest.raises(RuntimeError):
+                    getattr(slots, act)(slot)
+        assert slots.in_flight == len(launched) + len(finalized)
+        for one in range(depth):
+            wanted = SlotState.LAUNCHED if one in launched else SlotState.FINALIZED if one in finalized else None
+            assert slots.state(one) is (wanted or SlotState.FREE)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_there_are_one_or_two_slots(depth: int) -> None:
+    with pytest.raises(ValueError, match="depth"):
+        StepSlots(depth)
+
+
+class Device:
+    """Samples by itself, as a model would: what a row gets depends only on its look, its prompt and its step."""
+
+    def __init__(self) -> None:
+        self.steps_of: dict[int, int] = {}
+
+    def run(self, step: Step[int]) -> list[tuple[float, float, float]]:
+        sampled = []
+        for row in step.rows:
+            key = id(row.answer)
+            if step.kind is StepKind.PREFILL:
+                self.steps_of[key] = 0
+            number = self.steps_of[key]
+            self.steps_of[key] = number + 1
+            sampled.append(model(row.answer.look.image, row.answer.prompt, number, row.phase))
+        return sampled
+
+
+def model(image: int, prompt: tuple[int, ...], number: int, phase: Phase) -> tuple[float, float, float]:
+    noise = random.Random(f"{image} {prompt} {number}")
+    if phase is Phase.TOKEN:
+        return float(noise.choice([EOS, 1, 2, 3, 4, 5])), 0.0, 0.0
+    if phase is Phase.BEGIN:
+        return noise.uniform(-1, 2), noise.random(), 0.0
+    return noise.random(), noise.random(), 0.0
+
+
+def alone(image: int, prompt: tuple[int, ...], skill: FindObjects | WriteText) -> object:
+    """The answer of a loop that knows no steps in flight."""
+    number = 0
+    while (phase := skill.next_phase()) is not None:
+        if skill.commit(model(image, prompt, number, phase)):
+            break
+        number += 1
+    return skill.found if isinstance(skill, FindObjects) else skill.tokens
+
+
+def make_skill(noise: random.Random) -> FindObjects | WriteText:
+    if noise.random() < 0.3:
+        return WriteText(EOS, noise.randint(1, 9), 20)
+    return (FindBoxes if noise.random() < 0.6 else FindPoints)(noise.randint(1, 4), noise.choice([0.1, 0.5, 0.7]), 20)
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    depth=st.integers(1, 2),
+    pages=st.integers(12, 60),
+    lanes=st.integers(1, 8),
+    together=st.integers(1, 3),
+    n_looks=st.integers(1, 12),
+)
+def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
+    seed: int, depth: int, pages: int, lanes: int, together: int, n_looks: int
+) -> None:
+    noise = random.Random(seed)
+    scheduler: Scheduler[int] = Scheduler(PagePool(pages), PAGE, PREFIX, lanes, together)
+    device, slots = Device(), StepSlots(depth)
+    ended: dict[int, BaseException | None] = {}
+    cancelled: set[int] = set()
+    looks: list[tuple[Look[int], list[object]]] = []
+    launched: deque[tuple[int, Step[int], list[tuple[float, float, float]]]] = deque()
+
+    def arrive() -> None:
+        image = len(looks)
+        asked = [
+            (tuple(noise.choices(range(9), k=noise.randint(1, 5))), noise.randrange(2**32))
+            for _ in range(noise.randint(1, 4))
+        ]
+        answers = [Answer[int](prompt, make_skill(random.Random(s))) for prompt, s in asked]
+        look = Look(image, answers, lambda one, error: ended.__setitem__(one.image, error))
+        wanted = [alone(image, prompt, make_skill(random.Random(s))) for prompt, s in asked]
+        scheduler.add(look)
+        if look.over:
+            assert isinstance(ended[image], NeverFitsError)
+            cancelled.add(image)
+        looks.append((look, wanted))
+
+    turns = 0
+    while len(looks) < n_looks or launched or not scheduler.at_rest:
+        turns += 1
+        assert turns < 5000, "the scheduler stands still"
+        while len(looks) < n_looks and noise.random() < 0.4:
+            arrive()
+        if looks and noise.random() < 0.05:
+            look = noise.choice(looks)[0]
+            if look.image not in ended:
+                scheduler.cancel(look, CancelledError())
+                cancelled.add(look.image)
+        step = scheduler.next_step() if slots.can_launch else None
+        slot = None
+        if step is not None:
+            rows = [row.answer for row in step.rows]
+            assert len(set(map(id, rows))) == len(rows)
+            assert not any(answer.finalized for answer in rows)
+            slot = slots.launch()
+            launched.append((slot, step, device.run(step)))
+        oldest = launched[0] if launched else None
+        if oldest and slots.state(oldest[0]) is SlotState.FINALIZED and (step is None or not slots.can_launch):
+            launched.popleft()
+            slots.commit(oldest[0])
+            scheduler.commit(oldest[1], oldest[2])
+        if slot is not None:
+            slots.finalize(slot)
+    assert scheduler.at_rest
+    assert set(ended) == set(range(n_looks))
+    for look, wanted in looks:
+        if look.image in cancelled:
+            assert isinstance(ended[look.image], CancelledError | NeverFitsError)
+        else:
+            assert ended[look.image] is None
+            got = [one.skill.found if isinstance(one.skill, FindObjects) else one.skill.tokens for one in look.answers]
+            assert got == wanted
+
+
+def test_prefill_and_decode_take_turns() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 1)
+    for image in range(6):
+        scheduler.add(Look(image, [Answer((1,), WriteText(-1, 20, 20))], lambda look, error: None))
+    kinds = []
+    for _ in range(12):
+        step = scheduler.next_step()
+        assert step is not None
+        kinds.append(step.kind)
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    assert kinds == [StepKind.PREFILL, StepKind.DECODE] * 6
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), together=st.integers(1, 4), depth=st.integers(1, 2))
+def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int) -> None:
+    """There is room for all. Pictures come in bursts as fast as they are prefilled, and faster; texts are long."""
+    dice = random.Random(seed)
+    scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together)
+    launched = deque[Step[int]]()
+    line: dict[int, int] = {}  # pictures that wait, and the step by which they are to be prefilled
+    last: dict[Answer[int], int] = {}  # sequences and the step that they were last part of
+    image = 0
+    for now in range(150):
+        for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
+            answers = [Answer[int]((1,), WriteText(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
+            scheduler.add(Look(image, answers, lambda look, error: None))
+            line[image] = now + 2 * -(-(len(line) + 1) // together)
+            image += 1
+        step = scheduler.next_step()
+        if step is not None:
+            launched.append(step)
+            for look in step.looks:
+                assert now < line.pop(look.image)
+            for row in step.rows:
+                assert now - last.get(row.answer, now) <= 2
+                last[row.answer] = now
+        assert all(now < latest for latest in line.values())
+        assert all(now - then < 2 for answer, then in last.items() if not answer.finalized)
+        while len(launched) >= depth:
+            done = launched.popleft()
+            scheduler.commit(done, [(float(dice.random() > 0.05), 0.0, 0.0)] * len(done.rows))
+    assert image > 60
+
+
+def test_deadlines_end_looks_wherever_they_are() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 2, 1)
+    ended: dict[int, BaseException | None] = {}
+
+    def look(image: int, deadline: float) -> Look[int]:
+        def done(look: Look[int], error: BaseException | None) -> None:
+            ended[look.image] = error
+
+        return Look(image, [Answer((1,), WriteText(-1, 20, 20))], done, deadline)
+
+    for image, deadline in enumerate([5.0, 9.0, 2.0, 7.0, 1e9]):
+        scheduler.add(look(image, deadline))
+    flying = [scheduler.next_step() for _ in range(2)]
+    scheduler.expire(1.9)
+    assert ended == {}
+    scheduler.expire(2.0)  # waits for a lane
+    assert list(ended) == [2]
+    scheduler.expire(5.0)  # in flight: its lane is let go of when both steps are committed
+    assert list(ended) == [2, 0]
+    assert "while it was answered" in str(ended[0])
+    assert "before it was begun" in str(ended[2])
+    for step in flying:
+        assert step is not None
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    scheduler.expire(8.0)
+    assert list(ended) == [2, 0, 3]
+    scheduler.expire(1e8)
+    assert list(ended) == [2, 0, 3, 1]
+    assert all(isinstance(error, DeadlineError) for error in ended.values())
+    assert not scheduler.at_rest
+    scheduler.expire(1e9)
+    assert scheduler.at_rest
+
+
+def test_looks_wait_for_an_adapter_slot_and_share_it() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4, n_adapters=1)
+    red, blue = Adapter("red", {}), Adapter("blue", {})
+
+    def look(image: int, adapter: Adapter | None) -> Look[int]:
+        return Look(image, [Answer((1,), WriteText(-1, 2, 20))], lambda look, error: None, adapter=adapter)
+
+    looks = [look(0, red), look(1, None), look(2, red), look(3, blue), look(4, None)]
+    for one in looks:
+        scheduler.add(one)
+    launches = []
+    while not scheduler.at_rest:
+        step = scheduler.next_step()
+        assert step is not None
+        launches.append([one.image for one in step.looks])
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    assert launches == [[0, 1, 2], [], [3, 4], []]
+    assert [one.adapter_slot for one in looks] == [1, NO_SLOT, 1, 1, NO_SLOT]
+    none: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4)
+    none.add(late := look(5, red))
+    assert late.over
+    assert none.at_rest
+
+
+def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
+    slots, (a, b, c) = AdapterSlots(2), (Adapter(name, {}) for name in "abc")
+    for adapter, slot in ((a, 1), (b, 2), (a, 1)):
+        assert slots.find(adapter) == slot
+        slots.hold(slot, adapter)
+    assert (slots.find(c), slots.n_free, slots.find(None)) == (None, 0, NO_SLOT)
+    with pytest.raises(ValueError, match="held for 'a'"):
+        slots.hold(1, c)
+    slots.give_back(1)
+    slots.give_back(2)
+    assert (slots.find(c), slots.find(b)) == (2, 2)
+    slots.give_back(1)
+    assert (slots.find(c), slots.find(a), slots.n_free) == (2, 1, 2)  # b was let go of before a
+    slots.hold(2, c)
+    assert slots.find(b) == 1
+    with pytest.raises(ValueError, match="does not hold"):
+        slots.give_back(1)
+
+
+def test_a_skill_that_fails_ends_its_look_only() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
+    ended: dict[int, BaseException | None] = {}
+
+    def done(look: Look[int], error: BaseException | None) -> None:
+        ended[look.image] = error
+
+    def fail(token: int) -> bool:
+        raise RuntimeError("no such token")
+
+    scheduler.add(Look(0, [Answer((1,), WriteText(EOS, 2, 20, enough=fail)) for _ in range(2)], done))
+    scheduler.add(Look(1, [Answer((1,), WriteText(EOS, 2, 20))], done))
+    steps = [scheduler.next_step() for _ in range(2)]
+    for step in steps:
+        assert step is not None
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+    assert str(ended[0]) == "no such token"
+    assert ended[1] is None
+    assert scheduler.at_rest
+
+
+def test_a_failed_step_ends_its_looks_and_frees_all() -> None:
+    scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
+    ended: list[BaseException | None] = []
+    scheduler.add(
+        Look(0, [Answer((1,), WriteText(-1, 5, 20)) for _ in range(3)], lambda look, error: ended.append(error))
+    )
+    step = scheduler.next_step()
+    assert step is not None
+    error = RuntimeError("out of memory")
+    scheduler.fail(step, error)
+    assert ended == [error]
+    assert scheduler.at_rest

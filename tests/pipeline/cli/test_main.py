@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import pytest
+from PIL import Image
+
+from saccade.pipeline.cli.error_report import one_line
+from saccade.pipeline.cli.main import main
+from saccade.pipeline.core.config import RunConfig
+from tests.support import REPO
+from tests.support.engine import one_thread
+
+CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
+LONG_S = 120  # far beyond what any of these needs; only so that a hang fails
+
+MakeClip = Callable[..., Path]
+
+
+def environment() -> dict[str, str]:
+    """This one, with the checkout first to be imported, no screen, and no traceback asked for."""
+    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("SACCADE_DEBUG", "DISPLAY", "WAYLAND_DISPLAY")
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def saccade(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "saccade", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OUTPUTS = ["--detect", "person", "--out", "out.mp4", "--jsonl", "out.jsonl"]
+
+PERSON = ["--detect", "person"]
+
+BAD_INPUT = {
+    "missing file": (["run", "none.mp4", *OUTPUTS], "none.mp4"),
+    "text named mp4": (["run", "text.mp4", *OUTPUTS], "text.mp4"),
+    "zero bytes": (["run", "empty.mp4", *OUTPUTS], "empty"),
+    "no video stream": (["run", "sound.mp4", *OUTPUTS], "no video stream"),
+    "unknown class": (["run", "clip.mp4", *OUTPUTS, "--detect", "unicorn"], "unicorn"),
+    "unknown model": (["run", "clip.mp4", *OUTPUTS, "--model", "no-such-model"], "no-such-model"),
+    "broken YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: broken YAML"),
+    "unwritable video": (["run", "clip.mp4", *PERSON, "--out", "none/out.mp4"], "none/out.mp4"),
+}
+
+MORE_BAD_INPUT = {
+    "unwritable records": (["run", "clip.mp4", *OUTPUTS, "--jsonl", "none/out.jsonl"], "none/out.jsonl"),
+    "unwritable picture": (["image", "photo.png", *PERSON, "--out", "none/found.png"], "none/found.png"),
+    "picture of no format": (["image", "photo.png", *PERSON, "--out", "found.xyz"], "found.xyz"),
+    "video of no format": (["run", "clip.mp4", *PERSON, "--out", "found.xyz"], "found.xyz"),
+    "unknown class in an image": (["image", "photo.png", "--detect", "unicorn", "--out", "found.png"], "unicorn"),
+    "unknown device": (["run", "clip.mp4", *OUTPUTS, "--device", "toaster"], "toaster"),
+    "unknown dtype": (["run", "clip.mp4", *OUTPUTS, "--dtype", "int4"], "'bfloat16', 'float16' or 'fp8', got 'int4'"),
+    "unknown dtype of an image": (["image", "photo.png", *PERSON, "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a demo": (["demo", "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a score": (["eval", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of a reference": (["golden", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a pipeline": (["bench", "pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
+    "unknown dtype of a bubble": (["bench", "bubble", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of prompts": (["bench", "prompts", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of steps": (["bench", "decode", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of streams": (["bench", "throughput", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),
+    "unknown key": (["run", "--config", "typo.yaml", *OUTPUTS], "typo.yaml:2:1: unknown key 'detct'; did you mean"),
+    "unknown flag": (["run", "clip.mp4", "--detct", "person"], "--detct"),
+    "unknown command": (["rnu"], "Did you mean 'run'?"),
+    "source overwritten": (["run", "clip.mp4", *PERSON, "--out", "./clip.mp4"], "is the source itself"),
+    "outputs the same": (["run", "clip.mp4", *PERSON, "--out", "a.mp4", "--jsonl", "a.mp4"], "same file"),
+    "video as an image": (["image", "clip.mp4", *PERSON], "more than one picture"),
+    "nothing asked": (["run", "clip.mp4", "--out", "out.mp4"], "nothing to look for"),
+    "no source": (["run", *OUTPUTS], "source is missing"),
+    "no screen": (["run", "clip.mp4", *OUTPUTS, "--display"], "no screen"),
+    "wrong number": (["run", "clip.mp4", *OUTPUTS, "--conf", "7"], "--conf"),
+    "no number": (["run", "clip.mp4", *OUTPUTS, "--conf", "high"], "--conf"),
+    "wrong size": (["bench", "frame", "--size", "big"], "640x360"),
+    "no data pack": (["eval", "none"], "none"),
+    "no golden folder": (["golden", "none"], "none"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_clip: MakeClip) -> Path:
+    make_clip("clip.mp4", frames=3)
+    make_clip("sound.mp4", frames=10, audio="aac", video=False)
+    (tmp_path / "text.mp4").write_text("This is a letter, not a film.\n" * 40)
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "broken.yaml").write_text("source: clip.mp4\ndetect: [person\n")
+    (tmp_path / "typo.yaml").write_text("source: clip.mp4\ndetct: [person]\n")
+    Image.new("RGB", (64, 48), "white").save(tmp_path / "photo.png")
+    return tmp_path
+
+
+def assert_told_in_one_line(code: int, stdout: str, stderr: str, message: str) -> None:
+    assert code == 2
+    assert stdout == ""
+    lines = stderr.splitlines()
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("saccade: ")
+    assert message in lines[0]
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_told_in_one_line_and_leaves_nothing_behind(case: str, folder: Path) -> None:
+    arguments, message = BAD_INPUT[case]
+    before = files_in(folder)
+    done = saccade(*arguments, cwd=folder)
+    assert_told_in_one_line(done.returncode, done.stdout, done.stderr, message)
+    assert files_in(folder) == before
+
+
+@pytest.mark.parametrize("case", MORE_BAD_INPUT)
+def test_so_is_other_bad_input(
+    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which spares a start of Python and torch for each."""
+    arguments, message = MORE_BAD_INPUT[case]
+    before = files_in(folder)
+    monkeypatch.chdir(folder)
+    for name in ("SACCADE_DEBUG", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert_told_in_one_line(int(str(ended.value)), *capfd.readouterr(), message)
+    assert files_in(folder) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_leaves_whole_files(tmp_path: Path, number: signal.Signals) -> None:
+    out, jsonl = tmp_path / "out.mp4", tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "saccade", "run", CLIP, "--detect", "person", "--out", out, "--jsonl", jsonl]
+    running = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + LONG_S
+        while not jsonl.exists() or jsonl.read_bytes().count(b"\n") < 10:
+            assert running.poll() is None, running.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        running.send_signal(number)
+        stdout, stderr = running.communicate(timeout=LONG_S)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert stderr == ""
+    records = [json.loads(line) for line in jsonl.read_text().splitlines()]
+    assert 10 <= len(records) < 200
+    assert [record["frame"] for record in records] == list(range(len(records)))
+    assert stdout.startswith(f"{len(records)} frames in ")
+    with av.open(str(out)) as container:
+        assert sum(1 for _ in container.decode(video=0)) == len(records)
+
+
+def test_an_image_is_annotated_and_described(folder: Path) -> None:
+    done = saccade("image", "photo.png", "--detect", "person", "--out", "found.png", "--json", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert (record["schema"], record["width"], record["height"]) == ("saccade/1", 64, 48)
+    with Image.open(folder / "found.png") as annotated:
+        assert annotated.size == (64, 48)
+
+
+def test_records_can_be_printed_with_nothing_between_them(folder: Path) -> None:
+    done = saccade("run", "clip.mp4", "--classes", "person,car", "--jsonl", "-", cwd=folder)
+    assert done.returncode == 0
+    assert [json.loads(line)["frame"] for line in done.stdout.splitlines()] == [0, 1, 2]
+
+
+def test_a_config_with_flags_over_it(folder: Path) -> None:
+    (folder / "run.yaml").write_text("source: none.mp4\ndetect: [person]\njsonl: out.jsonl\n")
+    done = saccade("run", "clip.mp4", "--config", "run.yaml", "--vid-stride", "2", "--quiet", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [json.loads(line)["frame"] for line in (folder / "out.jsonl").read_text().splitlines()] == [0, 2]
+
+
+def test_the_doctor_finds_this_machine_well(tmp_path: Path) -> None:
+    done = saccade("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "everything needed is here" in done.stdout
+    for what in ("python", "torch", "device", "decode h264", "encode libx264", "screen", "model nano"):
+        assert what in done.stdout
+
+
+def test_the_models_are_listed(tmp_path: Path) -> None:
+    done = saccade("models", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nano" in done.stdout
+
+
+def test_one_frame_is_timed(tmp_path: Path) -> None:
+    done = saccade("bench", "frame", "--frames", "5", "--size", "320x180", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    timed = json.loads(done.stdout)
+    assert (timed["width"], timed["height"], timed["frames"]) == (320, 180, 5)
+    assert 0 < timed["median_ms"] <= timed["p99_ms"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frame", "--frames", "2"],
+        ["throughput", "--streams", "1", "--seconds", "0.5"],
+        ["prompts", "--prompts", "1", "--rounds", "1"],
+    ],
+)
+def test_what_is_timed_computes_in_the_dtype_asked_for_and_says_so(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["saccade", "bench", *arguments, "--size", "64x36", "--device", "cpu", "--dtype", "bfloat16", "--json"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert {"model": "nano", "device": "cpu", "dtype": "bfloat16"}.items() <= json.loads(out).items()
+
+
+def test_a_reference_is_compared_in_another_dtype(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(REPO / "tests" / "data" / "golden-tiny")
+    monkeypatch.setattr(sys, "argv", ["saccade", "golden", folder, "--dtype", "fp8", "--tolerance", "0.001"])
+    with one_thread(), pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (1, "")
+    told = {line[:20].strip(): line[20:].split() for line in out.splitlines()}
+    assert told["crops"][-2:] == ["0", "ok"]
+    assert told["boxes"][3:5] == ["any", "at"]
+    assert told["logits"][3:5] == ["0.001", "DISAGREES"]
+
+
+def test_the_embedded_model_has_a_score(tmp_path: Path) -> None:
+    pack = REPO.parent / "shared" / "data"
+    if not pack.is_dir():
+        pytest.skip("the data pack (../shared/data) is not on this machine")
+    done = saccade("eval", pack, "--limit", "2", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["pictures"] == 2
+
+
+def test_help_needs_nothing_slow(tmp_path: Path) -> None:
+    slow = ("torch", "av", "cv2", "numpy", "PIL")
+    code = (
+        "import sys; from pipeline.errors import guarded; from pipeline.cli import app;"
+        "guarded(lambda: app(['run', '--help'], standalone_mode=False));"
+        f"print('loaded:', *(name for name in {slow} if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "loaded:"
+    flags = RunConfig.model_fields.keys() - {"source", "streams", "sinks"} | {"sink"}
+    assert [flag for flag in flags if f"--{flag.replace('_', '-')}" not in done.stdout] == []
+
+
+def test_a_traceback_only_when_asked_for(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "saccade", "run", "none.mp4", *OUTPUTS],
+        env={**environment(), "SACCADE_DEBUG": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("saccade: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("two\n  lines\n", "two lines"),
+        ("cannot open rtsp://me:secret@cam/1", "cannot open rtsp://cam/1"),
+        ("mqtt://token@broker and ws://a:p%40ss@b:9/x", "mqtt://broker and ws://b:9/x"),
+        ("mail me@home about http://host/@me", "mail me@home about http://host/@me"),
+    ],
+)
+def test_what_is_printed_is_one_line_without_credentials(text: str, line: str) -> None:
+    assert one_line(text) == line

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.pipeline.core.config import ConfigError, RunConfig, load
+from tests.support import REPO
+
+
+def test_a_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("source: door.mp4\ndetect: [person, car]\nconf: 0.3\nstart: 0:01:30\nqueue: keep 8\n")
+    config = load(path, {"conf": 0.7, "point": "cat, dog"})
+    assert config == RunConfig(
+        source="door.mp4", detect=["person", "car"], point=["cat", "dog"], conf=0.7, start=90, queue="keep 8"
+    )
+
+
+def test_the_command_line_alone_is_enough() -> None:
+    assert load(None, {"source": "a.mp4", "end": "1:30", "query": "why?"}).end == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("source: [\n", ":2:1: broken YAML: while parsing a flow node, expected the node content"),
+        ("source: a\n  b: c: d\n", ":2:4: broken YAML: mapping values are not allowed here"),
+        ("source: a\n\tmodel: b\n", ":2:1: broken YAML"),
+        ("source: a\x07\n", ": broken YAML: unacceptable character"),
+        ("- a\n", ":1:1: should be a mapping of keys to values, not a list"),
+        ("source: a\n\n  \ndetct: [person]\n", ":4:1: unknown key 'detct'; did you mean 'detect'?"),
+        ("source: a\nvid-stride: 2\n", ":2:1: unknown key 'vid-stride'; did you mean 'vid_stride'?"),
+        ("source: a\nxyzzy: 2\n", ":2:1: unknown key 'xyzzy'; known keys: detect, point, "),
+        ("source: a\nconf: 1.5\n", ":2:1: conf: should be less than or equal to 1, got 1.5"),
+        ("source: a\nconf: high\n", ":2:1: conf: should be a valid number"),
+        ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
+        ("source: a\ndtype: int4\n", ":2:1: dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'int4'"),
+        ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
+        ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is no queue policy"),
+        ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than start, 9 s"),
+        ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
+        ("source: a\nsource: b\n", ":2:1: 'source' is given twice, first in line 1"),
+        ("model: nano\n", ":1:1: source is missing: What to watch"),
+        ("", ":1:1: source is missing"),
+        ("source: a\n", ":1:1: nothing to look for: give detect, point or query"),
+        ("source: &a [*a]\n", ": nested more than 8 levels deep"),
+        ("1: a\n", ":1:1: "),
+        ("source: a\nhttp: me:secret@a\n", ":2:1: http: should be HOST:PORT, such as 127.0.0.1:8080"),
+        ("source: a\nhttp_token: 4711\n", ":2:1: http_token: should be a valid string"),
+        ("streams: [{source: a}]\n", ":1:1: streams[0]: nothing to look for"),
+        ("source: a\nstreams: [{source: b}]\ndetect: cat\n", ":1:1: there are a source and streams"),
+        ("streams: [{name: a}]\ndetect: cat\n", ":1:11: source is missing: What to watch"),
+        ("streams:\n  - source: a\n    cnof: 1\n", ":3:5: unknown key 'cnof'; did you mean 'conf'?"),
+        ("streams:\n  - source: a\n    conf: 3\n", ":3:5: streams[0].conf: should be less than or equal to 1, got 3"),
+        ("streams:\n  - source: a\n    model: big\n", ":3:5: unknown key 'model'; "),
+        ("streams:\n  - source: a\n    dtype: fp8\n", ":3:5: unknown key 'dtype'; "),
+        ("streams: [{source: a, name: x/y}]\n", ":1:23: streams[0].name: 'x/y' is no name for a stream"),
+        ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams are called 'x'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    assert str(error.value).startswith(f"{path}{line}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"source": "a", "conf": 2.0}, "--conf: should be less than or equal to 1, got 2.0"),
+        ({"source": "a", "vid_stride": 0}, "--vid-stride: should be greater than or equal to 1, got 0"),
+        ({"source": "a", "dtype": "FP8"}, "--dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'FP8'"),
+        ({"source": "a", "start": "soon"}, "--start: should be a valid number"),
+        ({"source": ""}, "SOURCE: String should have at least 1 character"),
+        ({}, "source is missing"),
+        ({"source": "a"}, "nothing to look for"),
+    ],
+)
+def test_a_wrong_flag_is_called_by_its_name(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, overrides)
+    assert str(error.value).startswith(message)
+
+
+def test_a_flag_over_a_wrong_value_in_the_file_mends_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("source: a\nconf: 7\ndetect: cat\n")
+    assert load(path, {"conf": 0.4}).conf == 0.4
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "."])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"No such file|Is a directory"):
+        load(tmp_path / name, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("source: a\nsinks: https://example.org/hooks/KEY\n", ":2:1: sinks: should be a valid list"),
+        ("source: a\nsinks:\n  - url: https://example.org/hooks/KEY\n", ":3:5: sinks[0]: should be a valid string"),
+        ("streams:\n  - source: a\n    sinks: ws://h?token=KEY\n", ":3:5: streams[0].sinks: should be a valid list"),
+        ("streams:\n  a: {source: a, sinks: [https://h/KEY]}\n", ":1:1: streams: should be a valid list"),
+        ("source: a\nhttp_token: [KEY]\n", ":2:1: http_token: should be a valid string"),
+    ],
+)
+def test_what_may_hold_a_secret_is_not_repeated(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    assert str(error.value) == f"{path}{line}"
+
+
+@pytest.mark.parametrize("key", ["source", "model", "out", "jsonl"])
+def test_no_path_holds_a_character_that_would_end_it(key: str) -> None:
+    with pytest.raises(ConfigError, match="NUL"):
+        load(None, {"source": "a", "detect": "person", key: "a\0b"})
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00source")
+    with pytest.raises(ConfigError, match="not a text file"):
+        load(path, {})
+
+
+def test_a_stream_takes_from_the_whole_what_it_does_not_say_itself(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text(
+        "detect: [person]\nconf: 0.3\nsinks: [ws://127.0.0.1:1]\nqueue: keep 4\nstreams:\n"
+        "  - {source: a.mp4, name: door, sinks: [door.mp4]}\n"
+        "  - {source: b.mp4, detect: cat, conf: 0.5, queue: null}\n"
+    )
+    door, other = load(path, {"vid_stride": 3}).each()
+    assert (door.name, door.detect, door.conf, door.queue, door.vid_stride) == ("door", ["person"], 0.3, "keep 4", 3)
+    assert door.sinks == ["door.mp4"]
+    assert (other.name, other.detect, other.conf, other.queue, other.sinks) == (None, ["cat"], 0.5, None, [])
+
+
+def test_sources_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text("detect: cat\nstreams: [{source: a}, {source: b}]\n")
+    assert [one.source for one in load(path, {"source": "c"}).each()] == ["c"]
+    path.write_text("detect: cat\nsource: a\n")
+    assert [one.source for one in load(path, {"streams": [{"source": "b"}, {"source": "c"}]}).each()] == ["b", "c"]
+
+
+def test_a_server_alone_needs_no_source() -> None:
+    assert load(None, {"http": "127.0.0.1:8080"}).each() == []
+    assert "sesame" not in repr(load(None, {"http": "127.0.0.1:8080", "http_token": "sesame"}))
+
+
+def test_every_field_is_described() -> None:
+    assert all(field.description for field in RunConfig.model_fields.values())
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_configs_that_ship_are_valid(path: Path) -> None:
+    load(path, {})
+
+
+def test_one_of_them_is_the_manual_of_every_key() -> None:
+    text = (REPO / "configs" / "file.yaml").read_text()
+    assert [key for key in RunConfig.model_fields if f"\n{key}:" not in text] == []

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.engine import Engine
+from saccade.engine.results import Result
+from saccade.engine.scheduling.scheduler import StepKind
+from saccade.engine.tasks import Detect, Task
+from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, QueuePolicy
+from saccade.pipeline.core.stream_run import Output, Run
+from saccade.sinks import JsonlSink, Latency, SinkClosedError, SinkError
+from saccade.sources import Frame, Source, SourceError, open_source
+from saccade.sources.replay import ReplaySource
+from tests.support import REPO
+
+CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
+FRAMES = 30
+LONG_S = 60  # far beyond what any of these needs; only so that a deadlock fails instead of hanging
+TASKS: list[Task] = [Detect("person")]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def clip() -> Source:
+    return open_source(CLIP, end=FRAMES / 10)
+
+
+class GateSink:
+    """Takes nothing until its gate opens: the slowest sink there can be."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.taken: list[Frame] = []
+        self.closed = False
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        assert self.gate.wait(LONG_S)
+        self.taken.append(frame)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class EndingSink(GateSink):
+    """Raises `error` at its third frame."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.gate.set()
+        self.error = error
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        super().write(frame, result, latency)
+        if len(self.taken) == 3:
+            raise self.error
+
+
+def finish(run: Run) -> None:
+    assert run.join(LONG_S)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("saccade ")] == []
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_until(path: Path, lines: int) -> None:
+    deadline = time.monotonic() + LONG_S
+    while path.read_text().count("\n") < lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5])
+def test_every_frame_comes_out_once_and_in_order(engine: Engine, clip: Source, tmp_path: Path, in_flight: int) -> None:
+    out = tmp_path / "out.jsonl"
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out))], in_flight=in_flight)
+    run.start()
+    finish(run)
+    assert run.error is None
+    assert [record["frame"] for record in records(out)] == list(range(FRAMES))
+    report = run.report()
+    assert report.frames == FRAMES
+    assert report.objects == sum(len(record["objects"]) for record in records(out))
+    assert report.drops == {}
+    assert report.corrupt_packets == 0
+    assert report.fps > 0
+
+
+def test_the_latency_of_a_frame_adds_up(engine: Engine, clip: Source, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out))])
+    run.start()
+    finish(run)
+    for record in records(out):
+        latency = record["latency_ms"]
+        parts = [latency[stage] for stage in ("decode", "queue", "prefill", "decode_tokens")]
+        assert all(part >= 0 for part in parts)
+        assert latency["prefill"] > 0
+        assert sum(parts) <= latency["total"] + 0.05  # rounded each; total also holds the wait for earlier frames
+
+
+def test_newest_wins_and_every_dropped_frame_is_reported_on_the_next(
+    engine: Engine, clip: Source, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out))], queue=NEWEST, in_flight=1)
+    run.start()
+    finish(run)
+    seen = records(out)
+    assert seen[-1]["frame"] == FRAMES - 1
+    expected = -1
+    for record in seen:
+        expected += record["dropped_since_last"] + 1
+        assert record["frame"] == expected
+    assert run.report().drops == ({"full": FRAMES - len(seen)} if len(seen) < FRAMES else {})
+
+
+def test_a_slow_sink_that_may_lose_frames_never_delays_another(engine: Engine, clip: Source, tmp_path: Path) -> None:
+    out, slow = tmp_path / "out.jsonl", GateSink()
+    run = Run(clip, engine, TASKS, [Output(slow, NEWEST), Output(JsonlSink(out))])
+    run.start()
+    wait_until(out, FRAMES)
+    assert slow.taken == []
+    slow.gate.set()
+    finish(run)
+    assert len(slow.taken) <= 2  # what it held all the time, and the newest
+    assert slow.taken[-1].index == FRAMES - 1
+    assert sum(frame.dropped_before + 1 for frame in slow.taken) == FRAMES
+    assert [record["dropped_since_last"] for record in records(out)] == [0] * FRAMES
+    assert run.report().drops == {"sink full": FRAMES - len(slow.taken)}
+
+
+def test_a_slow_sink_that_may_lose_nothing_holds_the_source_back(engine: Engine, clip: Source, tmp_path: Path) -> None:
+    out, slow = tmp_path / "out.jsonl", GateSink()
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out)), Output(slow)])
+    run.start()
+    # One in the slow sink's hands, its outbox full, and one waiting to get in: the other sink has had all of these.
+    wait_until(out, 1 + WAIT.size + 1)
+    assert not run.join(0.2)
+    assert len(records(out)) == 1 + WAIT.size + 1
+    slow.gate.set()
+    finish(run)
+    assert [frame.index for frame in slow.taken] == list(range(FRAMES))
+    assert len(records(out)) == FRAMES
+
+
+def test_a_failing_sink_ends_the_run_and_the_others_keep_what_they_have(
+    engine: Engine, clip: Source, tmp_path: Path
+) -> None:
+    out, failing = tmp_path / "out.jsonl", EndingSink(SinkError("cannot write x: No space left on device"))
+    run = Run(clip, engine, TASKS, [Output(failing), Output(JsonlSink(out))])
+    run.start()
+    finish(run)
+    assert run.error is failing.error
+    assert failing.closed
+    kept = records(out)
+    assert 3 <= len(kept) <= FRAMES
+    assert [record["frame"] for record in kept] == list(range(len(kept)))
+
+
+def test_a_sink_whose_viewer_has_gone_ends_the_run_without_an_error(engine: Engine, clip: Source) -> None:
+    window = EndingSink(SinkClosedError("the window was closed"))
+    run = Run(clip, engine, TASKS, [Output(window)])
+    run.start()
+    finish(run)
+    assert run.error is None
+    assert window.closed
+
+
+def test_an_error_of_the_engine_ends_the_run(clip: Source, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    engine = Engine.load("nano", device="cpu")
+    engine.close()
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out))])
+    run.start()
+    finish(run)
+    assert run.error is not None
+    assert records(out) == []
+
+
+@pytest.mark.parametrize(("fails", "survives"), [({2, 3, 5}, True), ({*range(2, 14)}, False)])
+def test_a_live_stream_outlives_some_pictures_that_the_engine_fails_on(
+    fails: set[int], survives: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, calls = tmp_path / "out.jsonl", count()
+    with Engine.load("nano", device="cpu") as engine:
+        launch = engine._executor.launch
+
+        def failing(slot: int, step: Any) -> None:
+            if step.kind is StepKind.PREFILL and next(calls) in fails:
+                raise RuntimeError("out of memory")
+            launch(slot, step)
+
+        engine._executor.launch = failing
+        run = Run(ReplaySource(lambda: open_source(CLIP)), engine, TASKS, [Output(JsonlSink(out))], in_flight=1)
+        run.start()
+        deadline = time.monotonic() + LONG_S
+        while not run.ended and run.report().frames < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        run.stop()
+        finish(run)
+    report, kept = run.report(), records(out)
+    assert "the model failed on a picture: out of memory" in caplog.text
+    if survives:
+        assert run.error is None
+        assert report.drops["failed"] == 3
+        frames = [record["frame"] for record in kept]
+        gaps = [after - before - 1 for before, after in pairwise(frames)]
+        assert gaps == [record["dropped_since_last"] for record in kept[1:]]  # whatever the cause, each is told
+    else:
+        assert str(run.error) == "out of memory"
+        assert report.drops["failed"] == 10
+        assert len(kept) == 2
+
+
+class BreakingSource:
+    """A real clip whose medium is pulled out after five frames."""
+
+    def __init__(self, clip: Source) -> None:
+        self._clip = clip
+        self.name, self.info, self.close = clip.name, clip.info, clip.close
+
+    @property
+    def corrupt_packets(self) -> int:
+        return self._clip.corrupt_packets
+
+    def __iter__(self) -> Iterator[Frame]:
+        for frame in self._clip:
+            if frame.index == 5:
+                raise SourceError("clip.mp4: the disk was removed")
+            yield frame
+
+
+def test_when_the_source_fails_what_was_read_before_is_still_finished(
+    engine: Engine, clip: Source, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    run = Run(BreakingSource(clip), engine, TASKS, [Output(JsonlSink(out))])
+    run.start()
+    finish(run)
+    assert isinstance(run.error, SourceError)
+    assert [record["frame"] for record in records(out)] == list(range(5))
+
+
+@pytest.mark.parametrize("queue", [WAIT, NEWEST, QueuePolicy(3, "drop oldest")])
+def test_stopping_finishes_what_is_in_flight_and_counts_the_rest(
+    engine: Engine, clip: Source, tmp_path: Path, queue: QueuePolicy
+) -> None:
+    out = tmp_path / "out.jsonl"
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out))], queue=queue)
+    run.start()
+    wait_until(out, 1)
+    run.stop()
+    run.stop()
+    finish(run)
+    assert run.error is None
+    frames = [record["frame"] for record in records(out)]
+    assert frames == sorted(set(frames))
+    assert run.report().frames == len(frames)
+
+
+def test_stopping_before_the_first_frame(engine: Engine, clip: Source, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    run = Run(clip, engine, TASKS, [Output(JsonlSink(out))])
+    run.stop()
+    run.start()
+    finish(run)
+    assert records(out) == []
+    assert run.report().frames == 0
+    assert run.report().fps == 0

@@ -1,0 +1,283 @@
+"""The demo's server, asked over HTTP and by an aiortc peer that publishes; the page itself is in tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import av
+import pytest
+
+from saccade.engine import Engine
+from saccade.pipeline.bench.frame import DEMO_CLIP
+from saccade.pipeline.core.config import ConfigError, Prompts, StreamConfig
+from saccade.pipeline.server.demo import Demo
+from tests.support import REPO
+from tests.support.webrtc import Drawn, Publisher, leaving_no_thread, offer_of, own_loop, until
+
+TOKEN = "sesame"
+PERSON = Prompts(detect=["person"])
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def demo(engine: Engine) -> Iterator[Demo]:
+    with Demo(engine, PERSON, port=0) as opened:
+        yield opened
+
+
+def ask(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
+    """Status, body and headers of a response."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=10) as response:
+            return response.status, response.read(), response.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(), error.headers
+
+
+def told(url: str) -> Any:
+    return json.loads(ask(url)[1])
+
+
+# ---- over HTTP
+
+
+def test_the_page_and_all_that_it_loads_is_there_and_may_do_little(demo: Demo) -> None:
+    assets = REPO / "pipeline" / "assets" / "demo"
+    names = [path.name for path in assets.iterdir() if not path.name.startswith(("index", "viewer"))]
+    for name in ["", *names]:
+        status, body, headers = ask(demo.url + name)
+        assert status == 200
+        assert body == (assets / (name or "index.html")).read_bytes()
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+    for name in ("index.html", "demo.css", "link.js", "demo.js", "panel.js", "stage.js", "match.js", "paint.js"):
+        text = (assets / name).read_text()
+        assert not {"https://", "//cdn", "style="} & {part for part in ("https://", "//cdn", "style=") if part in text}
+    assert ask(f"{demo.url}clip.mp4", Range="bytes=0-9")[0] == 206
+    for escape in ("../demo.py", "%2e%2e/demo.py", "demo.py", "README.md"):
+        assert ask(demo.url + escape)[0] == 404
+
+
+def test_what_the_model_knows_and_what_it_calls_things(demo: Demo) -> None:
+    model = told(f"{demo.url}model")
+    assert (model["model"], model["prompts"]["detect"]) == ("nano", ["person"])
+    assert "dining table" in model["classes"]
+    assert model["colors"]["person"].startswith("#")
+    assert told(f"{demo.url}names?of=people%20or%20bikes")["names"] == ["person", "bicycle"]
+    unknown = told(f"{demo.url}names?of=zebra%20crossing")["error"]
+    assert "zebra crossing" in unknown
+    assert "dining table" in unknown  # it lists what it knows
+    assert "error" in told(f"{demo.url}names")
+
+
+def test_bodies_that_are_too_large_are_refused(demo: Demo) -> None:
+    large = b"v=0\r\n" + b"x" * 100_000
+    assert ask(f"{demo.url}whip", large, **{"Content-Type": "application/sdp"})[0] == 413
+    assert ask(f"{demo.url}offer", b'{"a": "' + large + b'"}', **{"Content-Type": "application/json"})[0] == 413
+    assert ask(f"{demo.url}streams", b'{"a": "' + large + b'"}', **{"Content-Type": "application/json"})[0] == 413
+    deep = b"[" * 60_000
+    assert ask(f"{demo.url}offer", deep, **{"Content-Type": "application/json"})[0] == 400
+
+
+def test_with_a_token_only_the_page_itself_is_open(engine: Engine) -> None:
+    with Demo(engine, PERSON, port=0, token=TOKEN) as demo:
+        assert ask(demo.url)[0] == 200
+        assert ask(f"{demo.url}link.js")[0] == 200
+        for closed in ("model", "names?of=cat", "streams", "metrics"):
+            assert ask(demo.url + closed)[0] == 401
+            assert ask(demo.url + closed, Authorization=f"Bearer {TOKEN}")[0] == 200
+        sdp = {"Content-Type": "application/sdp"}
+        assert ask(f"{demo.url}whip", b"v=0", **sdp)[0] == 401
+        assert ask(f"{demo.url}whep/door", b"v=0", **sdp)[0] == 401
+
+
+def test_it_is_not_open_to_others_without_a_token(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="token"):
+        Demo(engine, PERSON, host="0.0.0.0", port=0)
+
+
+def test_a_file_runs_on_and_on_at_its_own_pace(engine: Engine) -> None:
+    with leaving_no_thread(), Demo(engine, PERSON, port=0) as demo:
+        begun = time.monotonic()
+        demo.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="clip"))
+        until(lambda: told(f"{demo.url}streams")["streams"][0]["frames_out"] >= 5)
+        (stream,) = told(f"{demo.url}streams")["streams"]
+        assert (stream["name"], stream["live"]) == ("clip", True)
+        assert stream["frames_in"] <= 2 + 10 * (time.monotonic() - begun)  # the clip has ten a second
+
+
+# ---- a peer
+
+
+class Page:
+    """What a page is: a peer that publishes one picture over and over, and talks over a data channel."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, url: str) -> None:
+        self.publisher = Publisher(loop)
+        self.said: list[dict[str, Any]] = []
+        self.publisher.do(self._begin(url))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [one for one in self.said if "schema" in one]
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        return [one for one in self.said if "schema" not in one]
+
+    def say(self, message: object) -> dict[str, Any]:
+        """Say something, and return the answer."""
+        before = len(self.answers)
+        text = message if isinstance(message, str) else json.dumps(message)
+        self.publisher.loop.call_soon_threadsafe(self.channel.send, text)
+        until(lambda: len(self.answers) > before)
+        return self.answers[-1]
+
+    async def _begin(self, url: str) -> None:
+        from aiohttp import ClientSession
+        from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+
+        with av.open(str(DEMO_CLIP)) as clip:
+            picture = next(clip.decode(video=0)).to_ndarray(format="rgb24")
+        self.publisher.connection = connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.channel = connection.createDataChannel("results")
+        self.channel.on("message", lambda text: self.said.append(json.loads(text)))
+        other = connection.createDataChannel("other")
+        other.on("message", lambda text: self.said.append({"wrong": text}))
+        offer = await offer_of(connection, "VP8", Drawn(lambda _: picture))
+        async with ClientSession() as http:
+            response = await http.post(f"{url}whip", data=offer, headers={"Content-Type": "application/sdp"})
+            answer = await response.text()
+            if response.status != 201:
+                await connection.close()
+            assert response.status == 201, answer
+        await connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+
+
+def test_a_page_too_many_is_told_so(engine: Engine) -> None:
+    with own_loop() as loop, Demo(engine, PERSON, port=0) as demo:
+        demo.streams._max = 0
+        with pytest.raises(AssertionError, match="0 streams are running, and no more may"):
+            Page(loop, demo.url)
+        assert demo.whip.peers == 0
+
+
+@contextmanager
+def publishing_page(demo: Demo) -> Iterator[Page]:
+    with own_loop() as loop:
+        page = Page(loop, demo.url)
+        try:
+            until(lambda: page.records)
+            yield page
+        finally:
+            page.publisher.do(page.publisher.connection.close())
+            until(lambda: demo.whip.peers == 0 and not demo.streams.names)
+
+
+def test_records_come_beside_the_video_and_prompts_change_while_it_runs(demo: Demo) -> None:
+    with publishing_page(demo) as page:
+        until(lambda: any(page.records[-1]["objects"]))
+        assert {one["label"] for one in page.records[-1]["objects"]} == {"person"}
+        answer = page.say({"point": ["people"], "detect": [], "conf": 0.3})
+        assert (answer["prompts"]["point"], answer["prompts"]["conf"]) == (["person"], 0.3)
+        until(lambda: page.records[-1]["points"] and not page.records[-1]["objects"])
+        assert page.say({})["prompts"]["point"] == ["person"]  # only asks
+
+
+def test_what_cannot_be_done_is_told_in_one_line_and_changes_nothing(demo: Demo) -> None:
+    with publishing_page(demo) as page:
+        cases: list[tuple[object, str]] = [
+            ({"detect": ["unicorn"]}, "unicorn"),
+            ({"detect": []}, "nothing to look for"),
+            ("{", "not JSON"),
+            ("[" * 4000, "not JSON"),
+            ({"query": ["why?"]}, "not query"),
+            ({"conf": 7}, "conf"),
+            ({"source": "street.mp4"}, "unknown key"),
+            ([], "should be"),
+        ]
+        for message, reason in cases:
+            answer = page.say(message)
+            assert reason in answer["error"]
+            assert "\n" not in answer["error"]
+        assert page.say({})["prompts"]["detect"] == ["person"]
+        assert not [one for one in page.said if "wrong" in one]
+
+
+# ---- the command
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {name: value for name, value in os.environ.items() if name != "SACCADE_TOKEN"}
+    paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
+    running = subprocess.Popen(
+        [sys.executable, "-m", "saccade", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "PYTHONPATH": paths},
+    )
+    killer = threading.Timer(60, running.kill)
+    killer.start()
+    try:
+        yield running
+    finally:
+        killer.cancel()
+        running.kill()
+        running.communicate()
+
+
+def test_the_command_says_where_the_page_is_and_ends_when_told() -> None:
+    with command("demo", "--port", "0", "--source", str(DEMO_CLIP)) as running:
+        assert running.stdout is not None
+        line = running.stdout.readline()
+        url = line.split()[2]
+        assert url.startswith("http://127.0.0.1:"), line
+        until(lambda: told(f"{url}streams/demo")["frames_out"] > 0)
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=30)
+        assert running.returncode == 0, errors
+
+
+def test_where_others_can_reach_it_a_token_is_made_up() -> None:
+    with command("demo", "--host", "0.0.0.0", "--port", "0") as running:
+        assert running.stdout is not None
+        address, _, token = running.stdout.readline().split()[2].partition("?token=")
+        port = address.rstrip("/").rpartition(":")[2]
+        assert len(token) >= 16
+        assert ask(f"http://127.0.0.1:{port}/model")[0] == 401
+        assert ask(f"http://127.0.0.1:{port}/model?token={token}")[0] == 200
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=30)
+    with command("demo", "--host", "0.0.0.0", "--port", "0", "--token", TOKEN) as running:
+        assert running.stdout is not None
+        assert TOKEN not in running.stdout.readline()  # who chose it knows it, and what is printed may be kept
+
+
+@pytest.mark.parametrize("arguments", [["--detect", "unicorn"], ["--port", "70000"], ["--source", "missing.mp4"]])
+def test_wrong_input_is_told_in_one_line(arguments: list[str]) -> None:
+    with command("demo", *arguments) as running:
+        out, errors = running.communicate()
+        assert (running.returncode, out.count("open http")) == (2, 0)
+        assert errors.count("\n") == 1

@@ -1,0 +1,279 @@
+"""WebhookSink against a real server that fails, is busy, refuses, hangs and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from saccade.engine.results import Detections, Points, Result, Spot, Text
+from saccade.sinks import EndsStreams, SinkError, WebhookSink, make_record, open_sink
+from saccade.sinks.messaging import background_loop as worker_module
+from saccade.sinks.messaging import webhook as webhook_module
+from tests.sinks.messaging.test_mqtt import LATENCY, frame_at, showing
+from tests.support.broker import wait_for
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Receiver:
+    """A web server in a thread that keeps what is posted; `answers` are given first, then 200; on one port for ever."""
+
+    def __init__(self) -> None:
+        self.posts: list[tuple[str, dict[str, str], Any]] = []
+        self.answers: list[Answer | int] = []
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._runner: web.AppRunner | None = None
+        self.on()
+
+    def on(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._on(), self._loop).result(10)
+
+    def off(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._off(), self._loop).result(10)
+
+    def close(self) -> None:
+        self.off()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def url(self, rest: str = "/hook") -> str:
+        return f"http://127.0.0.1:{self.port}{rest}"
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [body for _, _, body in list(self.posts)]
+
+    async def _on(self) -> None:
+        app = web.Application(client_max_size=2**24)
+        app.router.add_post("/{tail:.*}", self._take)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _off(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        answer = self.answers.pop(0) if self.answers else 200
+        if not isinstance(answer, int):
+            return await answer(request)
+        if answer == 200:
+            self.posts.append((str(request.rel_url), dict(request.headers), await request.json()))
+        return web.Response(status=answer, text="x" * 1000)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    one = Receiver()
+    yield one
+    one.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(worker_module, "_LAST_DELAY_S", 0.2)
+
+
+NOTHING = showing()
+POINT = Result(Detections((), 1, 1), Points((Spot("cup", 0.5, 0.5, 0.5),), 1, 1))
+ANSWER = Result(Detections((), 1, 1), Points((), 1, 1), (Text("what", "that"),))
+
+
+def test_records_with_something_on_them_are_posted_in_order(receiver: Receiver) -> None:
+    sink = open_sink(receiver.url("/a/b?key=1%202"))
+    assert isinstance(sink, WebhookSink)
+    assert sink.shared
+    assert isinstance(sink, EndsStreams)
+    results = [NOTHING, showing("cat"), POINT, NOTHING, ANSWER]
+    for second, result in enumerate(results):
+        sink.write(frame_at(second), result, LATENCY)
+    sink.close()
+    sink.close()
+    assert receiver.bodies == [make_record(frame_at(n), results[n], LATENCY) for n in (1, 2, 4)]
+    url, headers, _ = receiver.posts[0]
+    assert url == "/a/b?key=1%202"
+    assert headers["Content-Type"] == "application/json"
+    assert sink.dropped == 0
+
+
+def test_all_records_on_request_from_several_threads(receiver: Receiver) -> None:
+    sink = WebhookSink(receiver.url("#send=all"))
+
+    def run(stream: str) -> None:
+        for n in range(20):
+            sink.write(frame_at(n, stream), NOTHING, LATENCY)
+
+    threads = [threading.Thread(target=run, args=(stream,)) for stream in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sink.close()
+    for stream in "abc":
+        assert [body["frame"] for body in receiver.bodies if body["stream"] == stream] == [10 * n for n in range(20)]
+
+
+def test_events_on_request(receiver: Receiver) -> None:
+    sink = WebhookSink(receiver.url("/?x=1#send=events&hold=2"))
+    for second, result in enumerate([NOTHING, showing("cat"), NOTHING, NOTHING, NOTHING, showing("dog")]):
+        sink.write(frame_at(second), result, LATENCY)
+    sink.write(frame_at(0, "hall"), showing("cat"), LATENCY)
+    sink.end("door")
+    sink.close()
+    told = [(body["type"], body["after"]["stream"], body["after"]["label"]) for body in receiver.bodies]
+    assert told == [
+        ("new", "door", "cat"),
+        ("end", "door", "cat"),
+        ("new", "door", "dog"),
+        ("new", "hall", "cat"),
+        ("end", "door", "dog"),
+        ("end", "hall", "cat"),
+    ]
+
+
+async def busy(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=429, headers={"Retry-After": "1"})
+
+
+async def hang(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(1)
+    return web.Response()
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.mark.parametrize("trouble", [500, 503, 408, busy, hang, cut])
+def test_what_fails_is_posted_again_and_nothing_is_lost(receiver: Receiver, trouble: Answer | int) -> None:
+    receiver.answers = [200, trouble, trouble]
+    sink = WebhookSink(receiver.url("/#timeout=0.3"))
+    for second in range(4):
+        sink.write(frame_at(second), showing("cat"), LATENCY)
+    wait_for(lambda: len(receiver.posts) == 4)
+    sink.close()
+    assert [body["frame"] for body in receiver.bodies] == [0, 10, 20, 30]
+    assert sink.dropped == 0
+
+
+@pytest.mark.parametrize("trouble", [400, 401, 404, 302])
+def test_what_is_refused_is_lost_and_told(receiver: Receiver, trouble: int, caplog: pytest.LogCaptureFixture) -> None:
+    receiver.answers = [200, trouble, trouble]
+    sink = WebhookSink(receiver.url())
+    for second in range(4):
+        sink.write(frame_at(second), showing("cat"), LATENCY)
+    sink.close()
+    assert [body["frame"] for body in receiver.bodies] == [0, 30]
+    assert sink.dropped == 2
+    assert caplog.text.count(f"answers {trouble} ") == 1  # not once a message
+    assert "messages lost: 2" in caplog.text
+
+
+def test_a_server_that_restarts_gets_everything(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sinks")
+    sink = WebhookSink(receiver.url())
+    sink.write(frame_at(0), showing("cat"), LATENCY)
+    wait_for(lambda: len(receiver.posts) == 1)
+    receiver.off()
+    for second in range(1, 50):
+        sink.write(frame_at(second), showing("cat"), LATENCY)
+    wait_for(lambda: "trying again" in caplog.text)
+    time.sleep(0.3)  # some attempts, for the count of lines below
+    receiver.on()
+    wait_for(lambda: len(receiver.posts) == 50)
+    sink.close()
+    assert [body["frame"] for body in receiver.bodies] == [10 * n for n in range(50)]
+    assert 1 <= caplog.text.count("trying again") <= 2
+    assert "works" in caplog.text
+
+
+def test_the_spool_is_bounded_and_the_oldest_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_module, "MAX_WAITING", 10)
+    receiver.off()
+    sink = WebhookSink(receiver.url())
+    for second in range(500):
+        sink.write(frame_at(second), showing("cat"), LATENCY)
+    receiver.on()
+    wait_for(lambda: len(receiver.posts) >= 10)
+    sink.close()
+    frames = [body["frame"] // 10 for body in receiver.bodies]
+    assert frames[-10:] == list(range(490, 500))
+    assert len(frames) <= 11  # and the one that was under way
+    assert sink.dropped == 500 - len(frames)
+
+
+def test_close_is_quick_and_tells_what_is_lost(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook_module, "CLOSE_S", 0.5)
+    receiver.answers = [hang] * 100
+    sink = WebhookSink(receiver.url("/#timeout=60"))
+    for second in range(5):
+        sink.write(frame_at(second), showing("cat"), LATENCY)
+    begun = time.monotonic()
+    sink.close()
+    sink.write(frame_at(9), showing("cat"), LATENCY)
+    assert time.monotonic() - begun < 5
+    assert "messages lost: 5" in caplog.text
+    assert not [thread for thread in threading.enumerate() if str(receiver.port) in thread.name]
+
+
+def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    receiver.answers = [500, cut, 404]
+    target = receiver.url("/services/secret1?token=secret2").replace("://", "://me:secret%2F3@")
+    sink = WebhookSink(target)
+    for second in range(2):
+        sink.write(frame_at(second), showing("cat"), LATENCY)
+    sink.close()
+    headers = receiver.posts[-1][1]
+    assert headers["Authorization"] == "Basic bWU6c2VjcmV0LzM="  # me:secret/3
+    assert f"127.0.0.1:{receiver.port}" in caplog.text
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("sinks")]
+    assert "secret" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://", "is no address: use https://user:password@host/path"),
+        ("https://me:sec/ret@host", "special characters of a password as %XX"),
+        ("https://me:sec#ret@host", "is no address"),
+        ("http://host:x/", "is no address"),
+        ("http://host/#send=some", "http://host: send should be objects or all or events, not 'some'"),
+        ("http://host/?a=1#sent=all", "http://host: unknown option 'sent'; did you mean 'send'?"),
+        ("http://host/#timeout=0", "timeout should be a time"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_in_one_line(target: str, expected: str) -> None:
+    with pytest.raises(SinkError) as caught:
+        open_sink(target)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "ret" not in str(caught.value)
+
+
+def test_bodies_are_json_in_utf8(receiver: Receiver) -> None:
+    sink = WebhookSink(receiver.url())
+    sink.write(frame_at(0), Result(Detections((), 1, 1), Points((), 1, 1), (Text("wer", "ein Fuß"),)), LATENCY)
+    sink.close()
+    assert json.loads(json.dumps(receiver.bodies[0]))["answers"] == [{"prompt": "wer", "text": "ein Fuß"}]

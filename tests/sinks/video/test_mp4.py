@@ -1,0 +1,303 @@
+"""Mp4Sink on real frames: exact clocks, sound, odd sizes, a kill in the middle, and unwritable output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from saccade.engine.results import Detections, Points, Result
+from saccade.sinks import Latency, Mp4Sink, SinkError
+from saccade.sources import FileSource, Frame
+from tests.support import REPO
+from tests.support.clips import MakeClip, number_of, numbered_picture
+
+NOTHING = Result(Detections((), 1, 1), Points((), 1, 1))
+LATENCY = Latency(total=5.0)
+
+
+def frame_at(pts: int, base: Fraction, number: int = 0, size: tuple[int, int] = (160, 120)) -> Frame:
+    return Frame(
+        image=numbered_picture(number, *size),
+        stream="test",
+        index=number,
+        pts=pts,
+        time_base=base,
+        captured_at=float(pts * base),
+        capture_clock="file",
+        decoded_at=0.0,
+        decode_ms=0.0,
+    )
+
+
+def write(path: Path, stamps: list[int], base: Fraction, rate: Fraction | None = None) -> None:
+    sink = Mp4Sink(path, rate=rate)
+    for number, pts in enumerate(stamps):
+        sink.write(frame_at(pts, base, number), NOTHING, LATENCY)
+    sink.close()
+
+
+def times(path: Path) -> list[Fraction]:
+    return [f.pts * f.time_base for f in FileSource(path)]
+
+
+CLOCKS = {
+    "constant": ([n * 512 for n in range(60)], Fraction(1, 12800)),
+    "variable, in milliseconds": ([0, 33, 100, 101, 150, 2400, 2433, 7200, 7233, 7299], Fraction(1, 1000)),
+    "NTSC": ([n * 1001 for n in range(30)], Fraction(1, 30000)),
+    "numerator": (list(range(30)), Fraction(1001, 30000)),
+    "RTP": ([n * 3003 for n in range(30)], Fraction(1, 90000)),
+    "microseconds": ([n * 33_333 for n in range(30)], Fraction(1, 1_000_000)),
+    "a picture a second": (list(range(12)), Fraction(1)),
+    "a late first frame": ([378 + n * 384 for n in range(30)], Fraction(1, 11456)),
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_timestamps_come_back_exactly(tmp_path: Path, clock: str) -> None:
+    stamps, base = CLOCKS[clock]
+    write(tmp_path / "out.mp4", stamps, base)
+    frames = list(FileSource(tmp_path / "out.mp4"))
+    assert [f.pts * f.time_base for f in frames] == [pts * base for pts in stamps]
+    assert [number_of(f.image) for f in frames] == list(range(len(stamps)))
+
+
+def test_the_clock_starts_at_zero_where_the_first_frame_comes_late(tmp_path: Path) -> None:
+    base = Fraction(1, 90000)
+    start = 2**33 - 5000
+    write(tmp_path / "out.mp4", [start + n * 3600 for n in range(10)], base)
+    assert times(tmp_path / "out.mp4") == [n * 3600 * base for n in range(10)]
+
+
+@pytest.mark.parametrize("name", ["one-by-one-person.mp4", "bottles.mp4"])
+def test_a_demo_clip_keeps_its_clock_and_length(shared_clips: Path, tmp_path: Path, name: str) -> None:
+    source = FileSource(shared_clips / name, end=5)
+    sink = Mp4Sink(tmp_path / "out.mp4", rate=source.info.average_rate, audio_from=source.info.url)
+    stamps = []
+    for frame in source:
+        stamps.append(frame.pts)
+        sink.write(frame, NOTHING, LATENCY)
+    sink.close()
+    written = FileSource(tmp_path / "out.mp4")
+    assert written.info.time_base == source.info.time_base
+    assert [f.pts for f in written] == stamps
+
+
+def test_the_last_frame_is_shown_as_long_as_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "out.mp4", [n * 40 for n in range(25)], Fraction(1, 1000))
+    assert FileSource(tmp_path / "out.mp4").info.duration_s == 1.0
+
+
+def test_a_single_frame_is_shown_for_one_frame_interval(tmp_path: Path) -> None:
+    write(tmp_path / "out.mp4", [0], Fraction(1, 1000), rate=Fraction(10))
+    assert FileSource(tmp_path / "out.mp4").info.duration_s == 0.1
+
+
+def boxes(path: Path) -> list[str]:
+    """The types of the top level boxes of an MP4."""
+    data, at, found = path.read_bytes(), 0, []
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4])
+        found.append(data[at + 4 : at + 8].decode())
+        at += size or len(data)
+    return found
+
+
+def test_browsers_can_play_and_seek_it(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    write(path, [n * 100 for n in range(70)], Fraction(1, 1000))
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        keys = [p.pts for p in container.demux(stream) if p.is_keyframe]
+    assert keys == [0, 2000, 4000, 6000]
+    assert "moov" in boxes(path)
+    assert "moof" not in boxes(path)  # an ordinary file, not a fragmented one
+
+
+def test_colours_survive(tmp_path: Path) -> None:
+    base = Fraction(1, 25)
+    colors = np.array([[220, 30, 30], [30, 200, 40], [40, 60, 230], [250, 210, 60]], np.uint8)
+    image = np.repeat(np.repeat(colors[None], 160, axis=0), 60, axis=1).copy()
+    sink = Mp4Sink(tmp_path / "out.mp4")
+    frame = frame_at(0, base)
+    sink.write(Frame(image, *(getattr(frame, name) for name in list(Frame.__slots__)[1:])), NOTHING, LATENCY)
+    sink.close()
+    (read,) = FileSource(tmp_path / "out.mp4")
+    for column, color in enumerate(colors):
+        assert np.abs(read.image[120, 60 * column + 30].astype(int) - color).max() <= 6
+
+
+@pytest.mark.parametrize("size", [(161, 120), (160, 121), (161, 121), (33, 17)])
+def test_odd_sizes_are_padded_to_even_ones(tmp_path: Path, size: tuple[int, int]) -> None:
+    sink = Mp4Sink(tmp_path / "out.mp4")
+    for n in range(3):
+        sink.write(frame_at(n, Fraction(1, 10), n, size), NOTHING, LATENCY)
+    sink.close()
+    width, height = size
+    (first, *_) = FileSource(tmp_path / "out.mp4")
+    assert (first.width, first.height) == (width + width % 2, height + height % 2)
+
+
+def test_pictures_of_another_size_are_fitted_in(tmp_path: Path) -> None:
+    sink = Mp4Sink(tmp_path / "out.mp4")
+    sink.write(frame_at(0, Fraction(1), 0, (160, 120)), NOTHING, LATENCY)
+    sink.write(frame_at(1, Fraction(1), 1, (100, 300)), NOTHING, LATENCY)
+    sink.close()
+    _, tall = FileSource(tmp_path / "out.mp4")
+    assert (tall.width, tall.height) == (160, 120)
+    assert tall.image[60, [5, 155]].max() < 40  # black beside it
+    assert tall.image[40, 80].min() > 80
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [("in.mp4", "aac"), ("in.ts", "aac"), ("in.mkv", "libopus"), ("in.mkv", "ac3")]
+)
+def test_sound_is_copied_packet_for_packet(make_clip: MakeClip, tmp_path: Path, name: str, codec: str) -> None:
+    path = make_clip(name, frames=75, audio=codec)
+    source = FileSource(path)
+    sink = Mp4Sink(tmp_path / "out.mp4", audio_from=path)
+    stamps = []
+    for frame in source:
+        stamps.append(frame.pts * frame.time_base)
+        sink.write(frame, NOTHING, LATENCY)
+    sink.close()
+    before, after = sound_of(path), sound_of(tmp_path / "out.mp4")
+    shift = stamps[0] if stamps[0] >= 1 else 0
+    assert times(tmp_path / "out.mp4") == [t - shift for t in stamps]
+    # At the edges, packets before the first picture and after the last are left out.
+    assert len(before) - 3 <= len(after) <= len(before)
+    offset = sum(t < stamps[0] for t, _ in before)
+    kept = before[offset : offset + len(after)]
+    assert [size for _, size in after] == [size for _, size in kept]
+    assert [t for t, _ in after] == pytest.approx([t - float(shift) for t, _ in kept], abs=0.002)
+
+
+def sound_of(path: Path) -> list[tuple[float, int]]:
+    """Time and size of each sound packet, sizes without ADTS headers."""
+    with av.open(str(path)) as container:
+        stream = container.streams.audio[0]
+        header = 7 if path.suffix == ".ts" else 0
+        return [(float((p.pts or 0) * p.time_base), p.size - header) for p in container.demux(stream) if p.size]
+
+
+def test_sound_follows_a_start_in_the_middle(make_clip: MakeClip, tmp_path: Path) -> None:
+    path = make_clip(frames=100, audio="aac")
+    sink = Mp4Sink(tmp_path / "out.mp4", audio_from=path)
+    for frame in FileSource(path, start=2, end=3):
+        sink.write(frame, NOTHING, LATENCY)
+    sink.close()
+    heard = [t for t, _ in sound_of(tmp_path / "out.mp4")]
+    assert times(tmp_path / "out.mp4")[0] == 0
+    assert 0 <= heard[0] < 0.03
+    assert 0.95 < heard[-1] < 1.01
+
+
+def test_sound_that_an_mp4_cannot_hold_is_left_out_with_a_warning(
+    make_clip: MakeClip, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_clip("in.mkv", audio="pcm_s16le")
+    with caplog.at_level(logging.WARNING):
+        sink = Mp4Sink(tmp_path / "out.mp4", audio_from=path)
+        for frame in FileSource(path):
+            sink.write(frame, NOTHING, LATENCY)
+        sink.close()
+    assert "pcm_s16le" in caplog.text
+    assert len(times(tmp_path / "out.mp4")) == 30
+    assert not FileSource(tmp_path / "out.mp4").info.audio
+
+
+KILLED = """
+import sys, os, signal
+from fractions import Fraction
+sys.path[:0] = sys.argv[1:3]
+from test_sinks_mp4 import NOTHING, LATENCY, frame_at
+from sinks import Mp4Sink
+sink = Mp4Sink(sys.argv[3], audio_from=sys.argv[4] if len(sys.argv) > 4 else None)
+for n in range(130):
+    sink.write(frame_at(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("sound", ["none", "as long", "short"])
+def test_kill_costs_the_last_group_of_pictures_only(make_clip: MakeClip, tmp_path: Path, sound: str) -> None:
+    out = tmp_path / "out.mp4"
+    arguments = [str(REPO), str(REPO / "tests"), str(out)]
+    if sound != "none":
+        arguments.append(str(make_clip(frames=130 if sound == "as long" else 10, audio="aac")))
+    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    # 130 frames at 25 a second, a key frame every 2 s: 0–49 and 50–99 are whole groups, 100–129 was being written.
+    frames = list(FileSource(out))
+    assert [number_of(f.image) for f in frames[:100]] == list(range(100))
+    assert [f.pts * f.time_base for f in frames[:100]] == [Fraction(n, 25) for n in range(100)]
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "no" / "such" / "out.mp4", tmp_path, tmp_path / "file" / "out.mp4"):
+        with pytest.raises(SinkError, match=r"^cannot write .+") as caught:
+            Mp4Sink(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    link = tmp_path / "out.mp4"
+    link.symlink_to("/dev/full")
+    sink = Mp4Sink(link)
+    with pytest.raises(SinkError, match=r"cannot (write|finish) .+: No space left on device"):  # noqa: PT012
+        for n in range(400):
+            sink.write(frame_at(n, Fraction(1, 25), n), NOTHING, LATENCY)
+        sink.close()
+
+
+def test_the_source_itself_is_never_overwritten(make_clip: MakeClip) -> None:
+    path = make_clip()
+    before = path.read_bytes()
+    with pytest.raises(SinkError, match="is the source itself"):
+        Mp4Sink(path, audio_from=path)
+    assert path.read_bytes() == before
+
+
+def test_without_frames_nothing_is_left_and_nothing_replaced(tmp_path: Path) -> None:
+    Mp4Sink(tmp_path / "new.mp4").close()
+    assert not (tmp_path / "new.mp4").exists()
+    (tmp_path / "old.mp4").write_bytes(b"old")
+    sink = Mp4Sink(tmp_path / "old.mp4")
+    sink.close()
+    sink.close()
+    assert (tmp_path / "old.mp4").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["old.mp4"]
+
+
+def test_names_with_colons_are_files_and_no_protocols(
+    make_clip: MakeClip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_clip("cam:1.mp4", frames=5, audio="aac")
+    sink = Mp4Sink("out:1.mp4", audio_from="cam:1.mp4")
+    for frame in FileSource("cam:1.mp4"):
+        sink.write(frame, NOTHING, LATENCY)
+    sink.close()
+    assert len(times(Path("out:1.mp4"))) == 5
+    assert FileSource("out:1.mp4").info.audio
+
+
+def test_a_silence_longer_than_an_mp4_can_hold_is_shortened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base, away = Fraction(1, 1_000_000), 3600
+    with caplog.at_level(logging.WARNING):
+        write(tmp_path / "out.mp4", [0, 40_000, away * 10**6, away * 10**6 + 40_000], base)
+    assert "too long for an MP4" in caplog.text
+    first, second, third, fourth = times(tmp_path / "out.mp4")
+    assert (first, second, fourth - third) == (0, Fraction(40, 1000), Fraction(40, 1000))
+    assert 2000 < third < away

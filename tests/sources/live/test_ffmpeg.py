@@ -1,0 +1,212 @@
+"""What FFmpeg opens: MJPEG and HLS over HTTP, MPEG-TS over UDP, and what goes wrong with them, against real servers."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import av
+import pytest
+
+from saccade.sources import Frame, LiveError, LiveSource, SourceError, open_source
+from tests.support.clips import MakeClip, number_of, numbered_picture
+
+LONG_S = 30
+PICTURES = 20
+
+
+def live(url: str, **options: object) -> LiveSource:
+    source = open_source(url, **options)  # type: ignore[arg-type]
+    assert isinstance(source, LiveSource)
+    return source
+
+
+@contextmanager
+def http(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A server that answers every GET so; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(OSError):  # the client has gone
+                answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def status(code: int) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+def jpeg(number: int) -> bytes:
+    coder = av.CodecContext.create("mjpeg", "w")
+    coder.width, coder.height, coder.pix_fmt = 160, 120, "yuvj420p"
+    coder.time_base = Fraction(1, 25)
+    picture = av.VideoFrame.from_ndarray(numbered_picture(number, 160, 120), format="rgb24")
+    return b"".join(
+        bytes(packet) for packet in [*coder.encode(picture.reformat(format="yuvj420p")), *coder.encode(None)]
+    )
+
+
+def mjpeg(request: BaseHTTPRequestHandler) -> None:
+    """An old webcam: one JPEG after another, then it hangs up."""
+    request.send_response(200)
+    request.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+    request.end_headers()
+    for number in range(PICTURES):
+        data = jpeg(number)
+        head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+        request.wfile.write(head.encode() + data + b"\r\n")
+        time.sleep(0.02)
+
+
+def serve_folder(folder: Path) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        path = folder / Path(request.path.partition("?")[0]).name
+        data = path.read_bytes() if path.exists() else b""
+        request.send_response(200 if data else 404)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    return answer
+
+
+def take(source: LiveSource, count: int) -> list[Frame]:
+    with source:
+        return list(itertools.islice(source, count))
+
+
+def test_mjpeg_over_http_and_again_after_it_hangs_up() -> None:
+    with http(mjpeg) as url, live(f"{url}/video") as source:
+        frames = list(itertools.islice(source, PICTURES + 5))
+        assert source.status.connections == 2
+    assert source.info.codec == "mjpeg"
+    assert [number_of(frame.image) for frame in frames[:3]] == [0, 1, 2]
+    assert all(before.pts < after.pts for before, after in itertools.pairwise(frames))
+    assert {frame.capture_clock for frame in frames} == {"arrival"}
+
+
+def test_hls_comes_in_bursts_and_is_handed_on_at_its_own_pace(make_clip: MakeClip, tmp_path: Path) -> None:
+    clip = make_clip("segment0.ts", frames=40, rate=25)
+    (tmp_path / "live.m3u8").write_text(
+        "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1.6,\n" + clip.name + "\n"
+    )
+    with http(serve_folder(tmp_path)) as url:
+        begun = 0.0
+        frames = []
+        for frame in (source := live(f"{url}/live.m3u8")):
+            begun = begun or time.monotonic()
+            frames.append(frame)
+            if len(frames) == 26:
+                source.close()
+    assert [number_of(frame.image) for frame in frames] == list(range(26))
+    assert time.monotonic() - begun > 0.9
+
+
+def test_a_recording_behind_an_address_has_an_end(make_clip: MakeClip, tmp_path: Path) -> None:
+    make_clip("clip.mp4", frames=15)
+    with http(serve_folder(tmp_path)) as url, live(f"{url}/clip.mp4") as source:
+        assert [number_of(frame.image) for frame in source] == list(range(15))
+        assert source.status.state == "ended"
+
+
+def test_mpeg_ts_over_udp(make_clip: MakeClip) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    data = make_clip("clip.ts", frames=60, gop=10, noise=True).read_bytes()
+    stop = threading.Event()
+
+    def send() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            while not stop.is_set():
+                for at in range(0, len(data), 1316):
+                    out.sendto(data[at : at + 1316], ("127.0.0.1", port))
+                    if stop.wait(0.004):
+                        return
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        frames = take(live(f"udp://127.0.0.1:{port}"), 30)
+    finally:
+        stop.set()
+        sender.join()
+    assert all(before.pts < after.pts for before, after in itertools.pairwise(frames))
+    assert all(number_of(frame.image) < 60 for frame in frames)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(401, "auth failed"), (403, "auth failed"), (404, "not found"), (500, "connection failed")]
+)
+def test_what_a_server_refuses_has_its_code(code: int, reason: str) -> None:
+    with http(status(code)) as url, pytest.raises(LiveError) as caught:
+        take(live(f"{url.replace('//', '//bob:secret@')}/video", retry=False), 1)
+    assert caught.value.reason == reason
+    assert "secret" not in str(caught.value)
+
+
+def test_a_page_is_no_video() -> None:
+    def page(request: BaseHTTPRequestHandler) -> None:
+        data = b"<html>Welcome to your camera</html>" * 100
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    with http(page) as url, pytest.raises(LiveError) as caught:
+        take(live(f"{url}/", retry=False), 1)
+    assert caught.value.reason == "codec unsupported"
+
+
+def test_nobody_there_is_connection_failed() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with pytest.raises(LiveError) as caught:
+        take(live(f"http://127.0.0.1:{port}/x", retry=False), 1)
+    assert caught.value.reason == "connection failed"
+
+
+def test_what_this_build_of_ffmpeg_cannot_open_is_said_in_one_line() -> None:
+    if "v4l2" not in av.formats_available:
+        with pytest.raises(SourceError, match="no webcams here"):
+            open_source("0")
+    with pytest.raises(SourceError) as caught:
+        take(live("srt://u:secret@127.0.0.1:9", retry=False), 1)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_insisting_on_a_gpu_that_is_not_there_is_told() -> None:
+    try:
+        av.CodecContext.create("h264", "r", hwaccel=av.codec.hwaccel.HWAccel("cuda", allow_software_fallback=True))
+        pytest.skip("there is a GPU that decodes")
+    except Exception:
+        pass
+    with http(mjpeg) as url, pytest.raises(SourceError, match="hwaccel cuda: no GPU"):
+        take(live(f"{url}/video", hwaccel="cuda"), 1)

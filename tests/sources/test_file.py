@@ -1,0 +1,284 @@
+"""FileSource on real clips: exact clocks, upright pictures, damage survived, bad input refused in one line."""
+
+from __future__ import annotations
+
+import os
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+
+from saccade.sources import FileSource, SourceError, open_source
+from tests.support.clips import MakeClip, number_of
+
+VFR = [0, 33, 100, 101, 150, 400, 433, 1200, 1233, 1299]  # milliseconds
+
+
+def test_every_picture_comes_once_in_order_with_its_clock(make_clip: MakeClip) -> None:
+    with FileSource(make_clip(frames=30, rate=25)) as source:
+        frames = list(source)
+    assert [f.index for f in frames] == list(range(30))
+    assert [number_of(f.image) for f in frames] == list(range(30))
+    assert [f.pts * f.time_base for f in frames] == [Fraction(n, 25) for n in range(30)]
+    first, last = frames[0], frames[-1]
+    assert (first.stream, first.capture_clock, first.dropped_before) == ("clip", "file", 0)
+    assert last.captured_at == pytest.approx(29 / 25)
+    assert first.image.shape == (120, 160, 3)
+    assert first.image.dtype == np.uint8
+    assert first.image.flags["C_CONTIGUOUS"]
+    assert all(f.decode_ms > 0 for f in frames)
+    assert source.corrupt_packets == 0
+
+
+def test_info_tells_what_is_in_the_file(make_clip: MakeClip) -> None:
+    path = make_clip(frames=50, rate=25, audio="aac")
+    info = FileSource(path).info
+    assert (info.codec, info.width, info.height) == ("h264", 160, 120)
+    assert (info.average_rate, info.frames, info.time_base) == (25, 50, Fraction(1, 25))
+    assert (info.live, info.audio, info.url) == (False, True, str(path))
+    assert info.duration_s == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.mkv", "clip.mov"])
+def test_variable_frame_rate_is_kept_exactly(make_clip: MakeClip, name: str) -> None:
+    path = make_clip(name, pts=VFR, time_base=Fraction(1, 1000))
+    assert [f.pts * f.time_base * 1000 for f in FileSource(path)] == VFR
+
+
+def test_integers_of_an_odd_time_base_are_kept(make_clip: MakeClip) -> None:
+    path = make_clip(pts=[1001 * n for n in range(20)], time_base=Fraction(1, 30000))
+    frames = list(FileSource(path))
+    assert [f.pts for f in frames] == [1001 * n for n in range(20)]
+    assert {f.time_base for f in frames} == {Fraction(1, 30000)}
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        ("clip.ts", "libx264"),
+        ("clip.mkv", "libx264"),
+        ("clip.webm", "libvpx"),
+        ("clip.avi", "mpeg4"),
+        ("clip.h264", "libx264"),
+        ("clip.mpg", "mpeg2video"),
+        ("clip.mov", "mjpeg"),
+    ],
+)
+def test_any_container_and_codec(make_clip: MakeClip, name: str, codec: str) -> None:
+    frames = list(FileSource(make_clip(name, codec=codec, frames=25)))
+    assert len(frames) == 25
+    steps = np.diff([float(f.pts * f.time_base) for f in frames])
+    assert np.allclose(steps, 1 / 25, atol=0.001)
+    assert [number_of(f.image) for f in frames] == list(range(25))
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+def test_rotation_is_honoured(make_clip: MakeClip, turn: int) -> None:
+    path = make_clip(rotation=turn, frames=3)
+    with FileSource(path) as source:
+        image = next(iter(source)).image
+    info = source.info
+    assert (info.height, info.width) == image.shape[:2] == ((120, 160) if turn % 180 == 0 else (160, 120))
+    # OpenCV reads the display matrix by itself: a second opinion on which way is up.
+    capture = cv2.VideoCapture(str(path))
+    _, expected = capture.read()
+    capture.release()
+    assert np.abs(image.astype(int) - expected[..., ::-1]).mean() < 3
+
+
+def test_vid_stride_keeps_numbers_and_clock(make_clip: MakeClip) -> None:
+    source = FileSource(make_clip(frames=30), vid_stride=4)
+    frames = list(source)
+    assert [f.index for f in frames] == list(range(0, 30, 4))
+    assert [f.pts for f in frames] == list(range(0, 30, 4))
+    assert {f.dropped_before for f in frames} == {0}
+    assert source.info.frames == len(frames)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (None, 0.4, range(10)),
+        (0.5, None, range(13, 50)),  # 0.5 s lies between pictures 12 (0.48 s) and 13
+        (0.52, 1.0, range(13, 25)),
+        (1.96, None, range(49, 50)),
+        (0, 99, range(50)),
+    ],
+)
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.ts", "clip.h264"])
+def test_start_and_end_cut_between_key_frames(
+    make_clip: MakeClip, name: str, start: float | None, end: float | None, expected: range
+) -> None:
+    source = FileSource(make_clip(name, frames=50, gop=10), start=start, end=end)
+    frames = list(source)
+    assert [number_of(f.image) for f in frames] == list(expected)
+    assert [f.index for f in frames] == list(range(len(expected)))
+    if name == "clip.mp4":
+        assert [f.pts for f in frames] == list(expected)
+        assert source.info.frames == pytest.approx(len(expected), abs=1)
+
+
+def test_it_can_be_read_twice(make_clip: MakeClip) -> None:
+    source = FileSource(make_clip(frames=5))
+    assert [f.pts for f in source] == [f.pts for f in source]
+
+
+def damage(path: Path, share: float, length: int) -> None:
+    """Overwrite `length` bytes, `share` of the way into the coded pictures."""
+    data = bytearray(path.read_bytes())
+    begin = data.index(b"mdat") + 4 if b"mdat" in data else 0
+    middle = begin + int((len(data) - begin) * share)
+    data[middle : middle + length] = np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8).tobytes()
+    path.write_bytes(data)
+
+
+def test_damage_in_the_middle_is_skipped_and_counted(make_clip: MakeClip) -> None:
+    path = make_clip(frames=100, noise=True)
+    damage(path, 0.4, 12_000)
+    source = FileSource(path)
+    frames = list(source)
+    assert source.corrupt_packets > 0
+    assert sum(f.dropped_before for f in frames) == source.corrupt_packets
+    assert 80 <= len(frames) < 100
+    assert frames[-1].pts == 99
+    assert np.all(np.diff([f.pts for f in frames]) > 0)
+
+
+@pytest.mark.parametrize("name", ["clip.ts", "clip.mkv"])
+def test_a_cut_off_file_gives_what_it_has(make_clip: MakeClip, name: str) -> None:
+    path = make_clip(name, frames=60, noise=True)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert 20 <= len(list(FileSource(path))) < 60
+
+
+@pytest.mark.parametrize("name", ["clip.ts", "clip.mkv"])
+def test_a_hole_in_the_container_does_not_end_the_stream(make_clip: MakeClip, name: str) -> None:
+    path = make_clip(name, frames=100, noise=True)
+    damage(path, 0.4, 8_000)
+    frames = list(FileSource(path))
+    assert number_of(frames[-1].image) == 99
+    assert len(frames) >= 70
+
+
+def test_close_from_another_thread_ends_iteration(make_clip: MakeClip) -> None:
+    source = FileSource(make_clip(frames=200))
+    seen: list[int] = []
+    started = threading.Event()
+
+    def read() -> None:
+        for frame in source:
+            seen.append(frame.index)
+            started.set()
+            gate.wait(10)
+
+    gate = threading.Event()
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert started.wait(10)
+    source.close()
+    gate.set()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert len(seen) <= 2
+    assert list(source) == []
+
+
+def test_demo_clips_are_read_to_the_end(shared_clips: Path) -> None:
+    for name, count in (("one-by-one-person.mp4", 200), ("bottles.mp4", 478)):
+        path = shared_clips / name
+        with av.open(str(path)) as container:
+            expected = [f.pts for f in container.decode(video=0)]
+        source = FileSource(path)
+        pts = [f.pts for f in source]
+        assert pts == expected
+        assert source.info.frames == len(pts) == count
+
+
+def write_text(folder: Path) -> Path:
+    path = folder / "notes.mp4"
+    path.write_text("These are notes, not a video.\n" * 50)
+    return path
+
+
+def write_text_by_name(folder: Path) -> Path:
+    path = folder / "notes.txt"
+    path.write_text("FFmpeg would render this as a picture of text.\n" * 50)
+    return path
+
+
+def write_empty(folder: Path) -> Path:
+    path = folder / "empty.mp4"
+    path.touch()
+    return path
+
+
+def write_cut_mp4(folder: Path) -> Path:
+    path = folder / "cut.mp4"
+    path.write_bytes(b"\x00\x00\x00\x20ftypisom\x00\x00\x02\x00isomiso2avc1mp41" + bytes(4000))
+    return path
+
+
+BAD_FILES = {
+    "missing": (lambda folder: folder / "no.mp4", "no such file"),
+    "empty": (write_empty, "empty (0 bytes)"),
+    "text named mp4": (write_text, "cannot be read as a video"),
+    "text": (write_text_by_name, "text file"),
+    "cut off before its index": (write_cut_mp4, "cannot be read as a video"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_bad_files_are_refused_in_one_line_that_names_them(tmp_path: Path, kind: str) -> None:
+    make, expected = BAD_FILES[kind]
+    path = make(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        open_source(path)
+    message = str(caught.value)
+    assert expected in message
+    assert path.name in message
+    assert "\n" not in message
+
+
+def test_sound_alone_is_no_video(make_clip: MakeClip) -> None:
+    with pytest.raises(SourceError, match=r"has no video stream \(it holds audio\)"):
+        open_source(make_clip("song.mp4", video=False, audio="aac"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission(make_clip: MakeClip) -> None:
+    path = make_clip()
+    path.chmod(0)
+    with pytest.raises(SourceError, match="permission denied"):
+        open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"vid_stride": 0}, "vid_stride must be 1 or more"),
+        ({"start": -1}, "start must be 0 s or later"),
+        ({"start": 2, "end": 1}, "must come after start"),
+        ({"start": 1000}, "past the end"),
+    ],
+)
+def test_bad_windows_are_refused(make_clip: MakeClip, options: dict[str, float], expected: str) -> None:
+    with pytest.raises(SourceError, match=expected):
+        FileSource(make_clip(frames=3), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("rtsp://admin:secret@10.0.0.9:port/stream", "is no RTSP address"),
+        ("gopher://admin:secret@x/y", "gopher:// is no kind of source"),
+    ],
+)
+def test_what_is_no_source_says_so_and_repeats_no_password(target: str, expected: str) -> None:
+    with pytest.raises(SourceError, match=expected) as caught:
+        open_source(target)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import aiohttp
+import av
+import numpy as np
+import pytest
+from aiortc import AudioStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from numpy.typing import NDArray
+
+from saccade.sources import SourceError, open_source
+from saccade.sources.frame import Frame
+from saccade.sources.rtp.jitter_buffer import CodedPicture
+from saccade.sources.webrtc.listener import ListenTarget, WebRtcListener
+from saccade.sources.webrtc.peer import choose_addresses
+from saccade.sources.webrtc.source import SenderReport, WebRtcFeed, is_key_frame
+from tests.support.clips import number_of, numbered_picture
+from tests.support.webrtc import LOOPBACK, Drawn, Served, leaving_no_thread, publishing, serving, small, until
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    with leaving_no_thread():
+        yield
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    with serving() as make:
+        yield make
+
+
+def encoded_vp8(pictures: int, keys: tuple[int, ...]) -> list[av.Packet]:
+    encoder = av.CodecContext.create("libvpx", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 320, 240, "yuv420p", Fraction(1, 30)
+    encoder.options = {"deadline": "realtime", "lag-in-frames": "0"}
+    packets = []
+    for number in range(pictures):
+        frame = av.VideoFrame.from_ndarray(small(number), format="rgb24")
+        frame.pts = number
+        frame.pict_type = av.video.frame.PictureType.I if number in keys else av.video.frame.PictureType.NONE
+        packets += encoder.encode(frame)
+    return packets
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("codec", ["VP8", "H264"])
+def test_a_peer_publishes_and_every_picture_arrives(codec: str) -> None:
+    with WebRtcListener("webrtc:0", media_hosts=LOOPBACK, stream="door") as source, publishing(source.url, codec):
+        assert source.info.live
+        frames = list(itertools.islice(source, 60))
+        assert source.info.codec == codec.lower()
+        assert (source.info.width, source.info.height) == (320, 240)
+        assert source.corrupt_packets == 0
+    numbers = [number_of(frame.image) for frame in frames]
+    assert [b - a - 1 for a, b in itertools.pairwise(numbers)] == [frame.dropped_before for frame in frames[1:]]
+    assert all(frame.image.shape == (240, 320, 3) and frame.stream == "door" for frame in frames)
+    assert all(a.pts < b.pts and a.index < b.index for a, b in itertools.pairwise(frames))
+    # 30 a second in units of 1/90000 s, however the frames were delayed.
+    assert frames[-1].pts - frames[0].pts == pytest.approx(3000 * (numbers[-1] - numbers[0]), abs=30)
+    assert abs(frames[-1].captured_at - time.time()) < 10
+    assert frames[0].capture_clock == "arrival"
+    assert frames[-1].capture_clock == "rtcp"  # aiortc reports within 1.5 s
+
+
+@pytest.mark.parametrize("codec", ["VP8", "H264"])
+def test_the_size_may_change_in_mid_stream(codec: str) -> None:
+    def growing(number: int) -> NDArray[np.uint8]:
+        return numbered_picture(number % 256, *((320, 240) if number < 20 else (480, 360)))
+
+    with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source, publishing(source.url, codec, growing):
+        frames = list(itertools.islice(source, 40))
+        assert (source.info.width, source.info.height) == (480, 360)
+    assert {(frame.width, frame.height) for frame in frames} == {(320, 240), (480, 360)}
+    assert all((frame.width == 320) == (number_of(frame.image) < 20) for frame in frames)
+    assert all(a.pts < b.pts for a, b in itertools.pairwise(frames))
+
+
+def test_a_slow_reader_gets_the_newest_picture_and_is_told_what_it_missed() -> None:
+    with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source, publishing(source.url):
+        frames = []
+        for frame in source:
+            frames.append(frame)
+            if len(frames) == 6:
+                break
+            time.sleep(0.2)  # six pictures
+    numbers = [number_of(frame.image) for frame in frames]
+    missed = [b - a - 1 for a, b in itertools.pairwise(numbers)]
+    assert [frame.dropped_before for frame in frames[1:]] == missed
+    assert sum(missed) > 10
+
+
+def test_every_nth_picture_on_request() -> None:
+    with WebRtcListener("webrtc:0", media_hosts=LOOPBACK, vid_stride=3) as source, publishing(source.url):
+        frames = list(itertools.islice(source, 5))
+    assert [frame.index % 3 for frame in frames] == [0] * 5
+
+
+def test_one_publisher_after_the_other_on_one_clock() -> None:
+    with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source:
+        frames: list[Frame] = []
+        reader = threading.Thread(target=lambda: frames.extend(source))
+        reader.start()
+        for codec in ("VP8", "H264"):
+            seen = len(frames)
+            with publishing(source.url, codec):
+                until(lambda seen=seen: len(frames) > seen + 5)  # type: ignore[misc]
+        source.close()
+        reader.join(5)
+        assert not reader.is_alive()
+    assert all(a.pts < b.pts and a.index < b.index for a, b in itertools.pairwise(frames))
+    passed = frames[-1].decoded_at - frames[0].decoded_at
+    assert float((frames[-1].pts - frames[0].pts) * frames[0].time_base) == pytest.approx(passed, abs=0.5)
+
+
+def test_sound_and_data_beside_the_video_do_no_harm(serve: Callable[..., Served]) -> None:
+    served = serve()
+    connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+
+    async def publish() -> None:
+        connection.addTrack(AudioStreamTrack())
+        connection.createDataChannel("boxes")
+        connection.addTrack(Drawn(small))
+        for transceiver in connection.getTransceivers():
+            choose_addresses(transceiver, LOOPBACK)
+        assert connection.sctp is not None
+        await connection.setLocalDescription(await connection.createOffer())
+        body = {"type": "offer", "sdp": connection.localDescription.sdp}
+        async with aiohttp.ClientSession() as http, http.post(f"{served.url}/offer", json=body) as response:
+            answer = await response.json()
+        assert "a=inactive" in answer["sdp"]  # the sound
+        await connection.setRemoteDescription(RTCSessionDescription(answer["sdp"], answer["type"]))
+
+    served.do(publish())
+    try:
+        frames = list(itertools.islice(served.sources[0], 10))
+        assert all(frame.width == 320 for frame in frames)
+    finally:
+        served.do(connection.close())
+
+
+def test_a_new_publisher_takes_the_place_of_the_old() -> None:
+    with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source:
+        frames = iter(source)
+        with publishing(source.url, "VP8"):
+            assert next(frames).width == 320
+            with publishing(source.url, "VP8", lambda n: numbered_picture(n % 256, 160, 120)):
+                assert any(frame.width == 160 for frame in itertools.islice(frames, 60))
+
+
+# ---- the feed by itself
+
+
+@pytest.fixture
+def feed() -> Iterator[WebRtcFeed]:
+    feed = WebRtcFeed({97: "VP8"})
+    yield feed
+    feed.close()
+    feed.join()
+
+
+def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcFeed) -> None:
+    feed.take(CodedPicture(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
+    until(lambda: feed.damaged == 1)
+    assert feed.read(0.01) is None
+    assert [feed.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
+
+
+def test_pictures_after_a_loss_wait_for_a_key_frame(feed: WebRtcFeed) -> None:
+    coded = [bytes(packet) for packet in encoded_vp8(6, keys=(0, 4))]
+    for number, data in enumerate(coded):
+        feed.take(CodedPicture(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
+        if number in (0, 1, 4, 5):
+            picture = feed.read(5)
+            assert picture is not None
+            assert picture.timestamp == 3000 * number
+            assert picture.lost_before == (2 if number == 4 else 0)
+    assert feed.damaged == 2
+
+
+def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcFeed) -> None:
+    key, delta = (bytes(packet) for packet in encoded_vp8(2, keys=(0,)))
+    with feed._changed:  # the decoder is kept waiting
+        for number in range(70):
+            feed.take(CodedPicture(delta if number else key, number, 97, 0.0, after_loss=False))
+        assert len(feed._coded) < 65
+    until(lambda: feed.damaged == 70)
+    assert feed.asks_for_key_frame(1.0)
+
+
+def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcFeed) -> None:
+    picture = CodedPicture(b"", 90_000, 97, time.monotonic(), after_loss=False)
+    assert feed._captured_at(picture) is None
+    feed.note_report(SenderReport(time.time() - 1, 0))
+    assert feed._captured_at(picture) == pytest.approx(time.time(), abs=0.5)
+    feed.note_report(SenderReport(4711.0, 0))
+    assert feed._captured_at(picture) is None
+
+
+def test_key_frames_are_told_from_others() -> None:
+    assert is_key_frame("VP8", b"\x10\x02\x00\x9d\x01\x2a\x40\x01")
+    assert not is_key_frame("VP8", b"\x11\x02\x00\x9d\x01\x2a\x40\x01")
+    start = b"\x00\x00\x00\x01"
+    assert is_key_frame("H264", start + b"\x67abc" + start + b"\x68a" + start + b"\x65picture")
+    assert not is_key_frame("H264", start + b"\x41picture")
+    assert not is_key_frame("H264", b"the rest of something" + start + b"\x65picture")
+    assert not is_key_frame("H264", b"")
+
+
+# ---- what users type
+
+
+def test_the_targets_that_users_type() -> None:
+    assert ListenTarget.parse("webrtc:") == ListenTarget("127.0.0.1", 8081, "/whip", None, (), ())
+    assert ListenTarget.parse("webrtc:9000").port == 9000
+    target = ListenTarget.parse("webrtc://0.0.0.0:9000/door?token=sesame&origin=https://a.example&ice=stun:b.example")
+    assert target == ListenTarget("0.0.0.0", 9000, "/door", "sesame", ("https://a.example",), ("stun:b.example",))
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("webrtc:door", "webrtc: give a port"),
+        ("webrtc:99999", "webrtc: give a port"),
+        ("webrtc://0.0.0.0:9000", "can be reached by others, so a token is needed"),
+        ("webrtc://127.0.0.1?tokn=x", "no such setting as 'tokn'"),
+        ("webrtc://sesame@127.0.0.1", "a token is given as"),
+        ("webrtc://127.0.0.1:0?ice=http://x", "webrtc: malformed uri"),
+    ],
+)
+def test_a_wrong_target_is_told_in_one_line(target: str, line: str) -> None:
+    with pytest.raises(SourceError, match=line) as error:
+        WebRtcListener(target)
+    assert "sesame" not in str(error.value)
+
+
+def test_a_target_is_opened_like_any_other() -> None:
+    with open_source("webrtc:0") as source:
+        assert isinstance(source, WebRtcListener)
+        assert source.status.state == "connecting"
+        assert (source.name, source.info.live, source.info.url) == ("webrtc", True, source.url)
+    with pytest.raises(SourceError, match="start and end are for files"):
+        open_source("webrtc:0", start=3)
+
+
+def test_a_port_in_use_is_told_in_one_line() -> None:
+    with (
+        WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as first,
+        pytest.raises(SourceError, match=r"webrtc: cannot listen on 127.0.0.1:\d+: address already in use$"),
+    ):
+        WebRtcListener(first.url.replace("http:", "webrtc:"))
+
+
+def test_what_is_no_host_is_told_in_one_line() -> None:
+    with pytest.raises(SourceError, match=r"webrtc: cannot listen on a\.\.b:0: no host can be called so$"):
+        WebRtcListener("webrtc://a..b:0?token=sesame")
+
+
+def test_the_address_that_is_shown_bears_no_token() -> None:
+    with WebRtcListener("webrtc://127.0.0.1:0/door?token=sesame") as source:
+        assert source.info.url == source.url
+        assert source.url.endswith("/door")

@@ -1,0 +1,195 @@
+"""What the tests of the engine share: tiny random models, synthetic pictures, data packs made of them. Needs no av."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import save_file
+
+from saccade.engine import Detect, Engine, Result
+from saccade.engine.models.moondream.config import (
+    MoondreamConfig,
+    RegionConfig,
+    TextConfig,
+    TokenizerConfig,
+    VisionConfig,
+)
+from saccade.engine.models.moondream.csp_stem import Conv, CspStem
+from saccade.engine.models.moondream.model import Moondream
+from tests.support import REPO
+
+GOLDEN = REPO / "tests" / "data" / "golden-tiny"
+NANO = REPO / "engine" / "models" / "nano"
+_WAIT_S = 60
+
+TINY = MoondreamConfig(
+    text=TextConfig(
+        dim=32, ff_dim=48, n_layers=2, vocab_size=400, max_context=96, n_heads=4, n_kv_heads=2, prefix_attn=17
+    ),
+    vision=VisionConfig(
+        enc_dim=16,
+        enc_patch_size=4,
+        enc_n_layers=1,
+        enc_ff_dim=24,
+        enc_n_heads=2,
+        proj_out_dim=32,
+        crop_size=16,
+        max_crops=6,
+        overlap_margin=1,
+        proj_inner_dim=24,
+    ),
+    region=RegionConfig(dim=32, coord_feat_dim=8, size_feat_dim=8, inner_dim=24),
+    tokenizer=TokenizerConfig(
+        templates={
+            "caption": {"short": [1, 30, 2, 49, 3], "normal": [1, 30, 2, 38, 3], "long": [1, 30, 2, 59, 3]},
+            "query": {"prefix": [1, 38, 2], "suffix": [3]},
+            "detect": {"prefix": [1, 23, 47, 2], "suffix": [3]},
+            "point": {"prefix": [1, 81, 2], "suffix": [3]},
+        }
+    ),
+)
+"""Every part of the family, small enough for hundreds of examples: 4×4 image tokens, grouped keys, tiles."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of a few hundred numbers: several threads only wait for each other, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def random_model(config: MoondreamConfig, seed: int = 0) -> Moondream:
+    """A model in evaluation mode whose weights are random and large enough that every part matters."""
+    generator = torch.Generator().manual_seed(seed)
+    model = Moondream(config).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        spread = 0.5 if parameter.ndim < 2 else 1.5 / parameter[0].numel() ** 0.5
+        if name.endswith("_features"):
+            spread = 3.0
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+        if ".ln" in name and name.endswith("weight"):
+            parameter.add_(1.0)
+    return model
+
+
+def write_model(folder: Path, config: MoondreamConfig, model: Moondream | None = None) -> Path:
+    """Leave config.json and model.safetensors in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
+    state = (model or random_model(config)).state_dict()
+    save_file({f"model.{name}": tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    return folder
+
+
+def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """A picture of smooth random colours."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+
+
+SCREEN = (0.2, 0.2, 0.8, 0.8)  # a `square` that nano takes for a tv
+
+
+def square(
+    height: int, width: int, box: tuple[float, float, float, float], colour: tuple[int, int, int] = (250, 250, 250)
+) -> NDArray[np.uint8]:
+    """A dark picture with one bright box, x1 y1 x2 y2 as fractions."""
+    picture = np.full((height, width, 3), 20, np.uint8)
+    x1, y1, x2, y2 = box
+    picture[round(y1 * height) : round(y2 * height), round(x1 * width) : round(x2 * width)] = colour
+    return picture
+
+
+class Held:
+    """Keeps an engine's worker busy until `release`: what is submitted meanwhile waits."""
+
+    def __init__(self, engine: Engine, image: NDArray[np.uint8]) -> None:
+        self._gate, self._held = threading.Event(), threading.Event()
+        caller = threading.current_thread()
+
+        def hold(_: Future[Result]) -> None:
+            if threading.current_thread() is not caller:  # else it was done before it could be held
+                self._held.set()
+                self._gate.wait(_WAIT_S)
+
+        while not self._held.is_set():
+            self.first = engine.submit(image, [Detect("x", 3, 0.0)])
+            self.first.add_done_callback(hold)
+            self.first.result(_WAIT_S)
+            self._held.wait(0.1)
+
+    def release(self) -> None:
+        self._gate.set()
+
+
+def label(picture: int, split: str = "val", **groups: Any) -> dict[str, Any]:
+    """One line of a pack's labels; `groups` are `boxes`, `maybe` and `unknown` as the pack has them."""
+    return {"id": f"{picture:06d}", "split": split, "tar": picture % 2, "source": "synthetic", "licence": "none"} | {
+        "boxes": groups.get("boxes", {}),
+        "unknown": groups.get("unknown", []),
+        "maybe": groups.get("maybe", {}),
+    }
+
+
+def write_pack(
+    folder: Path, classes: Iterable[str], pictures: Iterable[tuple[NDArray[np.uint8], dict[str, Any]]]
+) -> Path:
+    """A data pack: two tars of lossless webp, labels.jsonl.gz and classes.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "classes.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
+    records = []
+    with tarfile.open(folder / "images-00.tar", "w") as even, tarfile.open(folder / "images-01.tar", "w") as odd:
+        for picture, record in pictures:
+            buffer = io.BytesIO()
+            Image.fromarray(picture).save(buffer, "webp", lossless=True)
+            member = tarfile.TarInfo(f"{record['id']}.webp")
+            member.size = buffer.tell()
+            buffer.seek(0)
+            (odd if record["tar"] else even).addfile(member, buffer)
+            records.append(record | {"height": picture.shape[0], "width": picture.shape[1]})
+    with gzip.open(folder / "labels.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    return folder
+
+
+def write_graph(folder: Path, change: Callable[[list[dict[str, Any]]], None] = lambda nodes: None) -> CspStem:
+    """A TensorFlow.js graph with the convolutions of a random stem, as NanoDet-g's is written; and that stem."""
+    torch.manual_seed(0)
+    stem = CspStem(4)
+    convs = [module.conv for module in stem.modules() if isinstance(module, Conv)]
+    nodes: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = [{"name": "shape", "shape": [2], "dtype": "int32"}]
+    data = np.array([7, 9], "<i4").tobytes()
+    for i, conv in enumerate(convs):
+        name, stride = f"PartitionedCall/convolution{f'_{i}' if i else ''}", str(conv.stride[0])
+        assert conv.bias is not None
+        for kind, value in (("kernel", conv.weight.permute(2, 3, 1, 0)), ("bias", conv.bias.view(1, 1, 1, -1))):
+            half = value.detach().half().contiguous().numpy()
+            quantised = {"quantization": {"dtype": "float16", "original_dtype": "float32"}}
+            entries.append({"name": f"{kind}_{i}", "shape": list(half.shape), "dtype": "float32"} | quantised)
+            data += half.tobytes()
+        attr = {"strides": {"list": {"i": ["1", stride, stride, "1"]}}}
+        nodes.append({"name": name, "op": "Conv2D", "input": ["x", f"kernel_{i}"], "attr": attr})
+        nodes.append({"name": f"add_{i}", "op": "Add", "input": [name, f"bias_{i}"]})
+    change(nodes)
+    manifest = [{"paths": ["graph.bin"], "weights": entries}]
+    graph = {"modelTopology": {"node": nodes[::-1]}, "weightsManifest": manifest}
+    (folder / "graph.json").write_text(json.dumps(graph), encoding="utf-8")
+    (folder / "graph.bin").write_bytes(data)
+    return stem

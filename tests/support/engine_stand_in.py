@@ -1,0 +1,324 @@
+"""An executor whose model is arithmetic, on real streams: thousands of schedules where a tower would take a day.
+
+What a step reads and writes on the device is there: lanes that carry the sequence on, pages and adapter slots that
+remember who filled them, buffers of the slots. Whoever touches what is not theirs, or too early, is told.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
+from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.output_state import Phase, Sampling, Skill
+from saccade.engine.scheduling.scheduler import Row, Step, StepKind
+
+Values = tuple[float, float, float]
+EOS, VOCAB = 0, 6
+
+
+class ViolationError(Exception):
+    """A step has touched what is not its own, or not yet."""
+
+
+def mix(*numbers: int) -> int:
+    """A number that depends on all of them."""
+    x = 0
+    for number in numbers:
+        x = ((x ^ number) * 0x9E3779B97F4A7C15 + 0x1234567) & (1 << 64) - 1
+        x ^= x >> 29
+    return x
+
+
+def begin(image: int, adapter: Adapter | None, prompt: Sequence[int]) -> int:
+    """State of a sequence whose prompt has been read."""
+    return mix(image, 0 if adapter is None else 1 + ord(adapter.name), *prompt)
+
+
+def decide(state: int, phase: Phase, sampling: Sampling, number: int, allowed: Sequence[int] | None) -> Values:
+    """What a step samples from a state; `number` is its place in the sequence."""
+    h = mix(state, phase)
+    if phase is Phase.TOKEN:
+        tokens = sorted(range(VOCAB) if allowed is None else allowed)
+        if sampling.temperature > 0:
+            h = mix(sampling.seed, number)
+        return float(tokens[h % len(tokens)]), 0.0, 0.0
+    if phase is Phase.BEGIN:
+        return h % 997 / 997 * 4 - 1, h % 991 / 991, 0.0
+    return h % 983 / 983, h % 977 / 977, 0.0
+
+
+def carry_on(state: int, values: Values) -> int:
+    """State after what was sampled has been fed."""
+    return mix(state, *(hash(value) & (1 << 64) - 1 for value in values))
+
+
+def alone(image: int, adapter: Adapter | None, prompt: Sequence[int], skill: Skill, start: int) -> None:
+    """The answer of a loop that knows no steps in flight; `start` is the place of the prompt."""
+    state, number = begin(image, adapter, prompt), start + len(prompt) - 1
+    while (phase := skill.next_phase()) is not None:
+        values = decide(state, phase, skill.sampling, number, skill.allowed())
+        if skill.commit(values):
+            return
+        state, number = carry_on(state, values), number + 1
+
+
+class SlotGuard:
+    """Knows how far each slot's last step has come, and refuses what would disturb it. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unread: dict[int, int] = {}  # slot: step, from its launch until the host has read it
+        self._copying: dict[int, int] = {}  # slot: step, from its sampling until its copy is done
+        self._launched = 0
+
+    def launch(self, slot: int) -> int:
+        with self._lock:
+            if slot in self._unread:
+                raise ViolationError(f"slot {slot} is launched before step {self._unread[slot]} in it has been read")
+            self._launched += 1
+            self._unread[slot] = self._launched
+            return self._launched
+
+    def finalize(self, step: int) -> None:
+        with self._lock:
+            oldest = min(self._unread.values(), default=step)
+            if oldest < step:
+                raise ViolationError(f"step {step} is sampled before step {oldest} has been read")
+
+    def write(self, slot: int, step: int) -> None:
+        with self._lock:
+            if slot in self._copying:
+                raise ViolationError(f"step {step} writes slot {slot} while step {self._copying[slot]} is being copied")
+            self._copying[slot] = step
+
+    def copied(self, slot: int) -> None:
+        with self._lock:
+            self._copying.pop(slot, None)
+
+    def read(self, slot: int) -> None:
+        with self._lock:
+            if slot in self._copying:
+                raise ViolationError(f"slot {slot} is read before it has been copied")
+            self._unread.pop(slot, None)
+
+    def failed(self, slot: int) -> None:
+        """Nobody will read it; what is on the streams runs on."""
+        with self._lock:
+            self._unread.pop(slot, None)
+
+
+class SlowStream(CpuStream):
+    """A stream whose work begins late now and then."""
+
+    def __init__(self, name: str, dice: random.Random, slowest_s: float) -> None:
+        self._dice, self._slowest_s = dice, slowest_s
+        super().__init__(name)
+
+    def run(self, work: Callable[[], None]) -> None:
+        late_s = self._dice.choice([0.0, 0.0, self._dice.uniform(0, self._slowest_s)])
+
+        def late() -> None:
+            if late_s:
+                time.sleep(late_s)
+            work()
+
+        super().run(late)
+
+
+@dataclass(slots=True)
+class _Fed:
+    """A row as it was launched."""
+
+    row: Row[int]
+    owner: int
+    look: int
+    image: int
+    adapter: Adapter | None
+    adapter_slot: int
+    lane: int
+    prefix: tuple[int, ...]
+    pages: tuple[int, ...]
+    number: int
+
+    def touches(self, other: _Fed) -> bool:
+        """Whether it begins where the other still is."""
+        adapters = self.adapter_slot == other.adapter_slot and self.adapter is not other.adapter
+        shared = {*self.prefix, *self.pages} & {*other.prefix, *other.pages}
+        return adapters or self.lane == other.lane or bool(shared)
+
+
+class StandIn:
+    """Has the face of `executor.Executor`. Pages are tagged by their owners; a page is private to one answer."""
+
+    def __init__(self, depth: int, n_lanes: int, n_pages: int, dice: random.Random, slowest_s: float = 3e-4) -> None:
+        self.guard = SlotGuard()
+        self._compute, self._copy = (SlowStream(name, dice, slowest_s) for name in ("compute", "copy"))
+        self._lanes = [0] * n_lanes
+        self._pages: list[int] = [0] * n_pages
+        self._adapters: dict[int, Adapter | None] = {}
+        self._rows: list[list[_Fed]] = [[] for _ in range(depth)]
+        self._flying: dict[int, list[_Fed]] = {}  # launched and not read
+        self._steps = [0] * depth
+        self._sampled: list[list[Values]] = [[] for _ in range(depth)]
+        self._host: list[list[Values]] = [[] for _ in range(depth)]
+        self._ready: list[Event | None] = [None] * depth
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        return {"compute": self._compute, "copy": self._copy}
+
+    def launch(self, slot: int, step: Step[int]) -> None:
+        try:
+            self._steps[slot] = self.guard.launch(slot)
+        except ViolationError as error:
+            self._compute.run(_raiser(error))
+        rows = [_fed(row, step.kind) for row in step.rows]
+        if step.kind is StepKind.PREFILL:
+            flying = [fed for other in self._flying.values() for fed in other]
+            if any(fed.touches(other) for fed in rows for other in flying):
+                self._compute.run(_raiser(ViolationError("what a step in flight uses has been given away")))
+        self._rows[slot] = self._flying[slot] = rows
+        self._compute.run(lambda: self._forward(rows, step.kind))
+
+    def finalize(self, slot: int, step: Step[int]) -> None:
+        number, rows = self._steps[slot], self._rows[slot]
+        try:
+            self.guard.finalize(number)
+        except ViolationError as error:
+            self._compute.run(_raiser(error))
+        skills = [row.answer.skill for row in step.rows]
+        allowed = [
+            None if row.answer.finalized else skill.allowed() for row, skill in zip(step.rows, skills, strict=True)
+        ]
+
+        def sample() -> None:
+            self.guard.write(slot, number)
+            self._sampled[slot] = []
+            for fed, skill, ids in zip(rows, skills, allowed, strict=True):
+                values = decide(self._lanes[fed.lane], fed.row.phase, skill.sampling, fed.number, ids)
+                self._lanes[fed.lane] = carry_on(self._lanes[fed.lane], values)
+                self._sampled[slot].append(values)
+
+        def copy() -> None:
+            self._host[slot] = list(self._sampled[slot])
+            self.guard.copied(slot)
+
+        self._compute.run(sample)
+        self._copy.wait(self._compute.record())
+        self._copy.run(copy)
+        self._ready[slot] = self._copy.record()
+
+    def read(self, slot: int, step: Step[int]) -> list[Values]:
+        ready = self._ready[slot]
+        assert ready is not None
+        self._flying.pop(slot, None)
+        try:
+            ready.synchronize()
+        except BaseException:
+            self.guard.copied(slot)
+            self.guard.read(slot)
+            raise
+        self.guard.read(slot)
+        return self._host[slot]
+
+    def failed(self, slot: int) -> None:
+        """To be called when a part of the slot's step raises."""
+        self._flying.pop(slot, None)
+        self.guard.failed(slot)
+
+    def close(self) -> None:
+        self._compute.close()
+        self._copy.close()
+
+    def _forward(self, rows: list[_Fed], kind: StepKind) -> None:
+        for fed in rows:
+            if kind is StepKind.PREFILL:
+                if fed.adapter is not None:
+                    self._adapters[fed.adapter_slot] = fed.adapter
+                for page in fed.prefix:
+                    self._pages[page] = fed.look
+                for page in fed.pages:
+                    self._pages[page] = fed.owner
+                self._lanes[fed.lane] = begin(fed.image, fed.adapter, fed.row.answer.prompt)
+                continue
+            if fed.adapter is not None and self._adapters[fed.adapter_slot] is not fed.adapter:
+                raise ViolationError("an adapter has lost its slot while it was used")
+            if any(self._pages[page] != fed.look for page in fed.prefix):
+                raise ViolationError("the pages of a picture have been taken while it was looked at")
+            if any(self._pages[page] != fed.owner for page in fed.pages):
+                raise ViolationError("the pages of an answer have been taken while it was written")
+
+
+class FaultError(Exception):
+    """What a `Faulty` executor raises."""
+
+
+class Faulty(StandIn):
+    """Fails now and then: before a part of a step is on the streams, behind it, or on them.
+
+    Attributes:
+        hit: pictures of the steps that have failed.
+    """
+
+    def __init__(self, depth: int, n_lanes: int, n_pages: int, dice: random.Random, rate: float) -> None:
+        super().__init__(depth, n_lanes, n_pages, dice)
+        self._faults, self._rate = random.Random(dice.random()), rate
+        self.hit: set[int] = set()
+        self._unfilled: set[int] = set()  # pictures whose prefill fails on the stream
+
+    def launch(self, slot: int, step: Step[int]) -> None:
+        if self._struck(step):
+            self._unfilled.update(look.image for look in step.looks)
+            self._compute.run(_raiser(FaultError("on the stream")))
+        self._faltering(super().launch, slot, step)
+
+    def finalize(self, slot: int, step: Step[int]) -> None:
+        self._faltering(super().finalize, slot, step)
+
+    def _forward(self, rows: list[_Fed], kind: StepKind) -> None:
+        # What a failed prefill was to fill is not there for the decode step that is on the stream behind it already.
+        super()._forward([fed for fed in rows if fed.image not in self._unfilled], kind)
+
+    def _struck(self, step: Step[int]) -> bool:
+        if self._faults.random() >= self._rate:
+            return False
+        self.hit.update(row.answer.look.image for row in step.rows)
+        return True
+
+    def _faltering(self, part: Callable[[int, Step[int]], None], slot: int, step: Step[int]) -> None:
+        early = self._struck(step)
+        if not early:
+            part(slot, step)
+        if early or self._struck(step):
+            self.failed(slot)
+            raise FaultError("before it is on the stream" if early else "behind it")
+
+
+def _fed(row: Row[int], kind: StepKind) -> _Fed:
+    answer = row.answer
+    look = answer.look
+    number = row.position + (len(answer.prompt) - 1 if kind is StepKind.PREFILL else 0)
+    return _Fed(
+        row,
+        id(answer),
+        id(look),
+        look.image,
+        look.adapter,
+        look.adapter_slot,
+        answer.lane,
+        look.pages,
+        answer.pages,
+        number,
+    )
+
+
+def _raiser(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail

@@ -1,0 +1,161 @@
+"""A stream of numbered pictures that anybody can watch over WHEP, and an aiortc viewer; over 127.0.0.1 only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpReceiver, RTCSessionDescription
+from aiortc.mediastreams import MediaStreamError
+
+from saccade.engine.results import Detections, Points, Result
+from saccade.pipeline.server.whep_server import WhepServer
+from saccade.sinks import Latency
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import Frame
+from saccade.sources.webrtc.peer import choose_addresses
+from tests.support.clips import number_of, numbered_picture
+from tests.support.webrtc import LOOPBACK, Publisher, own_loop
+
+WIDTH, HEIGHT = 320, 240
+
+
+class Stage:
+    """A server, a stream "door" of 30 pictures a second, and a loop for viewers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
+        self.loop = loop
+        self.videos = BroadcastSink()
+        self.whep = WhepServer(self.videos, media_hosts=LOOPBACK, **settings)
+        self.url = ""
+        self._over = threading.Event()
+        self._feeder = threading.Thread(target=self._feed, name="feeder")
+
+    def do(self, work: Any) -> Any:
+        return Publisher(self.loop).do(work)
+
+    async def open(self) -> None:
+        application = web.Application()
+        application.add_routes(self.whep.routes())
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        await self.whep.close()
+        await self._runner.cleanup()
+
+    def ask(self, method: str, path: str = "/whep/door", **how: Any) -> tuple[int, str, Any]:
+        """Status, text and headers of a response."""
+
+        async def asked() -> tuple[int, str, Any]:
+            async with aiohttp.ClientSession() as http, http.request(method, self.url + path, **how) as response:
+                return response.status, await response.text(), response.headers
+
+        told: tuple[int, str, Any] = self.do(asked())
+        return told
+
+    def post(self, offer: str | bytes, path: str = "/whep/door", **headers: str) -> tuple[int, str, Any]:
+        return self.ask("POST", path, data=offer, headers={"Content-Type": "application/sdp", **headers})
+
+    def _feed(self) -> None:
+        number, begun = 0, time.monotonic()
+        while not self._over.wait(max(0.0, begun + number / 30 - time.monotonic())):
+            image = numbered_picture(number % 256, WIDTH, HEIGHT)
+            base = Fraction(1, 90_000)
+            frame = Frame(image, "door", number, number * 3000, base, time.time(), "arrival", time.monotonic(), 1.0)
+            result = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))
+            self.videos.write(frame, result, Latency())
+            number += 1
+
+
+@contextmanager
+def staging(**settings: Any) -> Iterator[Stage]:
+    with own_loop() as loop:
+        stage = Stage(loop, **settings)
+        stage.do(stage.open())
+        stage._feeder.start()
+        try:
+            while not stage.videos.streams:
+                time.sleep(0.01)
+            yield stage
+        finally:
+            stage._over.set()
+            stage._feeder.join()
+            stage.videos.close()
+            stage.do(stage.close())
+
+
+class Watcher:
+    """A viewer.
+
+    Attributes:
+        numbers: of the pictures that came, in order.
+        times: theirs, on the RTP clock, from the first one's on.
+        records: what came on the data channel.
+    """
+
+    def __init__(self, codecs: tuple[str, ...]) -> None:
+        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.numbers: list[int] = []
+        self.times: list[int] = []
+        self.sizes: set[tuple[int, int]] = set()
+        self.records: list[dict[str, Any]] = []
+        self.location = ""
+        self._codecs = codecs
+        self._tasks: list[Any] = []
+
+    async def offer(self) -> str:
+        transceiver = self.connection.addTransceiver("video", direction="recvonly")
+        known = RTCRtpReceiver.getCapabilities("video").codecs
+        transceiver.setCodecPreferences([c for c in known if c.mimeType.removeprefix("video/") in self._codecs])
+        self.channel = self.connection.createDataChannel("results")
+        self.channel.on("message", lambda text: self.records.append(json.loads(text)))
+        self.connection.on("track", lambda track: self._tasks.append(asyncio.ensure_future(self._watch(track))))
+        choose_addresses(transceiver, LOOPBACK)
+        await self.connection.setLocalDescription(await self.connection.createOffer())
+        sdp: str = self.connection.localDescription.sdp
+        return sdp
+
+    async def take(self, answer: str) -> None:
+        await self.connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+
+    async def close(self) -> None:
+        await self.connection.close()
+        await asyncio.gather(*self._tasks)
+
+    async def _watch(self, track: Any) -> None:
+        try:
+            while True:
+                frame = await track.recv()
+                picture = frame.to_ndarray(format="rgb24")
+                self.sizes.add((picture.shape[1], picture.shape[0]))
+                self.numbers.append(number_of(picture))
+                self.times.append(frame.pts)
+        except MediaStreamError:
+            return
+
+
+@contextmanager
+def watching(stage: Stage, query: str = "", codecs: tuple[str, ...] = ("VP8", "H264")) -> Iterator[Watcher]:
+    async def begun() -> Watcher:
+        return Watcher(codecs)
+
+    watcher = stage.do(begun())
+    try:
+        status, answer, headers = stage.post(stage.do(watcher.offer()), f"/whep/door{query}")
+        assert status == 201, answer
+        watcher.location = headers["Location"]
+        stage.do(watcher.take(answer))
+        yield watcher
+    finally:
+        stage.do(watcher.close())
