@@ -4,7 +4,7 @@ from saccade.sources.base import Source, SourceError, SourceInfo
 from saccade.sources.factory import open_source
 from saccade.sources.file import FileSource
 from saccade.sources.frame import CaptureClock, Frame, RgbImage
-from saccade.sources.images import PictureSource
+from saccade.sources.images import ImageSource
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.reconnect import LinkStatus, LiveError, Reason, State
 from saccade.sources.live.source import LiveSource
@@ -16,10 +16,10 @@ __all__ = [
     "FileSource",
     "Frame",
     "HwAccel",
+    "ImageSource",
     "LinkStatus",
     "LiveError",
     "LiveSource",
-    "PictureSource",
     "Reason",
     "RgbImage",
     "Source",

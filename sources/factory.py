@@ -8,7 +8,7 @@ from pathlib import Path
 
 from saccade.sources.base import Source, SourceError
 from saccade.sources.file import FileSource
-from saccade.sources.images import PICTURE_SUFFIXES, PictureSource
+from saccade.sources.images import IMAGE_SUFFIXES, ImageSource
 from saccade.sources.live.connection import Feed
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.ffmpeg import StreamAddress, StreamFeed
@@ -63,8 +63,8 @@ def open_source(
         name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
         return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
-    still = path.is_dir() or path.suffix.lower() in PICTURE_SUFFIXES
-    kind = PictureSource if still else FileSource
+    still = path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES
+    kind = ImageSource if still else FileSource
     return kind(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
 
 

@@ -19,12 +19,12 @@ from saccade.sources.base import Source, SourceError, SourceInfo
 from saccade.sources.file import check_readable
 from saccade.sources.frame import Frame, RgbImage
 
-PICTURE_SUFFIXES = frozenset({".avif", ".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 _TIME_BASE = Fraction(1)  # one picture a second: a folder becomes a slide show that one can follow
 
 
-class PictureSource(Source):
+class ImageSource(Source):
     """A picture, or all pictures directly inside a folder, as a source of one frame a second.
 
     Names are sorted as people count: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are the place in that order.
@@ -117,11 +117,11 @@ class PictureSource(Source):
 
 def _pictures_in(folder: Path) -> list[Path]:
     try:
-        found = [p for p in folder.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES and not p.name.startswith(".")]
+        found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith(".")]
     except OSError as error:
         raise SourceError(f"{folder} cannot be read: {error.strerror}") from None
     if not found:
-        raise SourceError(f"{folder} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))})")
+        raise SourceError(f"{folder} holds no pictures ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return sorted(found, key=_natural_key)
 
 

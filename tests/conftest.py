@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support import REPO
-from tests.support.clips import MakeClip, numbered_picture
+from tests.support.clips import MakeClip, numbered_image
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def shared_clips() -> Path:
 
 @pytest.fixture
 def make_clip(tmp_path: Path) -> MakeClip:
-    """Encode a small clip whose pictures are `numbered_picture(0)`, `numbered_picture(1)`, …"""
+    """Encode a small clip whose pictures are `numbered_image(0)`, `numbered_image(1)`, …"""
 
     def make(
         name: str = "clip.mp4",
@@ -61,7 +61,7 @@ def make_clip(tmp_path: Path) -> MakeClip:
             sound_stream = container.add_stream(audio, rate=48000) if audio else None
             if picture_stream is not None:
                 for number, stamp in enumerate(stamps):
-                    picture = numbered_picture(number, *size)
+                    picture = numbered_image(number, *size)
                     if noise:
                         grain = np.random.default_rng(number).integers(0, 60, picture.shape, dtype=np.uint8)
                         picture = np.clip(picture, 0, 190) + grain

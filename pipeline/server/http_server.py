@@ -22,7 +22,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, Api
 from saccade.sources.http.app_server import AppServer
-from saccade.sources.http.auth import Door, refusal
+from saccade.sources.http.auth import HttpAuth, refusal
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HttpServer(AppServer):
         port: the port; 0 for any that is free.
         token: what clients must know, as `Authorization: Bearer` or `?token=`.
         origins: pages that may connect, besides those of this server itself.
-        routes: further routes, behind the same door.
+        routes: further routes, behind the same authentication.
         public: paths of further routes that need no token, such as that of a page that asks for it.
         on_startup: called on the event loop before anybody is let in.
         on_cleanup: called on the event loop when nobody is let in any more.
@@ -65,11 +65,11 @@ class HttpServer(AppServer):
     ) -> None:
         check_open(host, token)
         self._token = token
-        self._door = Door(token, origins)
+        self._auth = HttpAuth(token, origins)
         self._public = frozenset(public)
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         if streams is not None:
-            application.add_routes(Api(streams, self._door, add or partial(begin, streams)).routes())
+            application.add_routes(Api(streams, self._auth, add or partial(begin, streams)).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)
@@ -87,7 +87,7 @@ class HttpServer(AppServer):
                 # Any page can have its own name resolve to this machine, and then read what no token protects.
                 raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
             public = request.method == "OPTIONS" or request.path in self._public
-            cors = self._door.check_origin(request) if public else self._door.admit(request)
+            cors = self._auth.check_origin(request) if public else self._auth.authorize(request)
             response = await handler(request)
         except web.HTTPException as error:
             if error.status < 400:

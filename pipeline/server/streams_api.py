@@ -29,7 +29,7 @@ from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.prometheus import Metrics
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
-from saccade.sources.http.auth import Door, read_text, refusal
+from saccade.sources.http.auth import HttpAuth, read_text, refusal
 
 MAX_BODY_BYTES = 64 * 1024
 
@@ -41,13 +41,13 @@ class Api:
 
     Args:
         streams: what is told of and changed.
-        door: answers pages that ask whether they may.
+        auth: answers pages that ask whether they may.
         add: begins a stream as POST asks for it.
     """
 
-    def __init__(self, streams: Streams, door: Door, add: Callable[[StreamConfig], Run]) -> None:
+    def __init__(self, streams: Streams, auth: HttpAuth, add: Callable[[StreamConfig], Run]) -> None:
         self._streams = streams
-        self._door = door
+        self._auth = auth
         self._add = add
         self._metrics = Metrics(streams)
 
@@ -113,7 +113,7 @@ class Api:
         return web.Response(status=204)
 
     async def _preflight(self, request: web.Request) -> web.Response:
-        return await self._door.preflight(request, "GET, POST, PATCH, DELETE", "application/json")
+        return await self._auth.preflight(request, "GET, POST, PATCH, DELETE", "application/json")
 
     def _run(self, request: web.Request) -> Run:
         try:

@@ -19,7 +19,7 @@ from aiortc.mediastreams import MediaStreamError
 from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import Viewer
 from saccade.sinks.video.live_encoder import TIME_BASE, Codec
-from saccade.sources.webrtc.peer import OfferError, Peer, Terms, supplant
+from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings, replace_private
 
 _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the better one first
 _RTP_CLOCK = "_RTCRtpSender__rtp_timestamp"
@@ -61,13 +61,13 @@ class ViewerPeer(Peer):
         messages: each record goes there, with `rtp_timestamp`, that of its picture.
 
     Args:
-        terms, on_closed: as in `Peer`.
+        settings, on_closed: as in `Peer`.
     """
 
-    wanted = f"accept {' or '.join(_CODECS)}"
+    requirement = f"accept {' or '.join(_CODECS)}"
 
-    def __init__(self, terms: Terms, on_closed: Callable[[], object]) -> None:
-        super().__init__(terms, on_closed)
+    def __init__(self, settings: PeerSettings, on_closed: Callable[[], object]) -> None:
+        super().__init__(settings, on_closed)
         self._track = _Track(self._send_record)
         self._transceiver = self._connection.addTransceiver(self._track, direction="sendonly")
         known = RTCRtpSender.getCapabilities("video").codecs
@@ -81,19 +81,19 @@ class ViewerPeer(Peer):
 
     def watch(self, join: Callable[[Callable[[], None]], tuple[Viewer, Callable[[], None]]]) -> None:
         """Begin to send what `join`, given how to be woken from any thread, lets this viewer see."""
-        self._track.viewer, self._leave = join(partial(self._soon, self._wake))
+        self._track.viewer, self._leave = join(partial(self._call_soon, self._wake))
         self._wake()
 
-    def _choose(self) -> RTCRtpTransceiver:
+    def _select_transceiver(self) -> RTCRtpTransceiver:
         if "send" not in (self._transceiver._offerDirection or ""):
             raise OfferError("the offer does not ask for video", understood=True)
         return self._transceiver
 
-    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
+    def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
         self.codec = _chosen_codec(self.answer)
         self._sender = transceiver.sender
-        self._listen(self._sender)
-        supplant(self._sender, "_send_keyframe", self._ask)
+        self._intercept_rtcp(self._sender)
+        replace_private(self._sender, "_send_keyframe", self._ask)
 
     async def _close(self) -> None:
         self._leave()
@@ -128,4 +128,4 @@ def _chosen_codec(answer: str) -> Codec:
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):
                 return name
-    raise OfferError(f"no codec in common; {ViewerPeer.wanted}", understood=True)
+    raise OfferError(f"no codec in common; {ViewerPeer.requirement}", understood=True)

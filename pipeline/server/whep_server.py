@@ -20,25 +20,25 @@ from aiortc import RTCIceServer
 from saccade.pipeline.server.whep_peer import ViewerPeer
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View
 from saccade.sources.http.auth import refusal
-from saccade.sources.webrtc.signaling import SILENCE_S, Signalling
+from saccade.sources.webrtc.signaling import SILENCE_S, Signaling
 
 log = logging.getLogger(__name__)
 
 MAX_VIEWERS = 16
 
 
-class WhepServer(Signalling[ViewerPeer]):
+class WhepServer(Signaling[ViewerPeer]):
     """The endpoint. `close` ends every viewer's session.
 
     Args:
         videos: what can be watched; it stays the caller's.
-        token, origins, ice_servers, media_hosts, silence_s: as in `Signalling`.
+        token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
         max_viewers: how many may watch at a time, all streams together.
         answer: called with the name of the stream and what its viewer says over the data channel; what it returns is
             sent back. Must return at once.
     """
 
-    crowd = "are watching"
+    activity = "are watching"
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class WhepServer(Signalling[ViewerPeer]):
         return self._session_routes(f"{path}/{{stream}}")
 
     def _new_peer(self, on_closed: Callable[[], object]) -> ViewerPeer:
-        return ViewerPeer(self._terms, on_closed)
+        return ViewerPeer(self._settings, on_closed)
 
     async def _open(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, ViewerPeer]:
         stream = request.match_info["stream"]

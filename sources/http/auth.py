@@ -18,7 +18,7 @@ from aiohttp import web
 _BODY_S = 5.0  # for a client to send its body in
 
 
-class Door:
+class HttpAuth:
     """Lets requests in, or raises the response that refuses them: one line of text that says why.
 
     Args:
@@ -30,7 +30,7 @@ class Door:
         self._token = token
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
 
-    def admit(self, request: web.Request) -> dict[str, str]:
+    def authorize(self, request: web.Request) -> dict[str, str]:
         """Check origin and token; return the headers that let the page read the answer.
 
         Raises:

@@ -30,7 +30,7 @@ class Packet(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class CodedPicture:
+class CodedFrame:
     """One coded picture as the sender packed it.
 
     Attributes:
@@ -77,7 +77,7 @@ class JitterBuffer:
         self._payload_type = 0
         self._arrived = 0.0
 
-    def add(self, packet: Packet, now: float) -> list[CodedPicture]:
+    def add(self, packet: Packet, now: float) -> list[CodedFrame]:
         """Take one packet in, at `now` seconds, and return the pictures that are whole with it: mostly none or one."""
         if packet.ssrc != self._ssrc:
             lost = self._ssrc is not None
@@ -101,15 +101,15 @@ class JitterBuffer:
             pictures += self._take()
         return pictures
 
-    def _take(self) -> list[CodedPicture]:
+    def _take(self) -> list[CodedFrame]:
         """Everything that lies in order from the next packet on."""
-        pictures: list[CodedPicture] = []
+        pictures: list[CodedFrame] = []
         while (entry := self._waiting.pop(self._next, None)) is not None:
             self._next = (self._next + 1) % 0x10000
             self._place(*entry, pictures)
         return pictures
 
-    def _place(self, packet: Packet, arrived: float, pictures: list[CodedPicture]) -> None:
+    def _place(self, packet: Packet, arrived: float, pictures: list[CodedFrame]) -> None:
         if not packet._data and not packet.marker:
             return  # padding, with which browsers probe the line; it bears the timestamp of the picture before
         if self._timestamp is not None and packet.timestamp != self._timestamp:
@@ -123,12 +123,12 @@ class JitterBuffer:
         if packet.marker and self.marker_trusted:
             self._close(pictures)
 
-    def _close(self, pictures: list[CodedPicture]) -> None:
+    def _close(self, pictures: list[CodedFrame]) -> None:
         data = b"".join(self._parts)
         if self._torn:
             self._lost = True
         elif data and self._timestamp is not None:
-            pictures.append(CodedPicture(data, self._timestamp, self._payload_type, self._arrived, self._lost))
+            pictures.append(CodedFrame(data, self._timestamp, self._payload_type, self._arrived, self._lost))
             self._lost = False
         self._ended = self._timestamp
         self._timestamp, self._torn = None, False

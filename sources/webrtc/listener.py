@@ -96,7 +96,7 @@ class WebRtcListener(LiveSource):
         vid_stride: hand on every `vid_stride`-th picture.
         hwaccel: whether to decode H.264 on the GPU.
         retry: False to raise `LiveError` when the first publisher has gone.
-        media_hosts, silence_s: as in `Signalling`.
+        media_hosts, silence_s: as in `Signaling`.
 
     Raises:
         SourceError: if the target is not understood or its port cannot be had.

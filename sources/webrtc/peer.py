@@ -45,7 +45,7 @@ class OfferError(Exception):
 
 
 @dataclass(slots=True, frozen=True)
-class Terms:
+class PeerSettings:
     """How peers are reached, and when one is gone.
 
     Attributes:
@@ -67,19 +67,19 @@ class Peer(ABC):
         messages: the channel that it may open.
 
     Args:
-        terms: how it is reached, and when it is gone.
+        settings: how it is reached, and when it is gone.
         on_closed: called when the connection has ended, which it also does when its offer is not accepted.
     """
 
-    wanted: ClassVar[str]
+    requirement: ClassVar[str]
     """What an offer must be able to do, for those that cannot."""
 
-    def __init__(self, terms: Terms, on_closed: Callable[[], object]) -> None:
+    def __init__(self, settings: PeerSettings, on_closed: Callable[[], object]) -> None:
         # An empty list, since None would mean a public STUN server to aiortc.
-        configuration = RTCConfiguration(iceServers=list(terms.ice_servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
+        configuration = RTCConfiguration(iceServers=list(settings.ice_servers), bundlePolicy=RTCBundlePolicy.MAX_BUNDLE)
         self._connection = RTCPeerConnection(configuration)
         self._loop = asyncio.get_running_loop()
-        self._terms = terms
+        self._settings = settings
         self._on_closed = on_closed
         self._heard_at = time.monotonic()
         self._closing: asyncio.Task[None] | None = None
@@ -97,14 +97,14 @@ class Peer(ABC):
         connection = self._connection
         try:
             await self._apply(checked_offer(offer))
-            chosen = self._choose()
+            chosen = self._select_transceiver()
             for transceiver in connection.getTransceivers():
                 if transceiver is not chosen:
                     transceiver.direction = "inactive"  # aiortc would decode it and queue it for ever
-            choose_addresses(chosen, self._terms.media_hosts)
+            choose_addresses(chosen, self._settings.media_hosts)
             await connection.setLocalDescription(await connection.createAnswer())
             self.answer = connection.localDescription.sdp
-            self._begin(chosen)
+            self._start_media(chosen)
         except BaseException:
             await Peer._close(self)  # its kind has begun nothing yet that would have to end
             raise
@@ -118,11 +118,11 @@ class Peer(ABC):
         await asyncio.shield(self._closing)
 
     @abstractmethod
-    def _choose(self) -> RTCRtpTransceiver:
+    def _select_transceiver(self) -> RTCRtpTransceiver:
         """What carries the video, once the offer is applied; raises `OfferError` if nothing does."""
 
     @abstractmethod
-    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
+    def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
         """The answer is made: take the connection's video in hand."""
 
     async def _close(self) -> None:
@@ -137,27 +137,27 @@ class Peer(ABC):
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
         """Have something done on the event loop, from any thread."""
         with suppress(RuntimeError):  # the loop has ended, and every peer with it
             self._loop.call_soon_threadsafe(call)
 
-    def _hear(self) -> None:
+    def _mark_heard(self) -> None:
         """Something came from the peer."""
         self._heard_at = time.monotonic()
 
     def _take_report(self, packet: object) -> None:
         """Take in a report (RTCP) before aiortc does."""
-        self._hear()
+        self._mark_heard()
 
-    def _listen(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
+    def _intercept_rtcp(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
         """Have each report that comes for this end of the video taken in."""
 
         async def handle_rtcp(packet: object) -> None:
             self._take_report(packet)
             await handle(packet)
 
-        handle: Callable[[object], Coroutine[Any, Any, None]] = supplant(end, "_handle_rtcp_packet", handle_rtcp)
+        handle: Callable[[object], Coroutine[Any, Any, None]] = replace_private(end, "_handle_rtcp_packet", handle_rtcp)
 
     def _state_changed(self) -> None:
         if self._connection.connectionState in ("failed", "closed"):
@@ -169,20 +169,20 @@ class Peer(ABC):
         Browsers send a report every second; ICE's own consent check takes 30 s and more, and a browser that was killed
         says no goodbye.
         """
-        while (quiet := time.monotonic() - self._heard_at) < self._terms.silence_s:
-            await asyncio.sleep(self._terms.silence_s - quiet)
+        while (quiet := time.monotonic() - self._heard_at) < self._settings.silence_s:
+            await asyncio.sleep(self._settings.silence_s - quiet)
         self._begin_close()
 
     async def _apply(self, offer: str) -> None:
         try:
             await self._connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
         except OperationError:
-            raise OfferError(f"no codec in common; {self.wanted}", understood=True) from None
+            raise OfferError(f"no codec in common; {self.requirement}", understood=True) from None
         except Exception:  # aiortc parses with index and key errors, assertions and more
             raise OfferError("the offer is not usable SDP") from None
 
 
-def supplant(part: object, name: str, ours: object) -> Any:
+def replace_private(part: object, name: str, ours: object) -> Any:
     """Put something of ours in the place of something that a part of aiortc keeps to itself; return the latter.
 
     Raises:

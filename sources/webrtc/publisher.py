@@ -19,7 +19,7 @@ from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.rtp.jitter_buffer import JitterBuffer, Packet
 from saccade.sources.rtp.rtcp import SenderReport, unix_of
-from saccade.sources.webrtc.peer import OfferError, Peer, Terms, supplant
+from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings, replace_private
 from saccade.sources.webrtc.source import DECODERS, WebRtcFeed
 
 
@@ -27,29 +27,29 @@ class PublisherPeer(Peer):
     """A `Peer` whose video is `feed`, from `accept` on; its pictures come when it has connected.
 
     Args:
-        terms, on_closed: as in `Peer`.
+        settings, on_closed: as in `Peer`.
         hwaccel: whether to decode H.264 on the GPU.
     """
 
-    wanted = f"send {' or '.join(DECODERS)}"
+    requirement = f"send {' or '.join(DECODERS)}"
 
-    def __init__(self, terms: Terms, on_closed: Callable[[], object], hwaccel: HwAccel) -> None:
-        super().__init__(terms, on_closed)
+    def __init__(self, settings: PeerSettings, on_closed: Callable[[], object], hwaccel: HwAccel) -> None:
+        super().__init__(settings, on_closed)
         self._hwaccel = hwaccel
         self._buffer = JitterBuffer()
         self.feed: WebRtcFeed
 
-    def _choose(self) -> RTCRtpTransceiver:
+    def _select_transceiver(self) -> RTCRtpTransceiver:
         for transceiver in self._connection.getTransceivers():
             if transceiver.kind == "video" and transceiver.receiver.track is not None:
                 transceiver.direction = "recvonly"
                 return transceiver
         raise OfferError("the offer sends no video", understood=True)
 
-    def _begin(self, transceiver: RTCRtpTransceiver) -> None:
-        supplant(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
-        self._listen(transceiver.receiver)
-        on_close = partial(self._soon, self._begin_close)
+    def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
+        replace_private(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
+        self._intercept_rtcp(transceiver.receiver)
+        on_close = partial(self._call_soon, self._begin_close)
         self.feed = WebRtcFeed(_codecs_of(self.answer), hwaccel=self._hwaccel, on_close=on_close)
 
     async def _close(self) -> None:
@@ -59,13 +59,13 @@ class PublisherPeer(Peer):
         finally:
             await super()._close()
 
-    def _hear(self) -> None:
-        super()._hear()
+    def _mark_heard(self) -> None:
+        super()._mark_heard()
         self.feed.heard(self._heard_at)
 
     def _take(self, packet: Packet) -> tuple[bool, None]:
         """Take a packet in aiortc's jitter buffer's stead: whether to ask for a key frame, and nothing to decode."""
-        self._hear()
+        self._mark_heard()
         for picture in self._buffer.add(packet, self._heard_at):
             self.feed.take(picture)
         return self.feed.asks_for_key_frame(self._heard_at), None

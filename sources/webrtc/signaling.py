@@ -1,4 +1,4 @@
-"""Signalling for WebRTC over HTTP: an offer is answered with an answer and the address of a session, to be ended there.
+"""Signaling for WebRTC over HTTP: an offer is answered with an answer and the address of a session, to be ended there.
 
 What WHIP (RFC 9725) and WHEP have in common, which is all but the direction. It runs on the application's event loop; a
 token, a password or an SDP is never logged. Knows nothing of what flows between the peers.
@@ -16,8 +16,8 @@ from aiohttp import web
 from aiortc import RTCIceServer
 from aiortc.rtcicetransport import parse_stun_turn_uri
 
-from saccade.sources.http.auth import Door, read_text, refusal
-from saccade.sources.webrtc.peer import OfferError, Peer, Terms
+from saccade.sources.http.auth import HttpAuth, read_text, refusal
+from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
 MAX_OFFER_BYTES = 64 * 1024  # a browser's with three tracks has 10 kB
 SILENCE_S = 15.0  # browsers send a report every second; half of the 30 s after which a vanished peer must be gone
@@ -25,7 +25,7 @@ SILENCE_S = 15.0  # browsers send a report every second; half of the 30 s after 
 P = TypeVar("P", bound=Peer)
 
 
-class Signalling(ABC, Generic[P]):
+class Signaling(ABC, Generic[P]):
     """An endpoint, one kind of peers, and the sessions of those that are here.
 
     Args:
@@ -41,7 +41,7 @@ class Signalling(ABC, Generic[P]):
         ValueError: if the address of an ICE server is none.
     """
 
-    crowd: ClassVar[str]
+    activity: ClassVar[str]
     """What those who are here do, for one too many: "are watching"."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Signalling(ABC, Generic[P]):
         silence_s: float,
         max_peers: int,
     ) -> None:
-        self._door = Door(token, origins)
+        self._auth = HttpAuth(token, origins)
         for url in (url for server in ice_servers for url in _urls(server)):
             parse_stun_turn_uri(url)  # now, not with the first peer
-        self._terms = Terms(list(ice_servers), media_hosts, silence_s)
+        self._settings = PeerSettings(list(ice_servers), media_hosts, silence_s)
         self._max_peers = max_peers
         self._peers: dict[str, P | None] = {}  # by the secret in the session's URL, oldest first; None: being made
         self._closed = False
@@ -81,19 +81,19 @@ class Signalling(ABC, Generic[P]):
         ]
 
     async def _post(self, request: web.Request) -> web.Response:
-        cors = self._door.admit(request)
+        cors = self._auth.authorize(request)
         if request.content_type != "application/sdp":
             raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/sdp", cors)
         offer = await read_text(request, MAX_OFFER_BYTES, "an offer", cors)
         session, peer = await self._open(request, offer, cors)
         response = web.Response(status=201, text=peer.answer, content_type="application/sdp", headers=cors)
         response.headers["Location"] = f"{request.path}/{session}"
-        for link in map(link_of, self._terms.ice_servers):
+        for link in map(link_of, self._settings.ice_servers):
             response.headers.add("Link", link)
         return response
 
     async def _end(self, request: web.Request) -> web.Response:
-        cors = self._door.admit(request)
+        cors = self._auth.authorize(request)
         peer = self._peers.get(request.match_info["session"])
         if peer is None:
             raise refusal(web.HTTPNotFound, "no such session; it may have ended already", cors)
@@ -101,12 +101,12 @@ class Signalling(ABC, Generic[P]):
         return web.Response(status=200, headers=cors)
 
     async def _preflight(self, request: web.Request) -> web.Response:
-        return await self._door.preflight(request, "POST, DELETE", "application/sdp")
+        return await self._auth.preflight(request, "POST, DELETE", "application/sdp")
 
     async def _open(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, P]:
         """Make a peer of an offer; return its session's secret, and the peer."""
         if self._closed or len(self._peers) >= self._max_peers:
-            raise refusal(web.HTTPServiceUnavailable, f"{len(self._peers)} {self.crowd}, no more may", cors)
+            raise refusal(web.HTTPServiceUnavailable, f"{len(self._peers)} {self.activity}, no more may", cors)
         session = secrets.token_urlsafe(16)
         peer = self._new_peer(lambda: self._forget(session))
         self._peers[session] = None  # a place is taken from here on, whatever else is waited for

@@ -21,7 +21,7 @@ from saccade.sources.live.connection import Picture, StreamEnded
 from saccade.sources.live.decoder import Decoder, HwAccel
 from saccade.sources.live.reconnect import LiveError
 from saccade.sources.live.source import LiveSource
-from saccade.sources.rtp.jitter_buffer import CodedPicture
+from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.rtp.packet import signed
 from saccade.sources.rtp.rtcp import SenderReport
 from saccade.sources.webrtc.data_channel import Messages
@@ -54,7 +54,7 @@ class WebRtcFeed:
         self._hwaccel = hwaccel
         self._on_close = on_close
         self._changed = threading.Condition()  # over everything from here to `_closed`
-        self._coded: deque[CodedPicture] = deque()
+        self._coded: deque[CodedFrame] = deque()
         self._newest: Picture | None = None
         self._lost = 0  # could not be decoded
         self._lost_since = 0  # since the last picture that could be
@@ -72,7 +72,7 @@ class WebRtcFeed:
 
     # ---- the network's side
 
-    def take(self, picture: CodedPicture) -> None:
+    def take(self, picture: CodedFrame) -> None:
         """Take in a coded picture; returns at once."""
         with self._changed:
             if self._closed:
@@ -178,12 +178,12 @@ class WebRtcFeed:
             elif pictures:  # and not parameter sets alone
                 self._offer(Picture(pictures[-1], timestamp, coded.arrived, self._captured_at(coded)))
 
-    def _next_coded(self) -> CodedPicture | None:
+    def _next_coded(self) -> CodedFrame | None:
         with self._changed:
             self._changed.wait_for(lambda: self._coded or self._closed)
             return None if self._closed else self._coded.popleft()
 
-    def _decodable(self, coded: CodedPicture, codec: str) -> bool:
+    def _decodable(self, coded: CodedFrame, codec: str) -> bool:
         """Whether all that the picture builds on was decoded. Half a picture would be shown as grey or smeared."""
         with self._changed:
             if is_key_frame(codec, coded.data):
@@ -208,7 +208,7 @@ class WebRtcFeed:
             self._newest = replace(picture, lost_before=lost)
             self._changed.notify_all()
 
-    def _captured_at(self, coded: CodedPicture) -> float | None:
+    def _captured_at(self, coded: CodedFrame) -> float | None:
         if (report := self._report) is None:
             return None
         captured = report.captured_at(coded.timestamp)

@@ -20,7 +20,7 @@ from aiortc import RTCIceServer
 from saccade.sources.http.auth import read_text, refusal
 from saccade.sources.live.decoder import HwAccel, gpu_decoding
 from saccade.sources.webrtc.publisher import PublisherPeer
-from saccade.sources.webrtc.signaling import MAX_OFFER_BYTES, SILENCE_S, Signalling
+from saccade.sources.webrtc.signaling import MAX_OFFER_BYTES, SILENCE_S, Signaling
 from saccade.sources.webrtc.source import WebRtcSource
 
 log = logging.getLogger(__name__)
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 MAX_PEERS = 8
 
 
-class WebRtcServer(Signalling[PublisherPeer]):
+class WebRtcServer(Signaling[PublisherPeer]):
     """The endpoint. `close` ends every peer.
 
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.
-        token, origins, ice_servers, media_hosts, silence_s: as in `Signalling`.
+        token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
         max_peers: how many may be connected at a time.
         replace: when there are as many, let the oldest go instead of refusing the newcomer.
         vid_stride: hand on every `vid_stride`-th picture.
@@ -44,7 +44,7 @@ class WebRtcServer(Signalling[PublisherPeer]):
         SourceError: if the GPU is insisted on and cannot decode.
     """
 
-    crowd = "peers are connected"
+    activity = "peers are connected"
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class WebRtcServer(Signalling[PublisherPeer]):
         return [*self._session_routes(path), *offers]
 
     async def _offer(self, request: web.Request) -> web.Response:
-        cors = self._door.admit(request)
+        cors = self._auth.authorize(request)
         if request.content_type != "application/json":
             raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/json", cors)
         try:
@@ -119,7 +119,7 @@ class WebRtcServer(Signalling[PublisherPeer]):
         return session, peer
 
     def _new_peer(self, on_closed: Callable[[], object]) -> PublisherPeer:
-        return PublisherPeer(self._terms, on_closed, self._hwaccel)
+        return PublisherPeer(self._settings, on_closed, self._hwaccel)
 
     def _forget(self, session: str) -> None:
         super()._forget(session)

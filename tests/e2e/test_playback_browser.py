@@ -18,7 +18,7 @@ from saccade.pipeline.server.whep_sink import ViewerSink
 from saccade.sinks import Latency, Mp4Sink, Sink
 from saccade.sources import Frame
 from tests.support.browser import needs_chromium, tab
-from tests.support.clips import numbered_picture
+from tests.support.clips import numbered_image
 from tests.support.webrtc import Publisher, own_loop, until
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, needs_chromium]
 WIDTH, HEIGHT = 640, 360
 NOTHING = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))
 
-# The number that `numbered_picture` burnt into what a video shows now.
+# The number that `numbered_image` burnt into what a video shows now.
 NUMBER = """(() => {
     const video = document.querySelector("video"), canvas = document.createElement("canvas");
     [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
@@ -44,7 +44,7 @@ SIZE = "(({videoWidth, videoHeight}) => [videoWidth, videoHeight])(document.quer
 
 
 def write(sink: Sink, number: int, stream: str = "door") -> None:
-    image = numbered_picture(number % 256, WIDTH, HEIGHT)
+    image = numbered_image(number % 256, WIDTH, HEIGHT)
     frame = Frame(image, stream, number, number, Fraction(1, 30), time.time(), "arrival", time.monotonic(), 1.0)
     sink.write(frame, NOTHING, Latency())
 

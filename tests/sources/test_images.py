@@ -1,4 +1,4 @@
-"""PictureSource: order, orientation and what cannot be read."""
+"""ImageSource: order, orientation and what cannot be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.sources import PictureSource, SourceError, open_source
+from saccade.sources import ImageSource, SourceError, open_source
 
 
 def save(
@@ -34,9 +34,9 @@ def test_a_folder_is_read_in_the_order_people_expect(tmp_path: Path) -> None:
 def test_stride_and_window_count_pictures(tmp_path: Path) -> None:
     for n in range(8):
         save(tmp_path / f"{n}.png", (n, 0, 0))
-    assert [f.index for f in PictureSource(tmp_path, vid_stride=2, start=1, end=6)] == [2, 4]
+    assert [f.index for f in ImageSource(tmp_path, vid_stride=2, start=1, end=6)] == [2, 4]
     with pytest.raises(SourceError, match="between start and end"):
-        PictureSource(tmp_path, start=8)
+        ImageSource(tmp_path, start=8)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -58,7 +58,7 @@ def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int) -> None:
     exif[0x0112] = orientation
     path = tmp_path / "photo.jpg"
     Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif, quality=95)
-    (frame,) = PictureSource(path)
+    (frame,) = ImageSource(path)
     assert frame.image.shape == (32, 64, 3)
     assert np.abs(frame.image.astype(int) - upright).mean() < 5
 
@@ -67,7 +67,7 @@ def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int) -> None:
 def test_any_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "picture.tif"
     Image.new("RGB", (30, 20), (255, 255, 255)).convert(mode).save(path)
-    (frame,) = PictureSource(path)
+    (frame,) = ImageSource(path)
     assert frame.image.shape == (20, 30, 3)
     assert frame.image.dtype == np.uint8
     assert frame.image.min() == 255
@@ -76,7 +76,7 @@ def test_any_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
 def test_sixteen_bits_of_grey_keep_their_shades(tmp_path: Path) -> None:
     path = tmp_path / "thermal.png"
     Image.fromarray(np.array([[0, 20000], [40000, 65535]], np.uint16)).save(path)
-    (frame,) = PictureSource(path)
+    (frame,) = ImageSource(path)
     assert frame.image[..., 0].tolist() == [[0, 78], [156, 255]]
 
 
@@ -86,7 +86,7 @@ def test_damaged_pictures_of_a_folder_are_skipped_and_counted(tmp_path: Path) ->
     (tmp_path / "0.jpg").write_bytes(b"no jpeg at all")
     whole = (tmp_path / "2.jpg").read_bytes()
     (tmp_path / "2.jpg").write_bytes(whole[: len(whole) // 2])
-    source = PictureSource(tmp_path)
+    source = ImageSource(tmp_path)
     frames = list(source)
     assert [(f.index, f.dropped_before) for f in frames] == [(1, 1), (3, 1)]
     assert source.corrupt_packets == 2
@@ -95,7 +95,7 @@ def test_damaged_pictures_of_a_folder_are_skipped_and_counted(tmp_path: Path) ->
 def test_close_ends_iteration(tmp_path: Path) -> None:
     for n in range(5):
         save(tmp_path / f"{n}.png")
-    with PictureSource(tmp_path) as source:
+    with ImageSource(tmp_path) as source:
         frames = iter(source)
         next(frames)
         source.close()

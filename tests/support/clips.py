@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 MakeClip = Callable[..., Path]
 
 
-def numbered_picture(number: int, width: int, height: int) -> NDArray[np.uint8]:
+def numbered_image(number: int, width: int, height: int) -> NDArray[np.uint8]:
     """A picture that says which way is up, by a red corner top left, and its number, in eight binary stripes below."""
     picture = np.full((height, width, 3), 120, np.uint8)
     picture[: height // 4, : width // 4] = (220, 30, 30)
@@ -21,7 +21,7 @@ def numbered_picture(number: int, width: int, height: int) -> NDArray[np.uint8]:
 
 
 def number_of(image: NDArray[np.uint8]) -> int:
-    """Read the number of a `numbered_picture` back after any amount of coding."""
+    """Read the number of a `numbered_image` back after any amount of coding."""
     height, width = image.shape[:2]
     row = image[height * 3 // 4, [(2 * bit + 1) * width // 16 for bit in range(8)]].mean(axis=1)
     return sum(1 << bit for bit in range(8) if row[bit] > 128)

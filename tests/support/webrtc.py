@@ -22,7 +22,7 @@ from saccade.sources.http.app_server import _end_tasks
 from saccade.sources.webrtc.peer import choose_addresses
 from saccade.sources.webrtc.source import WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
-from tests.support.clips import numbered_picture
+from tests.support.clips import numbered_image
 
 Draw = Callable[[int], NDArray[np.uint8]]
 LOOPBACK = ("127.0.0.1",)
@@ -46,7 +46,7 @@ class Drawn(VideoStreamTrack):
 
 
 def small(number: int) -> NDArray[np.uint8]:
-    return numbered_picture(number % 256, 320, 240)
+    return numbered_image(number % 256, 320, 240)
 
 
 async def offer_of(connection: RTCPeerConnection, codec: str, track: VideoStreamTrack) -> str:

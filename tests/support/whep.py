@@ -22,7 +22,7 @@ from saccade.sinks import Latency
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
 from saccade.sources.webrtc.peer import choose_addresses
-from tests.support.clips import number_of, numbered_picture
+from tests.support.clips import number_of, numbered_image
 from tests.support.webrtc import LOOPBACK, Publisher, own_loop
 
 WIDTH, HEIGHT = 320, 240
@@ -70,7 +70,7 @@ class Stage:
     def _feed(self) -> None:
         number, begun = 0, time.monotonic()
         while not self._over.wait(max(0.0, begun + number / 30 - time.monotonic())):
-            image = numbered_picture(number % 256, WIDTH, HEIGHT)
+            image = numbered_image(number % 256, WIDTH, HEIGHT)
             base = Fraction(1, 90_000)
             frame = Frame(image, "door", number, number * 3000, base, time.time(), "arrival", time.monotonic(), 1.0)
             result = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))

@@ -18,7 +18,7 @@ from saccade.sinks.video import broadcast as broadcast_module
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer
 from saccade.sinks.video.live_encoder import Codec, Coded, LiveEncoder, bit_rate
 from saccade.sources import Frame
-from tests.support.clips import number_of, numbered_picture
+from tests.support.clips import number_of, numbered_image
 
 DECODERS = {"H264": "h264", "VP8": "vp8"}
 CODECS: tuple[Codec, ...] = ("H264", "VP8")
@@ -37,7 +37,7 @@ class Screen:
 
 
 def frame(number: int, stream: str = "door", size: tuple[int, int] = (320, 240)) -> Frame:
-    image = numbered_picture(number % 256, *size)
+    image = numbered_image(number % 256, *size)
     return Frame(image, stream, number, number * 3000, Fraction(1, 90_000), 1.0, "arrival", time.monotonic(), 1.0)
 
 
@@ -53,7 +53,7 @@ def test_nothing_waits_in_the_encoder_and_key_frames_come_when_asked(codec: Code
     encoder, screen = LiveEncoder(codec), Screen(codec)
     keys = []
     for number in range(30):
-        coded = encoder.encode(numbered_picture(number, 320, 240), number * 3000, 30.0, key=number in (12, 13))
+        coded = encoder.encode(numbered_image(number, 320, 240), number * 3000, 30.0, key=number in (12, 13))
         assert coded is not None
         assert number_of(screen.show(coded)) == number  # this very picture, not an earlier one
         keys += [number] if coded.key else []
@@ -65,7 +65,7 @@ def test_the_encoder_follows_the_size_and_begins_anew_with_a_key_frame(codec: Co
     encoder, screen = LiveEncoder(codec), Screen(codec)
     sizes = {(320, 240): (320, 240), (161, 91): (162, 92), (3840, 2160): (1920, 1080), (90, 160): (90, 160)}
     for number, (size, shown) in enumerate(sizes.items()):
-        coded = encoder.encode(numbered_picture(7, *size), number * 3000, 30.0)
+        coded = encoder.encode(numbered_image(7, *size), number * 3000, 30.0)
         assert coded is not None
         assert coded.key
         height, width = screen.show(coded).shape[:2]
@@ -90,7 +90,7 @@ def test_a_still_picture_costs_little_and_a_busy_one_stays_below_the_limit() -> 
     for busy in (False, True):
         encoder, total = LiveEncoder("H264"), 0
         for number in range(60):
-            picture = numbered_picture(3, 320, 240)
+            picture = numbered_image(3, 320, 240)
             if busy:
                 picture = grain.integers(0, 256, picture.shape, dtype=np.uint8)
             coded = encoder.encode(picture, number * 3000, rate)

@@ -18,7 +18,7 @@ from saccade.engine.results import Detections, Points, Result
 from saccade.sinks import Latency, Mp4Sink, SinkError
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
-from tests.support.clips import MakeClip, number_of, numbered_picture
+from tests.support.clips import MakeClip, number_of, numbered_image
 
 NOTHING = Result(Detections((), 1, 1), Points((), 1, 1))
 LATENCY = Latency(total=5.0)
@@ -26,7 +26,7 @@ LATENCY = Latency(total=5.0)
 
 def frame_at(pts: int, base: Fraction, number: int = 0, size: tuple[int, int] = (160, 120)) -> Frame:
     return Frame(
-        image=numbered_picture(number, *size),
+        image=numbered_image(number, *size),
         stream="test",
         index=number,
         pts=pts,

@@ -16,7 +16,7 @@ import av
 import pytest
 
 from saccade.sources import Frame, LiveError, LiveSource, SourceError, open_source
-from tests.support.clips import MakeClip, number_of, numbered_picture
+from tests.support.clips import MakeClip, number_of, numbered_image
 
 LONG_S = 30
 PICTURES = 20
@@ -65,7 +65,7 @@ def jpeg(number: int) -> bytes:
     coder = av.CodecContext.create("mjpeg", "w")
     coder.width, coder.height, coder.pix_fmt = 160, 120, "yuvj420p"
     coder.time_base = Fraction(1, 25)
-    picture = av.VideoFrame.from_ndarray(numbered_picture(number, 160, 120), format="rgb24")
+    picture = av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24")
     return b"".join(
         bytes(packet) for packet in [*coder.encode(picture.reformat(format="yuvj420p")), *coder.encode(None)]
     )

@@ -9,7 +9,7 @@ from aiortc.rtp import RtpPacket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.sources.rtp.jitter_buffer import CodedPicture, JitterBuffer, Packet
+from saccade.sources.rtp.jitter_buffer import CodedFrame, JitterBuffer, Packet
 
 
 @dataclass
@@ -35,7 +35,7 @@ def whole(number: int, packets: int = 3) -> bytes:
     return b"".join(b"%d.%d " % (number, part) for part in range(packets))
 
 
-def feed(buffer: JitterBuffer, packets: Iterable[Packet], at: float = 0.0) -> list[CodedPicture]:
+def feed(buffer: JitterBuffer, packets: Iterable[Packet], at: float = 0.0) -> list[CodedFrame]:
     return [picture for packet in packets for picture in buffer.add(packet, at)]
 
 
@@ -44,7 +44,7 @@ def test_a_picture_is_whole_at_its_marker() -> None:
     for packet in stream(5):
         assert len(buffer.add(packet, 1.5)) == packet.marker
     (picture,) = feed(JitterBuffer(), stream(1), 1.5)
-    assert picture == CodedPicture(whole(0), 0, 97, 1.5, after_loss=False)
+    assert picture == CodedFrame(whole(0), 0, 97, 1.5, after_loss=False)
 
 
 def test_without_any_marker_a_picture_is_whole_when_the_next_begins() -> None:

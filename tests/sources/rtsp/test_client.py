@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saccade.sources import LiveError, LiveSource, open_source
-from tests.support.clips import number_of, numbered_picture
+from tests.support.clips import number_of, numbered_image
 
 LONG_S = 30
 STEP = 3600
@@ -64,7 +64,7 @@ def coded_pictures(count: int) -> list[list[bytes]]:
     coder.options = {"tune": "zerolatency", "preset": "ultrafast", "g": "10"}
     packets = []
     for number in range(count):
-        packets += coder.encode(av.VideoFrame.from_ndarray(numbered_picture(number, 160, 120), format="rgb24"))
+        packets += coder.encode(av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24"))
     packets += coder.encode(None)
     return [
         [nal for nal in bytes(packet).replace(b"\0\0\0\1", b"\0\0\1").split(b"\0\0\1") if nal] for packet in packets

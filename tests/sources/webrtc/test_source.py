@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from saccade.sources import SourceError, open_source
 from saccade.sources.frame import Frame
-from saccade.sources.rtp.jitter_buffer import CodedPicture
+from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.webrtc.listener import ListenTarget, WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses
 from saccade.sources.webrtc.source import SenderReport, WebRtcFeed, is_key_frame
-from tests.support.clips import number_of, numbered_picture
+from tests.support.clips import number_of, numbered_image
 from tests.support.webrtc import LOOPBACK, Drawn, Served, leaving_no_thread, publishing, serving, small, until
 
 
@@ -73,7 +73,7 @@ def test_a_peer_publishes_and_every_picture_arrives(codec: str) -> None:
 @pytest.mark.parametrize("codec", ["VP8", "H264"])
 def test_the_size_may_change_in_mid_stream(codec: str) -> None:
     def growing(number: int) -> NDArray[np.uint8]:
-        return numbered_picture(number % 256, *((320, 240) if number < 20 else (480, 360)))
+        return numbered_image(number % 256, *((320, 240) if number < 20 else (480, 360)))
 
     with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source, publishing(source.url, codec, growing):
         frames = list(itertools.islice(source, 40))
@@ -151,7 +151,7 @@ def test_a_new_publisher_takes_the_place_of_the_old() -> None:
         frames = iter(source)
         with publishing(source.url, "VP8"):
             assert next(frames).width == 320
-            with publishing(source.url, "VP8", lambda n: numbered_picture(n % 256, 160, 120)):
+            with publishing(source.url, "VP8", lambda n: numbered_image(n % 256, 160, 120)):
                 assert any(frame.width == 160 for frame in itertools.islice(frames, 60))
 
 
@@ -167,7 +167,7 @@ def feed() -> Iterator[WebRtcFeed]:
 
 
 def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcFeed) -> None:
-    feed.take(CodedPicture(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
+    feed.take(CodedFrame(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
     until(lambda: feed.damaged == 1)
     assert feed.read(0.01) is None
     assert [feed.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
@@ -176,7 +176,7 @@ def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcFeed) -> Non
 def test_pictures_after_a_loss_wait_for_a_key_frame(feed: WebRtcFeed) -> None:
     coded = [bytes(packet) for packet in encoded_vp8(6, keys=(0, 4))]
     for number, data in enumerate(coded):
-        feed.take(CodedPicture(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
+        feed.take(CodedFrame(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
         if number in (0, 1, 4, 5):
             picture = feed.read(5)
             assert picture is not None
@@ -189,14 +189,14 @@ def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcFeed) -> None:
     key, delta = (bytes(packet) for packet in encoded_vp8(2, keys=(0,)))
     with feed._changed:  # the decoder is kept waiting
         for number in range(70):
-            feed.take(CodedPicture(delta if number else key, number, 97, 0.0, after_loss=False))
+            feed.take(CodedFrame(delta if number else key, number, 97, 0.0, after_loss=False))
         assert len(feed._coded) < 65
     until(lambda: feed.damaged == 70)
     assert feed.asks_for_key_frame(1.0)
 
 
 def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcFeed) -> None:
-    picture = CodedPicture(b"", 90_000, 97, time.monotonic(), after_loss=False)
+    picture = CodedFrame(b"", 90_000, 97, time.monotonic(), after_loss=False)
     assert feed._captured_at(picture) is None
     feed.note_report(SenderReport(time.time() - 1, 0))
     assert feed._captured_at(picture) == pytest.approx(time.time(), abs=0.5)
