@@ -7,15 +7,15 @@ signals.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.engine.tasks import Task
-from saccade.pipeline.cli.error_report import RunFailed
 from saccade.pipeline.core.build import add, begin, load_engine, source_of, tasks_for
-from saccade.pipeline.core.config import ConfigError, RunConfig, StreamConfig, parse_place
+from saccade.pipeline.core.config import RunConfig, StreamConfig, parse_place
+from saccade.pipeline.core.errors import ConfigError, RunFailed
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Output, Run
@@ -123,8 +123,12 @@ class Session:
 
 
 @contextmanager
-def opened_session(config: RunConfig) -> Iterator[Session]:
+def opened_session(config: RunConfig, progress: Callable[[int, int], None] | None = None) -> Iterator[Session]:
     """Open sources, model and outputs; yield the session, with nothing begun; close everything in the end.
+
+    Args:
+        config: names everything.
+        progress: called with (done, all) while a GPU is prepared.
 
     Raises:
         ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked.
@@ -146,7 +150,7 @@ def opened_session(config: RunConfig) -> Iterator[Session]:
         ]
         together = [target for target in common if not target.each]
         check_targets([*together, *(target for targets in own for target in targets)], [one.source for one in wanted])
-        engine = stack.enter_context(load_engine(config))
+        engine = stack.enter_context(load_engine(config, progress))
         tasks = [tasks_for(engine, one) for one in wanted]
         with ExitStack() as on_failure:
             first = []

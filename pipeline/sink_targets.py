@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.config import STREAM, ConfigError, RunConfig
+from saccade.pipeline.core.config import STREAM, RunConfig
+from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_run import Output
 from saccade.sinks import DisplaySink, JsonlSink, Sink, open_sink
 from saccade.sinks.urls import redact

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from saccade.pipeline.bench.frame import DEMO_CLIP, pictures_of
+from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import (
     Job,
     Measured,
@@ -28,6 +28,7 @@ from saccade.pipeline.bench.load_generator import (
     run_closed_loop,
     wait_for_rest,
 )
+from saccade.pipeline.core.assets import DEMO_CLIP
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -148,7 +149,7 @@ def time_bubble(
     Raises:
         EngineError: if there is no such model, device or dtype.
     """
-    pictures = mosaics(pictures_of(str(DEMO_CLIP), *size))
+    pictures = mosaics(images_of(str(DEMO_CLIP), *size))
     with ExitStack() as stack:
         engines = [stack.enter_context(open_engine(name, device, depth, dtype)) for depth in (1, 2)]
         jobs = jobs_of(engines[1], pictures, objects)

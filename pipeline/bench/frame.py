@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 
 from saccade.engine.tasks import Detect
+from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.core.build import tasks_for
-from saccade.pipeline.core.config import ConfigError, RunConfig
-from saccade.sources import RgbImage, open_source
+from saccade.pipeline.core.config import RunConfig
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
 
-DEMO_CLIP = Path(__file__).parents[1] / "assets" / "demo.mp4"
-
 WARM_UP = 5
-PICTURES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
-STRIDE = 10  # the demo clip has 200
-_PROMPT = 8  # tokens, about, of a prompt
-MOST = 64  # prompts at a time, as the engine has lanes
+_PROMPT_TOKENS = 8  # about
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,7 +78,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
     Raises:
         SourceError, EngineError: if source or model cannot be used.
     """
-    pictures = pictures_of(config.source, width, height)
+    pictures = images_of(config.source, width, height)
     from saccade.pipeline.bench.load_generator import open_engine
 
     with open_engine(config.model, config.device, dtype=config.dtype) as engine:
@@ -129,43 +121,6 @@ def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | 
     from saccade.pipeline.bench.device_peaks import bandwidth, operations
 
     device, dtype, config = torch.device(engine.model.device), engine.model.dtype, engine.config
-    flops = prefill_flops(config, crop_count(height, width, config.vision), _PROMPT)
+    flops = prefill_flops(config, crop_count(height, width, config.vision), _PROMPT_TOKENS)
     step = decode_bytes(config, 1, config.text.prefix_attn + 3 * round(boxes), dtype)
     return 1e3 * (flops / operations(device, dtype) + 3 * boxes * step / bandwidth(device))
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Read `640x360` as width and height.
-
-    Raises:
-        ConfigError: if it is anything else.
-    """
-    match = re.fullmatch(r"([1-9]\d{0,4})[x×]([1-9]\d{0,4})", text.strip().lower())
-    if not match:
-        raise ConfigError(f"--size: should be width x height in pixels, such as 640x360, got {text!r}")
-    return int(match[1]), int(match[2])
-
-
-def parse_counts(text: str, flag: str) -> list[int]:
-    """Read `1,8,32` as numbers from 1 to 64.
-
-    Raises:
-        ConfigError: naming the flag, if it is anything else.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MOST for part in parts):
-        raise ConfigError(f"{flag}: should be numbers from 1 to {MOST} with commas, such as 1,8,32, got {text!r}")
-    return [int(part) for part in parts]
-
-
-def pictures_of(source: str, width: int, height: int) -> list[RgbImage]:
-    """The first pictures of a source, some apart, scaled.
-
-    Raises:
-        SourceError: if it cannot be used.
-    """
-    with open_source(source, vid_stride=STRIDE) as frames:
-        return [
-            np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
-            for frame in islice(frames, PICTURES)
-        ]

@@ -20,7 +20,8 @@ from websockets.sync.client import connect
 from saccade.engine import ModelInfo
 from saccade.engine.results import Result
 from saccade.pipeline.core.build import load_engine, tasks_for
-from saccade.pipeline.core.config import ConfigError, RunConfig
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Output
 from saccade.sinks import CallbackSink, Latency

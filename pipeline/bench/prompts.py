@@ -14,8 +14,9 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from saccade.engine.tasks import Detect
-from saccade.pipeline.bench.frame import DEMO_CLIP, pictures_of
+from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import OPEN_LABELS, open_engine
+from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.sources import RgbImage
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def time_prompts(
     Raises:
         EngineError: if there is no such model, device or dtype.
     """
-    picture = pictures_of(str(DEMO_CLIP), *size)[0]
+    picture = images_of(str(DEMO_CLIP), *size)[0]
     with open_engine(name, device, dtype=dtype) as engine:
         rows = [measure_prompts(engine, picture, count, rounds) for count in prompts]
         return PromptsBench(engine.model.name, engine.model.device, engine.model.dtype, rows)

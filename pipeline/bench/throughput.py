@@ -12,8 +12,9 @@ from itertools import count
 import numpy as np
 
 from saccade.engine.tasks import Detect
-from saccade.pipeline.bench.frame import DEMO_CLIP, pictures_of
+from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import open_engine
+from saccade.pipeline.core.assets import DEMO_CLIP
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,7 +91,7 @@ def time_throughput(
     Raises:
         EngineError: if the model cannot be loaded.
     """
-    shown = pictures_of(str(DEMO_CLIP), *size)
+    shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     # No two alike: what one costs must not be saved by another's.
     pictures = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]

@@ -67,7 +67,9 @@ def bench_frame(
 
     The pictures are those of the demo clip, scaled.
     """
-    from saccade.pipeline.bench.frame import DEMO_CLIP, parse_size, time_frames
+    from saccade.pipeline.bench.common import parse_size
+    from saccade.pipeline.bench.frame import time_frames
+    from saccade.pipeline.core.assets import DEMO_CLIP
     from saccade.pipeline.core.config import load
 
     width, height = parse_size(size)
@@ -91,8 +93,8 @@ def bench_pipeline(
 
     The pictures are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
     """
-    from saccade.pipeline.bench.frame import DEMO_CLIP
     from saccade.pipeline.bench.pipeline import time_pipeline
+    from saccade.pipeline.core.assets import DEMO_CLIP
     from saccade.pipeline.core.config import load
 
     settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **given(context)})
@@ -116,7 +118,7 @@ def bench_bubble(
     Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
     """
     from saccade.pipeline.bench.bubble import time_bubble
-    from saccade.pipeline.bench.frame import parse_counts, parse_size
+    from saccade.pipeline.bench.common import parse_counts, parse_size
 
     counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
     result = time_bubble(
@@ -136,7 +138,7 @@ def bench_prompts(
     as_json: Json = False,
 ) -> None:
     """Measure what several prompts on one picture cost, beside the same prompts on pictures of their own."""
-    from saccade.pipeline.bench.frame import parse_counts, parse_size
+    from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.prompts import time_prompts
 
     counts, pixels = parse_counts(prompts, "--prompts"), parse_size(size)
@@ -157,8 +159,8 @@ def bench_decode(
 
     Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
     """
+    from saccade.pipeline.bench.common import parse_counts
     from saccade.pipeline.bench.decode import time_decode
-    from saccade.pipeline.bench.frame import parse_counts
 
     result = time_decode(model or "nano", device or "auto", parse_counts(rows, "--rows"), dtype=dtype, length=keys)
     print(result.as_json() if as_json else result.as_text())
@@ -176,7 +178,7 @@ def bench_throughput(
     as_json: Json = False,
 ) -> None:
     """Count pictures answered a second, of many streams with one prompt each, and what they cost the CPU."""
-    from saccade.pipeline.bench.frame import parse_counts, parse_size
+    from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 
     counts, pixels = parse_counts(streams, "--streams"), parse_size(size)

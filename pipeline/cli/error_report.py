@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from typer import TyperException
 
-from saccade.pipeline.core.config import ConfigError
+from saccade.pipeline.core.errors import ConfigError, RunFailed, StreamError, one_line
 
 BAD_INPUT = 2
 FAILED = 1
@@ -20,10 +20,6 @@ INTERRUPTED = 130
 
 _MOST_LINES = 100  # of warnings
 _AGAIN_S = 60.0  # until one of the same wording is worth another line
-
-
-class RunFailed(Exception):  # noqa: N818 - says how far it got, not what kind of error it was
-    """A run that had begun could not go on; the error it is raised from says why."""
 
 
 class _Warnings(logging.Handler):
@@ -99,23 +95,15 @@ def _explain(error: Exception) -> tuple[str, int]:
         return error.format_message(), error.exit_code
     if isinstance(error, ConfigError):
         return str(error), BAD_INPUT
+    if isinstance(error, StreamError):
+        return str(error), FAILED
     if isinstance(error, ImportError):
         return f"{error}; `saccade doctor` shows what is missing", FAILED
     # Only now, because these bring torch and FFmpeg with them.
     from saccade.engine import EngineError
-    from saccade.pipeline.core.stream_manager import StreamError
     from saccade.sinks import SinkError
     from saccade.sources import SourceError
 
-    if isinstance(error, StreamError):
-        return str(error), FAILED
     if isinstance(error, EngineError | SinkError | SourceError):
         return str(error), BAD_INPUT
     return f"internal error: {type(error).__name__}: {error}; SACCADE_DEBUG=1 shows where", FAILED
-
-
-def one_line(text: str) -> str:
-    """`text` without line breaks and without the user name and password of any address in it."""
-    from saccade.sources import redact  # only now, because it brings FFmpeg with it
-
-    return redact(" ".join(text.split()))

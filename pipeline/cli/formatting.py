@@ -36,7 +36,7 @@ def counting() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def preparing(done: int, total: int) -> None:
+def show_preparation(done: int, total: int) -> None:
     """Say on a terminal how far a GPU is prepared, in a line that is gone when it is."""
     if sys.stderr.isatty():
         said = f"preparing the GPU: {done} of {total}" if done < total else ""

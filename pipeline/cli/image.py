@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from PIL import Image
 
 from saccade.engine.results import Result
+from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.core.build import load_engine, tasks_for
-from saccade.pipeline.core.config import ConfigError, RunConfig
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_run import latency_of
 from saccade.pipeline.sink_targets import check_targets, targets_of
 from saccade.sinks import Latency, SinkError, draw, make_record
@@ -71,7 +73,7 @@ def look(config: RunConfig) -> Seen:
         frame = next(iter(source), None)
     if frame is None:
         raise SourceError(f"{config.source}: no picture could be read")
-    with load_engine(config) as engine:
+    with load_engine(config, show_preparation) as engine:
         tasks = tasks_for(engine, config)
         submitted_at = time.monotonic()
         result = engine.submit(frame.image, tasks, config.tiles).result()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from saccade.pipeline.cli.bench import bench
-from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, RunFailed, guarded
+from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
 from saccade.pipeline.cli.options import (
     Classes,
     Conf,
@@ -29,6 +29,7 @@ from saccade.pipeline.cli.options import (
     given,
     settings_of,
 )
+from saccade.pipeline.core.errors import RunFailed
 
 app = typer.Typer(
     help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
@@ -121,14 +122,14 @@ def run(
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
     settings = settings_of(context, config)
-    from saccade.pipeline.cli.formatting import summary
+    from saccade.pipeline.cli.formatting import show_preparation, summary
     from saccade.pipeline.cli.live_view import follow
     from saccade.pipeline.cli.trace_file import check_file, traced
     from saccade.pipeline.session import opened_session
     from saccade.pipeline.sink_targets import shown_targets
 
     check_file(trace)
-    with opened_session(settings) as session, traced(session.streams.engine, trace):
+    with opened_session(settings, show_preparation) as session, traced(session.streams.engine, trace):
         runs, interrupted = follow(session, quiet=quiet)
     failed = [run for run in runs if run.error]
     if failed and len(runs) == 1:
@@ -171,8 +172,8 @@ def demo(
 
     saccade demo --source rtsp://192.0.2.7/stream --detect person
     """
+    from saccade.pipeline.cli.demo import run_demo
     from saccade.pipeline.core.config import load
-    from saccade.pipeline.server.demo import run_demo
 
     wanted = given(context)
     if not wanted.keys() & {"detect", "point"}:

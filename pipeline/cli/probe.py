@@ -7,12 +7,12 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast, get_args
 
 from PIL import Image
 
-from saccade.pipeline.core.config import ConfigError
-from saccade.sources import Frame, HwAccel, LiveSource, Source, Transport, open_source
+from saccade.pipeline.core.build import open_once
+from saccade.pipeline.core.errors import ConfigError
+from saccade.sources import Frame, LiveSource
 
 ENOUGH_FRAMES = 100  # of a file, which does not come at a pace of its own
 
@@ -106,19 +106,6 @@ def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: s
             corrupt_packets=source.corrupt_packets,
             picture=out if last else None,
         )
-
-
-def open_once(target: str, hwaccel: str, transport: str) -> Source:
-    """Open a source that fails at once, with its code, where `saccade run` would try again.
-
-    Raises:
-        ConfigError: if hwaccel or transport is no such thing.
-        SourceError: if the target is none.
-    """
-    for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
-        if value not in get_args(known):
-            raise ConfigError(f"{flag}: should be {' or '.join(get_args(known))}, got '{value}'")
-    return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=cast(Transport, transport), retry=False)
 
 
 def _save(frame: Frame, out: str) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from saccade.engine.tasks import Detect, Point, Query, Task
-from saccade.pipeline.cli.formatting import preparing
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config import ConfigError, Prompts, RunConfig, StreamConfig
-from saccade.pipeline.core.stream_manager import StreamError, Streams
+from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
+from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Output, Run
-from saccade.sources import Source, open_source
+from saccade.sources import HwAccel, Source, Transport, open_source
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -39,8 +39,25 @@ def source_of(config: StreamConfig) -> Source:
     )
 
 
-def load_engine(config: RunConfig) -> Engine:
+def open_once(target: str, hwaccel: str, transport: str) -> Source:
+    """Open a source that fails at once, with its code, where `saccade run` would try again.
+
+    Raises:
+        ConfigError: if hwaccel or transport is no such thing.
+        SourceError: if the target is none.
+    """
+    for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
+        if value not in get_args(known):
+            raise ConfigError(f"{flag}: should be {' or '.join(get_args(known))}, got '{value}'")
+    return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=cast(Transport, transport), retry=False)
+
+
+def load_engine(config: RunConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
     """Load the model that the configuration names, onto the device and in the dtype that it names.
+
+    Args:
+        config: names them.
+        progress: called with (done, all) while a GPU is prepared; None for nobody to be told.
 
     Raises:
         EngineError: if there is no such model or device.
@@ -49,7 +66,7 @@ def load_engine(config: RunConfig) -> Engine:
         Engine,  # brings torch, which takes seconds: whatever is wrong before this is told at once
     )
 
-    return Engine.load(config.model, config.device, config.dtype, progress=preparing)
+    return Engine.load(config.model, config.device, config.dtype, progress=progress)
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:

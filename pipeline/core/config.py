@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from saccade.pipeline.core.bounded_queue import QueuePolicy
+from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_names import check_name
 
 MAX_DEPTH = 8
@@ -33,10 +34,6 @@ MAX_DEPTH = 8
 KeyPath = tuple[int | str, ...]
 Where = tuple[int, int]
 """Line and column in a YAML file, both from 1."""
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; `str()` of it is one line that says where and what."""
 
 
 def _seconds(value: object) -> object:

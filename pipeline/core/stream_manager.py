@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from saccade.engine.tasks import Task
 from saccade.pipeline.core.bounded_queue import QueuePolicy
+from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.stats import Report
 from saccade.pipeline.core.stream_names import check_name
 from saccade.pipeline.core.stream_run import Output, Run
@@ -34,10 +35,6 @@ MAX_STREAMS = 64
 _OWED_S = 30.0  # an engine that has worked on a picture for so long does not answer any more
 _CLOSE_S = 15.0
 _OVER = "no stream can be added any more: everything is being closed"
-
-
-class StreamError(Exception):
-    """A stream cannot be added, found or ended. The message is one line for the user."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,9 +12,6 @@ Beside the video a page may open a data channel "results": records come on it, a
 from __future__ import annotations
 
 import json
-import secrets
-import sys
-import webbrowser
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,18 +21,17 @@ from pydantic import ValidationError
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
-from saccade.pipeline.bench.frame import DEMO_CLIP
-from saccade.pipeline.cli.live_view import follow
+from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
 from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import add, change_prompts, load_engine, prompts_of, source_of, tasks_for
-from saccade.pipeline.core.config import ConfigError, Prompts, RunConfig, StreamConfig, explain
-from saccade.pipeline.core.stream_manager import StreamError, Streams
+from saccade.pipeline.core.build import add, change_prompts, prompts_of, source_of, tasks_for
+from saccade.pipeline.core.config import Prompts, StreamConfig, explain
+from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Output, Run
-from saccade.pipeline.server.http_server import HttpServer, is_loopback
-from saccade.pipeline.server.static_files import ASSETS, file_route
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.whep_server import WhepServer
-from saccade.pipeline.session import Session
 from saccade.sinks import CallbackSink, Latency, color_of, make_record
 from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import BroadcastSink
@@ -93,7 +89,7 @@ class Demo:
         self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
         self.whep = WhepServer(self.videos, token=token, answer=self._answer, silence_s=silence_s)
 
-        files = {f"/{name}": ASSETS / name for name in _FILES} | {"/": ASSETS / "index.html"}
+        files = {f"/{name}": PAGES / name for name in _FILES} | {"/": PAGES / "index.html"}
         self._server = HttpServer(
             self.streams,
             host,
@@ -190,31 +186,6 @@ class Demo:
         except EngineError as error:
             return web.json_response({"error": str(error)})  # an answer like any other: the page asked what it means
         return web.json_response({"names": names, "colors": _colors(names)})
-
-
-def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: bool) -> None:
-    """Serve the page until Ctrl-C or SIGTERM, and show how its streams are doing.
-
-    Args:
-        config: the model, what to look for at first, streams to begin with, and a token or none.
-        host: address to listen on; where others can reach it and there is no token, one is made up.
-        port: the port.
-        browser: open the page in one, where a person sits before a screen.
-        quiet: print only the address.
-
-    Raises:
-        ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
-    """
-    token = config.http_token or (None if is_loopback(host) else secrets.token_urlsafe(12))
-    with load_engine(config) as engine, Demo(engine, config, host, port, token) as demo:
-        for stream in config.each():
-            demo.add(stream)
-        # One that the user chose is not repeated, since what is printed may be kept.
-        known = "" if token is None else f"?token={token if config.http_token is None else '…'}"
-        print(f"saccade: open {demo.url}{known}  (Ctrl-C ends it)", flush=True)
-        if browser and sys.stdout.isatty():
-            webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
-        follow(Session(demo.streams, [], []), quiet=quiet)
 
 
 def _told(prompts: Prompts) -> dict[str, Any]:

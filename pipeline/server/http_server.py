@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from saccade.pipeline.cli.error_report import one_line
 from saccade.pipeline.core.build import begin
-from saccade.pipeline.core.config import ConfigError, StreamConfig
+from saccade.pipeline.core.config import StreamConfig
+from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, Api

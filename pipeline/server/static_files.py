@@ -6,8 +6,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-ASSETS = Path(__file__).parents[1] / "assets" / "demo"
-
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "

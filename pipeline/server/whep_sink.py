@@ -15,9 +15,10 @@ from typing import ClassVar
 from aiohttp import web
 
 from saccade.engine.results import Result
-from saccade.pipeline.core.config import ConfigError
+from saccade.pipeline.core.assets import PAGES
+from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.static_files import ASSETS, file_route
+from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.whep_server import WhepServer
 from saccade.sinks import Latency, SinkError
 from saccade.sinks.urls import Address, Options
@@ -52,7 +53,7 @@ class ViewerSink:
         self._videos = BroadcastSink()
         whep = WhepServer(self._videos, token=token, origins=origins)
 
-        pages = [file_route(place, ASSETS / name) for place, name in _FILES.items()]
+        pages = [file_route(place, PAGES / name) for place, name in _FILES.items()]
         routes = [*pages, web.get("/streams", partial(_list, self._videos)), *whep.routes()]
         try:
             self._server = HttpServer(

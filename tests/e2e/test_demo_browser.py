@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from saccade.engine import Engine
-from saccade.pipeline.bench.frame import DEMO_CLIP
+from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.server.demo import Demo
 from saccade.sinks import color_of

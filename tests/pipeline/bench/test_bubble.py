@@ -11,7 +11,7 @@ from saccade.engine import Engine
 from saccade.engine.evaluation.random_model import random_engine, random_model
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.pipeline.bench.bubble import BubbleBench, measure_row
-from saccade.pipeline.bench.frame import DEMO_CLIP, parse_counts, pictures_of
+from saccade.pipeline.bench.common import images_of, parse_counts
 from saccade.pipeline.bench.load_generator import (
     Measured,
     StepTimes,
@@ -24,7 +24,8 @@ from saccade.pipeline.bench.load_generator import (
 )
 from saccade.pipeline.bench.prompts import PromptsBench, measure_prompts
 from saccade.pipeline.cli.trace_file import check_file, traced
-from saccade.pipeline.core.config import ConfigError
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.errors import ConfigError
 from saccade.sources import RgbImage
 from tests.support.engine import TINY, one_thread
 
@@ -37,7 +38,7 @@ def small_tensors() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pictures() -> list[RgbImage]:
-    return mosaics(pictures_of(str(DEMO_CLIP), 33, 20)[:8])
+    return mosaics(images_of(str(DEMO_CLIP), 33, 20)[:8])
 
 
 @pytest.fixture(scope="module")

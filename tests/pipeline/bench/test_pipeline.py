@@ -9,7 +9,7 @@ import pytest
 
 from saccade.engine import ModelInfo
 from saccade.pipeline.bench.pipeline import _figures
-from saccade.pipeline.core.config import ConfigError
+from saccade.pipeline.core.errors import ConfigError
 from tests.support import REPO
 
 MODEL = ModelInfo("nano", Path(), 1, None, ("detect",), "cpu", "bfloat16")

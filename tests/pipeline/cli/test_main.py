@@ -13,9 +13,9 @@ import av
 import pytest
 from PIL import Image
 
-from saccade.pipeline.cli.error_report import one_line
 from saccade.pipeline.cli.main import main
 from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
 from tests.support.engine import one_thread
 
@@ -266,7 +266,7 @@ def test_the_embedded_model_has_a_score(tmp_path: Path) -> None:
 def test_help_needs_nothing_slow(tmp_path: Path) -> None:
     slow = ("torch", "av", "cv2", "numpy", "PIL")
     code = (
-        "import sys; from pipeline.errors import guarded; from pipeline.cli import app;"
+        "import sys; from saccade.pipeline.cli.error_report import guarded; from saccade.pipeline.cli.main import app;"
         "guarded(lambda: app(['run', '--help'], standalone_mode=False));"
         f"print('loaded:', *(name for name in {slow} if name in sys.modules))"
     )

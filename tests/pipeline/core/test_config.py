@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.core.config import ConfigError, RunConfig, load
+from saccade.pipeline.core.config import RunConfig, load
+from saccade.pipeline.core.errors import ConfigError
 from tests.support import REPO
 
 

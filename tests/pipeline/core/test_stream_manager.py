@@ -11,7 +11,8 @@ from saccade.engine import Engine
 from saccade.engine.results import Result
 from saccade.engine.tasks import Detect
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT
-from saccade.pipeline.core.stream_manager import StreamError, Streams
+from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Output, Run
 from saccade.sinks import Latency, SinkError
 from saccade.sources import Frame, LiveSource, Source, SourceError, open_source

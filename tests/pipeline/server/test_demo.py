@@ -20,8 +20,9 @@ import av
 import pytest
 
 from saccade.engine import Engine
-from saccade.pipeline.bench.frame import DEMO_CLIP
-from saccade.pipeline.core.config import ConfigError, Prompts, StreamConfig
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.server.demo import Demo
 from tests.support import REPO
 from tests.support.webrtc import Drawn, Publisher, leaving_no_thread, offer_of, own_loop, until

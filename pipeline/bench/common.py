@@ -1,0 +1,53 @@
+"""What several benches share: reading their flags, and the images that they show to the model."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+import cv2
+import numpy as np
+
+from saccade.pipeline.core.errors import ConfigError
+from saccade.sources import RgbImage, open_source
+
+MAX_COUNT = 64  # prompts at a time, as the engine has batch slots
+_IMAGES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
+_STRIDE = 10  # the demo clip has 200 frames
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Read `640x360` as width and height.
+
+    Raises:
+        ConfigError: if it is anything else.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,4})[x×]([1-9]\d{0,4})", text.strip().lower())
+    if not match:
+        raise ConfigError(f"--size: should be width x height in pixels, such as 640x360, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def parse_counts(text: str, flag: str) -> list[int]:
+    """Read `1,8,32` as numbers from 1 to 64.
+
+    Raises:
+        ConfigError: naming the flag, if it is anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MAX_COUNT for part in parts):
+        raise ConfigError(f"{flag}: should be numbers from 1 to {MAX_COUNT} with commas, such as 1,8,32, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def images_of(source: str, width: int, height: int) -> list[RgbImage]:
+    """The first 20 images of a source, every tenth frame, scaled to `width` × `height` pixels.
+
+    Raises:
+        SourceError: if it cannot be used.
+    """
+    with open_source(source, vid_stride=_STRIDE) as frames:
+        return [
+            np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
+            for frame in islice(frames, _IMAGES)
+        ]

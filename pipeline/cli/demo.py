@@ -1,0 +1,40 @@
+"""`saccade demo`: serves the demo page from the terminal until it is ended, and shows how its streams are doing."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import webbrowser
+
+from saccade.pipeline.cli.formatting import show_preparation
+from saccade.pipeline.cli.live_view import follow
+from saccade.pipeline.core.build import load_engine
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.server.demo import Demo
+from saccade.pipeline.server.http_server import is_loopback
+from saccade.pipeline.session import Session
+
+
+def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: bool) -> None:
+    """Serve the page until Ctrl-C or SIGTERM, and show how its streams are doing.
+
+    Args:
+        config: the model, what to look for at first, streams to begin with, and a token or none.
+        host: address to listen on; where other machines can reach it and there is no token, one is made.
+        port: the port; 0 for any that is free.
+        browser: open the page in a browser if standard output is a terminal.
+        quiet: print only the address.
+
+    Raises:
+        ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
+    """
+    token = config.http_token or (None if is_loopback(host) else secrets.token_urlsafe(12))
+    with load_engine(config, show_preparation) as engine, Demo(engine, config, host, port, token) as demo:
+        for stream in config.each():
+            demo.add(stream)
+        # A token that the user chose is not repeated, since what is printed may be kept.
+        shown = "" if token is None else f"?token={token if config.http_token is None else '…'}"
+        print(f"saccade: open {demo.url}{shown}  (Ctrl-C ends it)", flush=True)
+        if browser and sys.stdout.isatty():
+            webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
+        follow(Session(demo.streams, [], []), quiet=quiet)

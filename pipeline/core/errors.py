@@ -1,0 +1,25 @@
+"""The pipeline's own errors, each with one line for the user as its message, and how any text becomes such a line.
+
+Knows nothing of exit codes or terminals; imports nothing that is slow to import.
+"""
+
+from __future__ import annotations
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; `str()` of it is one line that says where and what."""
+
+
+class StreamError(Exception):
+    """A stream cannot be added, found or ended; `str()` of it is one line for the user."""
+
+
+class RunFailed(Exception):  # noqa: N818 - says how far it got, not what kind of error it was
+    """A run that had begun could not go on; the error it is raised from says why."""
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks and without the user name and password of any address in it."""
+    from saccade.sources import redact  # only now, because it brings FFmpeg with it
+
+    return redact(" ".join(text.split()))
