@@ -1,42 +1,174 @@
-"""Who may know whom."""
+"""Which package and module may import which, how large a file or folder may be, and which words the project uses.
+
+Imports are read from the syntax tree: also those inside functions and under TYPE_CHECKING count.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from tests.support import REPO
 
-HOUSE = {"engine", "pipeline", "sinks", "sources"}
+PACKAGES = ("engine", "pipeline", "sinks", "sources")
 
-MAY_KNOW = {
+MAY_IMPORT = {
     "sources": set(),
     "engine": set(),
-    "sinks": {"sources.frame", "engine.results"},
+    "sinks": {"sources.frame", "sources.http", "engine.results"},
     "pipeline": {"engine", "sinks", "sources"},
 }
+"""What of the other packages a package may import."""
+
+ORDER = {
+    "sources": "frame timestamps rtp http | base rgb | urls file replay | images live | rtsp webrtc | factory",
+    "sinks": "overlay record | base | urls callback display jsonl | messaging video | websocket | factory",
+    "engine": "errors results tasks kernels | models vocabulary | scheduling | backends | runtime | model_loader | "
+    "text_stream | engine | training | evaluation",
+    "pipeline": "core | server | sink_targets | session | bench | cli",
+}
+"""The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
+to its left. The package's own `__init__` stands above all of them."""
+
+MAX_FILES, MAX_LINES, MAX_TEST_NAME = 14, 400, 60
+CODE = (".py", ".js", ".html", ".css")
+
+unfinished = pytest.mark.xfail(reason="issue 11 is under way: the moves are done, the arrows not yet", strict=False)
 
 
-def imports_of(path: Path) -> set[str]:
-    """Every module of the house that the file imports, also inside functions."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def name_of(path: Path) -> str:
+    """The module's name within `saccade`, such as `sources.rtsp.client`; of an `__init__`, that of its package."""
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {name_of(path): path for package in PACKAGES for path in sorted((REPO / package).rglob("*.py"))}
+
+
+def tracked(*suffixes: str) -> Iterator[Path]:
+    """Every file of the repository that git knows or would take, with one of the suffixes."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for line in subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.splitlines():
+        path = REPO / line
+        if path.suffix in suffixes and path.is_file() and not path.is_symlink():
+            yield path
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:  # a relative one cannot leave its package
-            names.add(node.module or "")
-    return {name for name in names if name.split(".")[0] in HOUSE}
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("package", sorted(HOUSE))
-def test_packages_import_only_whom_they_may_know(package: str) -> None:
-    allowed = MAY_KNOW[package] | {package}
-    strangers = {
-        (str(path.relative_to(REPO)), name)
-        for path in (REPO / package).rglob("*.py")
-        for name in imports_of(path)
-        if not any(name == known or name.startswith(f"{known}.") for known in allowed)
+@cache
+def imports_of(name: str) -> frozenset[str]:
+    """The project's modules that a module imports, by their names within `saccade`."""
+    found = set()
+    for imported in imported_names(ast.parse(modules()[name].read_text(encoding="utf-8"))):
+        target = imported.removeprefix("saccade.")
+        while target != imported and target and target not in modules():
+            target = target.rpartition(".")[0]  # a name of a module, or a module of a package
+        if target != imported and target != name:
+            found.add(target)
+    return frozenset(found)
+
+
+def within(name: str, packages: set[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_they_may(package: str) -> None:
+    allowed = MAY_IMPORT[package] | {package}
+    forbidden = {(name, target) for name in modules() for target in imports_of(name) if not within(target, allowed)}
+    assert {(name, target) for name, target in forbidden if within(name, {package})} == set()
+
+
+@pytest.mark.parametrize(
+    "package", [pytest.param(name, marks=unfinished) if name in ("engine", "pipeline") else name for name in PACKAGES]
+)
+def test_inside_a_package_imports_run_one_way(package: str) -> None:
+    layers = [layer.split() for layer in ORDER[package].split("|")]
+    height = {f"{package}.{unit}": number for number, layer in enumerate(layers) for unit in layer}
+    height[package] = len(layers)
+
+    def unit(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    inside = [name for name in modules() if within(name, {package})]
+    assert {unit(name) for name in inside} == height.keys(), "ORDER lists every module and sub-package"
+    upward = {
+        (name, target)
+        for name in inside
+        for target in imports_of(name)
+        if within(target, {package}) and unit(target) != unit(name) and height[unit(target)] >= height[unit(name)]
     }
-    assert strangers == set()
+    assert upward == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter({name: imports_of(name) for name in modules()}).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+@unfinished
+def test_kernels_import_nothing_else_of_the_engine() -> None:
+    kernels = {"engine.kernels"}
+    found = {(name, target) for name in modules() if within(name, kernels) for target in imports_of(name)}
+    assert {(name, target) for name, target in found if not within(target, kernels)} == set()
+
+
+def test_every_module_is_imported_as_part_of_saccade() -> None:
+    """Under its bare name it would be loaded twice, with two copies of each class."""
+    name = "|".join(PACKAGES)
+    bare = re.compile(
+        rf"(^|[\s;'\"`(])(from ({name})[. ][\w. ]*import\b|(?<!from saccade )import ({name})\b)|-m ({name})\b"
+    )
+    lines = [
+        f"{path.relative_to(REPO)}: {line.strip()}"
+        for path in tracked(".py", ".md", ".yaml", ".toml", ".sh", "")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if bare.search(line)
+    ]
+    assert lines == []
+
+
+def test_imports_are_absolute() -> None:
+    trees = {str(path.relative_to(REPO)): ast.parse(path.read_text(encoding="utf-8")) for path in tracked(".py")}
+    assert [path for path, tree in trees.items() if any(name[0] == "." for name in imported_names(tree))] == []
+
+
+def test_sources_and_sinks_do_without_torch() -> None:
+    code = "import sys, saccade.sources, saccade.sinks; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@unfinished
+def test_folders_and_files_are_small() -> None:
+    code = list(tracked(*CODE))
+    long = {str(path.relative_to(REPO)) for path in code if len(path.read_bytes().splitlines()) > MAX_LINES}
+    folders = [path.parent for path in code]
+    full = {str(folder.relative_to(REPO)) for folder in set(folders) if folders.count(folder) > MAX_FILES}
+    assert (long, full) == (set(), set())
+
+
+def test_modules_and_packages_begin_with_a_docstring() -> None:
+    folders = {folder for path in modules().values() for folder in [path.parent]}
+    assert {str(folder) for folder in folders if not (folder / "__init__.py").exists()} == set()
+    silent = [name for name, path in modules().items() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []

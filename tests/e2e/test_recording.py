@@ -32,9 +32,9 @@ SEGMENT_S = 3
 KILLED = """
 import itertools, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from engine.results import Detections, Points, Result
-from sinks import Latency, RecordingSink
-from sources import FileSource
+from saccade.engine.results import Detections, Points, Result
+from saccade.sinks import Latency, RecordingSink
+from saccade.sources import FileSource
 sink = RecordingSink(sys.argv[2])
 for frame in itertools.islice(FileSource(sys.argv[1] + "/pipeline/assets/demo.mp4"), 130):
     sink.write(frame, Result(Detections((), 1, 1), Points((), 1, 1)), Latency())

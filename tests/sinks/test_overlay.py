@@ -116,7 +116,10 @@ def test_latency_and_answers_have_their_corners() -> None:
 
 def test_colours_are_the_same_in_every_process() -> None:
     names = ["person", "face", "bicycle", "car", "motorcycle", "bus", "truck", "cat", "dog", "bird", "horse", "größe"]
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import sinks; print([*map(sinks.color_of, sys.argv[2:])])"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from saccade import sinks; "
+        "print([*map(sinks.color_of, sys.argv[2:])])"
+    )
     told = subprocess.run([sys.executable, "-c", code, str(REPO), *names], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str([color_of(n) for n in names])
     assert color_of("Person") == color_of("person")

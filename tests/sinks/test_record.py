@@ -97,12 +97,12 @@ def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 STDOUT = """
 import sys
-sys.path[:0] = sys.argv[1:3]
-from test_sinks_record import FRAME, RESULT, LATENCY
-from sinks import SinkClosedError, open_sink
+sys.path.insert(0, sys.argv[1])
+from tests.sinks.test_record import FRAME, RESULT, LATENCY
+from saccade.sinks import SinkClosedError, open_sink
 sink = open_sink("-")
 try:
-    for _ in range(int(sys.argv[3])):
+    for _ in range(int(sys.argv[2])):
         sink.write(FRAME, RESULT, LATENCY)
     sink.close()
     print("end")
@@ -112,9 +112,7 @@ except SinkClosedError:
 
 
 def test_a_dash_is_standard_output_and_stays_open() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", STDOUT, str(REPO), str(REPO / "tests"), "2"], capture_output=True, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", STDOUT, str(REPO), "2"], capture_output=True, check=True)
     lines = ended.stdout.decode().splitlines()
     assert [json.loads(line) for line in lines[:2]] == [RECORD, RECORD]
     assert lines[2] == "end"
@@ -122,7 +120,7 @@ def test_a_dash_is_standard_output_and_stays_open() -> None:
 
 def test_a_reader_that_has_gone_closes_the_sink() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", STDOUT, str(REPO), str(REPO / "tests"), "100000"],
+        [sys.executable, "-c", STDOUT, str(REPO), "100000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as writer:

@@ -130,7 +130,7 @@ def test_whep_is_for_the_pipeline(target: str) -> None:
 
 def test_no_library_is_loaded_before_its_sink_is_asked_for() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import sinks\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); import saccade.sinks\n"
         "print([name for name in ('torch', 'aiomqtt', 'paho', 'aiohttp', 'websockets') if name in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code, str(REPO)], capture_output=True, text=True, check=True)

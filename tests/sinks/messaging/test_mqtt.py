@@ -160,7 +160,7 @@ def test_nothing_but_the_gap_is_lost_when_the_broker_restarts(
     broker: Broker, listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_FIRST_DELAY_S", 2.0)  # the listener shall be back before the sink is
-    caplog.set_level(logging.INFO, "sinks")
+    caplog.set_level(logging.INFO, "saccade.sinks")
     sink = MqttSink(url(broker, "/?records=1"))
     seconds = iter(range(10_000))
 
@@ -243,9 +243,9 @@ def test_a_broker_that_comes_later_hears_all_that_is(tmp_path: Path, caplog: pyt
 
 WILL = """
 import sys, os, time
-sys.path[:0] = sys.argv[1:3]
-from test_sinks_mqtt import *
-sink = MqttSink(sys.argv[3])
+sys.path.insert(0, sys.argv[1])
+from tests.sinks.messaging.test_mqtt import *
+sink = MqttSink(sys.argv[2])
 sink.write(frame_at(0), showing("person", "person"), LATENCY)
 print("written", flush=True)
 time.sleep(60)
@@ -254,7 +254,7 @@ time.sleep(60)
 
 @needs_mosquitto
 def test_the_last_will_is_seen_after_a_kill_and_the_next_run_clears_up(broker: Broker, listener: Listener) -> None:
-    command = [sys.executable, "-c", WILL, str(REPO), str(REPO / "tests"), url(broker)]
+    command = [sys.executable, "-c", WILL, str(REPO), url(broker)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         wait_for(lambda: listener.last("saccade/door/person") == "2")
         assert listener.of("saccade/available") == ["online"]

@@ -189,7 +189,7 @@ def test_what_is_refused_is_lost_and_told(receiver: Receiver, trouble: int, capl
 
 
 def test_a_server_that_restarts_gets_everything(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "sinks")
+    caplog.set_level(logging.INFO, "saccade.sinks")
     sink = WebhookSink(receiver.url())
     sink.write(frame_at(0), showing("cat"), LATENCY)
     wait_for(lambda: len(receiver.posts) == 1)
@@ -248,7 +248,7 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
     headers = receiver.posts[-1][1]
     assert headers["Authorization"] == "Basic bWU6c2VjcmV0LzM="  # me:secret/3
     assert f"127.0.0.1:{receiver.port}" in caplog.text
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("sinks")]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("saccade.sinks")]
     assert "secret" not in "\n".join(lines)
 
 

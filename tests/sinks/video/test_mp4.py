@@ -218,10 +218,10 @@ def test_sound_that_an_mp4_cannot_hold_is_left_out_with_a_warning(
 KILLED = """
 import sys, os, signal
 from fractions import Fraction
-sys.path[:0] = sys.argv[1:3]
-from test_sinks_mp4 import NOTHING, LATENCY, frame_at
-from sinks import Mp4Sink
-sink = Mp4Sink(sys.argv[3], audio_from=sys.argv[4] if len(sys.argv) > 4 else None)
+sys.path.insert(0, sys.argv[1])
+from tests.sinks.video.test_mp4 import NOTHING, LATENCY, frame_at
+from saccade.sinks import Mp4Sink
+sink = Mp4Sink(sys.argv[2], audio_from=sys.argv[3] if len(sys.argv) > 3 else None)
 for n in range(130):
     sink.write(frame_at(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -231,7 +231,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("sound", ["none", "as long", "short"])
 def test_kill_costs_the_last_group_of_pictures_only(make_clip: MakeClip, tmp_path: Path, sound: str) -> None:
     out = tmp_path / "out.mp4"
-    arguments = [str(REPO), str(REPO / "tests"), str(out)]
+    arguments = [str(REPO), str(out)]
     if sound != "none":
         arguments.append(str(make_clip(frames=130 if sound == "as long" else 10, audio="aac")))
     ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False)

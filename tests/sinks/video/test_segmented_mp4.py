@@ -176,10 +176,10 @@ def test_sound_is_shared_out_among_the_segments(make_clip: MakeClip, tmp_path: P
 KILLED = """
 import sys, os, signal
 from fractions import Fraction
-sys.path[:0] = sys.argv[1:3]
-from test_sinks_mp4 import NOTHING, LATENCY, frame_at
-from sinks import open_sink
-sink = open_sink(sys.argv[3] + "?segment=3")
+sys.path.insert(0, sys.argv[1])
+from tests.sinks.video.test_mp4 import NOTHING, LATENCY, frame_at
+from saccade.sinks import open_sink
+sink = open_sink(sys.argv[2] + "?segment=3")
 for n in range(200):
     sink.write(frame_at(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -187,9 +187,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_kill_costs_the_last_group_of_the_last_segment_only(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, str(REPO), str(REPO / "tests"), str(tmp_path / "%Y.mp4")], check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(REPO), str(tmp_path / "%Y.mp4")], check=False)
     assert ended.returncode == -signal.SIGKILL
     paths = sorted(tmp_path.glob("*.mp4"), key=lambda path: (len(path.name), path.name))
     # 200 frames at 25 a second, 75 a segment, a key frame every 2 s: of 150–199, no group was whole yet.

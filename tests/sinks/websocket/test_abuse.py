@@ -104,8 +104,8 @@ def is_cut_off(stranger: socket.socket) -> bool:
 
 SERVER = """
 import sys, time
-sys.path[:0] = sys.argv[1:3]
-from feed_support import WebSocketSink, write
+sys.path.insert(0, sys.argv[1])
+from tests.support.feed import WebSocketSink, write
 
 def rss():
     with open("/proc/self/statm") as file:
@@ -149,7 +149,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    command = [sys.executable, "-c", SERVER, str(REPO), str(REPO / "tests")]
+    command = [sys.executable, "-c", SERVER, str(REPO)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Server(process)
