@@ -242,6 +242,23 @@ def models() -> None:
         print(f"{entry.name:<10} {entry.about}")
 
 
+@app.command()
+def configs(
+    name: Annotated[str | None, typer.Argument(help="Which one to print; without it, all are listed.")] = None,
+) -> None:
+    """List the ready-made configurations, or print one to save and change.
+
+    saccade configs rtsp > camera.yaml
+    """
+    from saccade.pipeline.cli.configs import list_configs, read_config
+
+    if name is None:
+        for known, about in list_configs().items():
+            print(f"{known:<18} {about}")
+    else:
+        print(read_config(name), end="")
+
+
 @app.command("eval")
 def evaluate(
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],

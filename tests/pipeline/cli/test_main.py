@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from saccade.pipeline.cli.main import main
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config import RunConfig, load
 from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
 from tests.support.engine import one_thread
@@ -209,6 +210,18 @@ def test_the_models_are_listed(tmp_path: Path) -> None:
     done = saccade("models", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "nano" in done.stdout
+
+
+def test_configs_are_listed_and_printed(tmp_path: Path) -> None:
+    listed = saccade("configs", cwd=tmp_path)
+    shipped = sorted(path.stem for path in (REPO / "configs").glob("*.yaml"))
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == shipped
+    printed = saccade("configs", "file", cwd=tmp_path)
+    (tmp_path / "file.yaml").write_text(printed.stdout)
+    assert load(tmp_path / "file.yaml", {}).source == str(DEMO_CLIP)
+    unknown = saccade("configs", "none", cwd=tmp_path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.startswith("saccade: no configuration is called 'none'; there are file, ")
 
 
 def test_one_frame_is_timed(tmp_path: Path) -> None:
