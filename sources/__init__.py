@@ -1,12 +1,17 @@
-"""Where frames come from. Knows nothing of models, results or sinks."""
+"""Where frames come from: files, images, cameras, publishers. Knows nothing of models, results or sinks.
 
-from saccade.sources.base import Source, SourceError, SourceInfo
+Imports run one way: errors, frame < urls < rgb, timestamps < base < file < images, replay; rtp, http < live < rtsp,
+webrtc < factory.
+"""
+
+from saccade.sources.base import Source, SourceInfo
+from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.factory import open_source
 from saccade.sources.file import FileSource
 from saccade.sources.frame import CaptureClock, Frame, RgbImage
 from saccade.sources.images import ImageSource
 from saccade.sources.live.decoder import HwAccel
-from saccade.sources.live.reconnect import LinkStatus, LiveError, Reason, State
+from saccade.sources.live.reconnect import LinkStatus, State
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtsp.client import Transport
 from saccade.sources.urls import redact

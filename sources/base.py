@@ -13,11 +13,8 @@ from fractions import Fraction
 from types import TracebackType
 from typing import Self
 
+from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
-
-
-class SourceError(Exception):
-    """A source cannot be used. The message is one line for the user: what is wrong and what to do about it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,8 +22,8 @@ class SourceInfo:
     """What is known of a source before its first frame.
 
     Attributes:
-        codec: name of the codec, such as "h264"; for pictures the file format, such as "jpeg".
-        width, height: size in pixels of the upright picture, after rotation. Later pictures may differ.
+        codec: name of the codec, such as "h264"; for frames the file format, such as "jpeg".
+        width, height: size in pixels of the upright frame, after rotation. Later frames may differ.
         average_rate: frames per second of the whole stream, before `vid_stride`; None when unknown.
         frames: how many frames an iteration will hand on, after `vid_stride`, `start` and `end`; an estimate, None when
             unknown.
@@ -57,7 +54,7 @@ class Source(ABC):
 
     Args:
         name: of the stream.
-        vid_stride: hand on every `vid_stride`-th picture.
+        vid_stride: hand on every `vid_stride`-th frame.
 
     Raises:
         SourceError: if `vid_stride` is less than 1.
@@ -85,7 +82,7 @@ class Source(ABC):
 
     @property
     def corrupt_packets(self) -> int:
-        """Packets or pictures of the current iteration that were damaged, hence skipped."""
+        """Packets or frames of the current iteration that were damaged, hence skipped."""
         return self._corrupt
 
     @abstractmethod

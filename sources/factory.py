@@ -6,15 +6,16 @@ import os
 import threading
 from pathlib import Path
 
-from saccade.sources.base import Source, SourceError
+from saccade.sources.base import Source
+from saccade.sources.errors import SourceError
 from saccade.sources.file import FileSource
 from saccade.sources.images import IMAGE_SUFFIXES, ImageSource
-from saccade.sources.live.connection import Feed
+from saccade.sources.live.connection import LiveConnection
 from saccade.sources.live.decoder import HwAccel
-from saccade.sources.live.ffmpeg import StreamAddress, StreamFeed
+from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
 from saccade.sources.live.source import LiveSource, Opener
 from saccade.sources.rtsp.client import Transport
-from saccade.sources.rtsp.connection import OtherCodec, RtspFeed
+from saccade.sources.rtsp.connection import RtspConnection, UnhandledCodecError
 from saccade.sources.urls import RtspAddress, redact, stream_name
 
 _RTSP = ("rtsp", "rtsps")
@@ -32,7 +33,7 @@ def open_source(
     rtsp_transport: Transport = "tcp",
     retry: bool = True,
 ) -> Source:
-    """Open a video file, a picture, a folder of pictures, a live address, a webcam or an endpoint for WebRTC.
+    """Open a video file, a frame, a folder of frames, a live address, a webcam or an endpoint for WebRTC.
 
     A live source connects when it is iterated, and a camera that cannot be reached is simply not there yet.
 
@@ -43,7 +44,7 @@ def open_source(
         start: skip frames before this time, in seconds from the beginning; not for live sources.
         end: stop before this time, in seconds from the beginning; not for live sources.
         hwaccel: decode live sources on the GPU if there is one, insist on it, or leave it alone.
-        rtsp_transport: how RTSP cameras send their pictures.
+        rtsp_transport: how RTSP cameras send their frames.
         retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
 
     Raises:
@@ -75,20 +76,20 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | 
     if not separator:
         if not text.isdecimal() or Path(text).exists():
             return None
-        address = StreamAddress.of_camera(int(text))
+        address = FfmpegInput.of_camera(int(text))
     elif scheme in _RTSP:
         RtspAddress.parse(text)  # to refuse a wrong one now
         return lambda closed: _open_rtsp(text, closed, hwaccel, transport)
     elif scheme in _STREAMS:
-        address = StreamAddress.of_url(text)
+        address = FfmpegInput.of_url(text)
     else:  # only the scheme is repeated, since the rest may hold a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// is no kind of source; use {known}, a file, a folder or a webcam's number")
-    return lambda closed: StreamFeed(address, closed, hwaccel=hwaccel)
+    return lambda closed: FfmpegConnection(address, closed, hwaccel=hwaccel)
 
 
-def _open_rtsp(url: str, closed: threading.Event, hwaccel: HwAccel, transport: Transport) -> Feed:
+def _open_rtsp(url: str, closed: threading.Event, hwaccel: HwAccel, transport: Transport) -> LiveConnection:
     try:
-        return RtspFeed(url, closed, transport=transport, hwaccel=hwaccel)
-    except OtherCodec:
-        return StreamFeed(StreamAddress.of_rtsp(url, transport), closed, hwaccel=hwaccel)
+        return RtspConnection(url, closed, transport=transport, hwaccel=hwaccel)
+    except UnhandledCodecError:
+        return FfmpegConnection(FfmpegInput.of_rtsp(url, transport), closed, hwaccel=hwaccel)

@@ -19,7 +19,8 @@ import av.error
 from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 
-from saccade.sources.base import Source, SourceError, SourceInfo
+from saccade.sources.base import Source, SourceInfo
+from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
 from saccade.sources.rgb import quarter_turns, upright_rgb
 from saccade.sources.timestamps import Timeline
@@ -35,15 +36,15 @@ class FileSource(Source):
     """A video file as a source. Every iteration reads it anew from the start.
 
     Timestamps are the container's, integers in the stream's time base, made strictly growing where they are not
-    (`timestamps`). Pictures are turned upright as the container's display matrix says. Damaged packets, and
-    pictures that the decoder marks as damaged, are skipped and counted.
+    (`timestamps`). Frames are turned upright as the container's display matrix says. Damaged packets, and
+    frames that the decoder marks as damaged, are skipped and counted.
 
     Args:
         path: the file.
         stream: name of the stream; the file's name without suffix if None.
-        vid_stride: hand on every `vid_stride`-th picture; the others are decoded, because later ones need them, but
+        vid_stride: hand on every `vid_stride`-th frame; the others are decoded, because later ones need them, but
             not converted.
-        start: skip pictures before this time, in seconds from the beginning of the video.
+        start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
 
     Raises:
@@ -76,7 +77,7 @@ class FileSource(Source):
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames in presentation order.
 
-        `Frame.index` counts decoded pictures from the first one at or after `start`. `Frame.dropped_before` counts
+        `Frame.index` counts decoded frames from the first one at or after `start`. `Frame.dropped_before` counts
         damaged packets.
 
         Raises:
@@ -99,27 +100,27 @@ class FileSource(Source):
             with self._open() as container:
                 stream = video_stream(container, self._path)
                 # A file has no latency to lose, so every kind of threading is welcome; live sources must not use
-                # FRAME, which holds back one picture a thread.
+                # FRAME, which holds back one frame a thread.
                 stream.thread_type = "AUTO"
                 if seek is not None and not _seek(container, stream, seek):
                     continue
-                pictures = self._decode(container, stream)
-                first = next(pictures, None)
+                frames = self._decode(container, stream)
+                first = next(frames, None)
                 if seek is not None and not _is_at_or_before(first, first_pts):
                     continue
                 if first is not None:
-                    yield from self._frames(itertools.chain((first,), pictures), first_pts, begun)
+                    yield from self._frames(itertools.chain((first,), frames), first_pts, begun)
                 return
 
-    def _frames(self, pictures: Iterable[av.VideoFrame], first_pts: int | None, begun: float) -> Iterator[Frame]:
+    def _frames(self, frames: Iterable[av.VideoFrame], first_pts: int | None, begun: float) -> Iterator[Frame]:
         base = self._info.time_base
         end_pts = _units(self._end, base, self._origin) if self._end is not None else None
 
         reformatter = VideoReformatter()
         timeline = self._timeline()
         index, corrupt_before = 0, 0
-        for picture in pictures:
-            pts = timeline.place(picture.pts)
+        for frame in frames:
+            pts = timeline.place(frame.pts)
             if first_pts is not None and pts < first_pts:
                 continue
             if end_pts is not None and pts >= end_pts:
@@ -127,7 +128,7 @@ class FileSource(Source):
             number, index = index, index + 1
             if number % self._stride:
                 continue
-            image = upright_rgb(picture, reformatter)
+            image = upright_rgb(frame, reformatter)
             yield Frame(
                 image=image,
                 stream=self._name,
@@ -144,22 +145,22 @@ class FileSource(Source):
             begun = time.perf_counter()
 
     def _decode(self, container: InputContainer, stream: av.VideoStream) -> Iterator[av.VideoFrame]:
-        """Yield decoded pictures until the end of the file or close(), counting what is damaged."""
+        """Yield decoded frames until the end of the file or close(), counting what is damaged."""
         for packet in self._packets(container, stream):
             try:
-                pictures = packet.decode()
+                frames = packet.decode()
             except av.error.EOFError:
                 return
             except av.error.FFmpegError:
                 self._corrupt += 1
                 continue
-            for picture in pictures:
+            for frame in frames:
                 if self._closed.is_set():
                     return
-                if picture.is_corrupt:
+                if frame.is_corrupt:
                     self._corrupt += 1
                 else:
-                    yield picture
+                    yield frame
 
     def _packets(self, container: InputContainer, stream: av.VideoStream) -> Iterator[av.Packet[av.VideoStream]]:
         """Yield packets and, at the end, the empty one that flushes the decoder; read on after damage."""
@@ -189,7 +190,7 @@ class FileSource(Source):
     def _open(self) -> InputContainer:
         try:
             # "file:", because FFmpeg takes the start of `cam:1.mp4` for a protocol. Old cameras write titles in any
-            # encoding; that is no reason to refuse the pictures.
+            # encoding; that is no reason to refuse the frames.
             return av.open(f"file:{self._path}", metadata_errors="replace")
         except (av.error.FFmpegError, OSError) as error:
             if isinstance(error, PermissionError | FileNotFoundError):
@@ -199,12 +200,12 @@ class FileSource(Source):
             ) from error
 
     def _probe(self, container: InputContainer) -> None:
-        """Fill `info` from the headers and the first picture, which also proves that the file can be decoded."""
+        """Fill `info` from the headers and the first frame, which also proves that the file can be decoded."""
         stream = video_stream(container, self._path)
         first = next(self._decode(container, stream), None)
         self._corrupt = 0
         if first is None:
-            raise SourceError(f"{self._path}: not one picture could be decoded; is the file damaged or cut off?")
+            raise SourceError(f"{self._path}: not one frame could be decoded; is the file damaged or cut off?")
         sideways = quarter_turns(first) % 2 == 1
         width, height = (first.height, first.width) if sideways else (first.width, first.height)
         base = stream.time_base or Fraction(1, av.time_base)
@@ -215,7 +216,7 @@ class FileSource(Source):
         elif container.duration:
             duration_s = container.duration / av.time_base
         self._origin = next((t for t in (stream.start_time, first.pts) if t is not None), 0)
-        # Where pictures carry no timestamps they are counted from the beginning, so decoding must start there.
+        # Where frames carry no timestamps they are counted from the beginning, so decoding must start there.
         self._seekable = first.pts is not None
         self._info = SourceInfo(
             codec=stream.codec_context.name,
@@ -256,7 +257,7 @@ def check_readable(path: Path) -> None:
 
 
 def video_stream(container: InputContainer, path: Path) -> av.VideoStream:
-    """The first stream of moving pictures, or `SourceError` when there is none or no decoder for it.
+    """The first stream of moving frames, or `SourceError` when there is none or no decoder for it.
 
     Cover art in a music file is no video; nor is a text file, which FFmpeg's `tty` reader would gladly render.
     """
@@ -281,8 +282,8 @@ def _seek(container: InputContainer, stream: av.VideoStream, pts: int) -> bool:
     return True
 
 
-def _is_at_or_before(picture: av.VideoFrame | None, pts: int | None) -> bool:
-    return picture is not None and picture.pts is not None and pts is not None and picture.pts <= pts
+def _is_at_or_before(frame: av.VideoFrame | None, pts: int | None) -> bool:
+    return frame is not None and frame.pts is not None and pts is not None and frame.pts <= pts
 
 
 def _units(seconds: float, base: Fraction, origin: int) -> int:

@@ -1,4 +1,4 @@
-"""The one value that leaves a source: a decoded picture with its place in the stream and its clocks.
+"""The one value that leaves a source: a decoded frame with its place in the stream and its clocks.
 
 Knows nothing of models, results or sinks.
 """
@@ -16,24 +16,24 @@ CaptureClock = Literal["rtcp", "arrival", "file"]
 """Where `Frame.captured_at` comes from: the sender's RTCP report, its arrival here, or the file's own timestamps."""
 
 RgbImage = NDArray[np.uint8]
-"""A picture of shape (height, width, 3), RGB, uint8, C-contiguous."""
+"""A frame of shape (height, width, 3), RGB, uint8, C-contiguous."""
 
 
 @dataclass(slots=True, frozen=True)
 class Frame:
-    """One decoded picture.
+    """One decoded frame.
 
     Attributes:
         image: (height, width, 3) uint8 RGB, already rotated upright. Treat it as read-only: several sinks share it.
         stream: name of the stream, unique in one run.
-        index: number of the picture in its stream as decoded, from 0; skipped pictures keep their numbers.
+        index: number of the frame in its stream as decoded, from 0; skipped frames keep their numbers.
         pts: presentation timestamp in units of `time_base`, exactly as in the container; grows strictly.
         time_base: seconds of one pts unit.
         captured_at: capture time in seconds; Unix time for live streams, seconds from the start for files.
         capture_clock: what `captured_at` was read from.
-        decoded_at: `time.monotonic()` at the moment the decoder handed the picture over, in seconds.
-        decode_ms: time spent demuxing, decoding and converting this picture, in milliseconds.
-        dropped_before: pictures of this stream lost between the previous frame handed on and this one.
+        decoded_at: `time.monotonic()` at the moment the decoder handed the frame over, in seconds.
+        decode_ms: time spent demuxing, decoding and converting this frame, in milliseconds.
+        dropped_before: frames of this stream lost between the previous frame handed on and this one.
     """
 
     image: RgbImage
@@ -49,10 +49,10 @@ class Frame:
 
     @property
     def width(self) -> int:
-        """Width of the picture in pixels."""
+        """Width of the frame in pixels."""
         return int(self.image.shape[1])
 
     @property
     def height(self) -> int:
-        """Height of the picture in pixels."""
+        """Height of the frame in pixels."""
         return int(self.image.shape[0])

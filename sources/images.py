@@ -1,4 +1,4 @@
-"""Frames from still pictures: one photograph, or a folder of them in natural order.
+"""Frames from still images: one photograph, or a folder of them in natural order.
 
 Knows nothing of models, results or sinks.
 """
@@ -15,31 +15,32 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from saccade.sources.base import Source, SourceError, SourceInfo
+from saccade.sources.base import Source, SourceInfo
+from saccade.sources.errors import SourceError
 from saccade.sources.file import check_readable
 from saccade.sources.frame import Frame, RgbImage
 
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
-_TIME_BASE = Fraction(1)  # one picture a second: a folder becomes a slide show that one can follow
+_TIME_BASE = Fraction(1)  # one image a second: a folder becomes a slide show that one can follow
 
 
 class ImageSource(Source):
-    """A picture, or all pictures directly inside a folder, as a source of one frame a second.
+    """A image, or all images directly inside a folder, as a source of one frame a second.
 
     Names are sorted as people count: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are the place in that order.
-    The EXIF orientation is honoured. Pictures of a folder that cannot be read are skipped and counted. Codec and size
+    The EXIF orientation is honoured. Images of a folder that cannot be read are skipped and counted. Codec and size
     in `info` are those of the first.
 
     Args:
-        path: picture file or folder.
+        path: image file or folder.
         stream: name of the stream; the name of the file, without suffix, or of the folder if None.
-        vid_stride: hand on every `vid_stride`-th picture.
-        start: skip pictures before this time in seconds, which here is a place in the order.
+        vid_stride: hand on every `vid_stride`-th image.
+        start: skip images before this time in seconds, which here is a place in the order.
         end: stop before this time in seconds.
 
     Raises:
-        SourceError: if there is no picture that can be read.
+        SourceError: if there is no image that can be read.
     """
 
     def __init__(
@@ -55,30 +56,30 @@ class ImageSource(Source):
         name = folder.resolve().name if folder.is_dir() else folder.stem
         super().__init__(stream if stream is not None else name, vid_stride)
         if folder.is_dir():
-            every = _pictures_in(folder)
+            every = _images_in(folder)
         else:
             check_readable(folder)
             every = [folder]
         wanted = [i for i in range(0, len(every), vid_stride) if (start or 0) <= i and (end is None or i < end)]
         if not wanted:
-            raise SourceError(f"{folder}: none of its {len(every)} pictures is between start and end")
-        self._pictures = [(i, every[i]) for i in wanted]
+            raise SourceError(f"{folder}: none of its {len(every)} images is between start and end")
+        self._images = [(i, every[i]) for i in wanted]
 
-        for _, first in self._pictures:
+        for _, first in self._images:
             try:
-                picture, codec = _read(first)
+                image, codec = _read(first)
                 break
             except SourceError:
-                if len(self._pictures) == 1:
+                if len(self._images) == 1:
                     raise
         else:
-            raise SourceError(f"{folder}: none of its {len(self._pictures)} pictures can be read")
+            raise SourceError(f"{folder}: none of its {len(self._images)} images can be read")
         self._info = SourceInfo(
             codec=codec,
-            width=picture.shape[1],
-            height=picture.shape[0],
+            width=image.shape[1],
+            height=image.shape[0],
             average_rate=1 / _TIME_BASE,
-            frames=len(self._pictures),
+            frames=len(self._images),
             time_base=_TIME_BASE,
             duration_s=float(len(every) * _TIME_BASE),
             live=False,
@@ -87,10 +88,10 @@ class ImageSource(Source):
         )
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the pictures in natural order."""
+        """Yield the images in natural order."""
         self._corrupt = 0
         dropped = 0
-        for index, path in self._pictures:
+        for index, path in self._images:
             if self._closed.is_set():
                 return
             begun = time.perf_counter()
@@ -115,13 +116,13 @@ class ImageSource(Source):
             dropped = 0
 
 
-def _pictures_in(folder: Path) -> list[Path]:
+def _images_in(folder: Path) -> list[Path]:
     try:
         found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith(".")]
     except OSError as error:
         raise SourceError(f"{folder} cannot be read: {error.strerror}") from None
     if not found:
-        raise SourceError(f"{folder} holds no pictures ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise SourceError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return sorted(found, key=_natural_key)
 
 
@@ -131,7 +132,7 @@ def _natural_key(path: Path) -> list[tuple[int, str]]:
 
 
 def _read(path: Path) -> tuple[RgbImage, str]:
-    """Return the upright picture, (height, width, 3) uint8 RGB, and its file format in lower case."""
+    """Return the upright image, (height, width, 3) uint8 RGB, and its file format in lower case."""
     check_readable(path)
     try:
         with Image.open(path) as opened:
@@ -143,4 +144,4 @@ def _read(path: Path) -> tuple[RgbImage, str]:
             return np.array(upright.convert("RGB")), codec
     # Pillow's readers of damaged files raise nearly anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
-        raise SourceError(f"{path} cannot be read as a picture: it is damaged or no picture at all") from error
+        raise SourceError(f"{path} cannot be read as a image: it is damaged or no image at all") from error

@@ -9,7 +9,7 @@ from dataclasses import replace
 from saccade.sources.base import Source
 from saccade.sources.frame import Frame
 
-_RATE = 25  # pictures a second, where the file does not tell
+_RATE = 25  # frames a second, where the file does not tell
 
 
 class ReplaySource(Source):
@@ -38,7 +38,7 @@ class ReplaySource(Source):
             SourceError: if the file has gone.
         """
         number, shift, begun = 0, 0, time.monotonic()
-        # How long the last picture of a round is shown: as long as the one before it, if there is one.
+        # How long the last frame of a round is shown: as long as the one before it, if there is one.
         step = max(1, round(1 / ((self._info.average_rate or _RATE) * self._info.time_base)))
         while not self._closed.is_set():
             first: int | None = None

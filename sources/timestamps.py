@@ -9,7 +9,7 @@ from fractions import Fraction
 
 
 class Timeline:
-    """Places pictures on one growing clock and leaves every timestamp alone that is already right.
+    """Places frames on one growing clock and leaves every timestamp alone that is already right.
 
     - A missing timestamp is interpolated from the last known one at the nominal rate, without accumulating rounding.
     - A timestamp that repeats or falls back a little becomes the last one plus 1.
@@ -17,9 +17,9 @@ class Timeline:
       that follow are moved on by the same amount, so that intervals stay exact.
 
     Args:
-        step: nominal units from one picture to the next, more than 0.
+        step: nominal units from one frame to the next, more than 0.
         jump: how far a timestamp must fall back, in units, to count as a clock that began again.
-        first: timestamp of the first picture should it have none.
+        first: timestamp of the first frame should it have none.
     """
 
     __slots__ = ("_anchor", "_jump", "_last", "_missing", "_shift", "_step")
@@ -33,7 +33,7 @@ class Timeline:
         self._shift = 0
 
     def place(self, pts: int | None) -> int:
-        """Return the timestamp of the next picture, whose own is `pts` units or None."""
+        """Return the timestamp of the next frame, whose own is `pts` units or None."""
         last = self._last
         if pts is None:
             placed = self._anchor + round(self._missing * self._step)

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from saccade.sources.base import SourceError
+from saccade.sources.errors import SourceError
 
 _DEFAULT_PORTS = {"rtsp": 554, "rtsps": 322}
 

@@ -1,1 +1,19 @@
-"""Live streams: connecting, decoding, reconnecting, and what FFmpeg opens."""
+"""Live streams of any protocol: connections, reconnection, low-latency decoding, one clock over all connections."""
+
+from saccade.sources.live.connection import LiveConnection, LiveFrame
+from saccade.sources.live.decoder import HwAccel
+from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
+from saccade.sources.live.reconnect import Link, LinkStatus, State
+from saccade.sources.live.source import LiveSource
+
+__all__ = [
+    "FfmpegConnection",
+    "FfmpegInput",
+    "HwAccel",
+    "Link",
+    "LinkStatus",
+    "LiveConnection",
+    "LiveFrame",
+    "LiveSource",
+    "State",
+]

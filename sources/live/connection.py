@@ -13,15 +13,15 @@ from av.video.frame import VideoFrame
 
 
 @dataclass(slots=True, frozen=True)
-class Picture:
-    """A decoded picture of a live source.
+class LiveFrame:
+    """A decoded frame of a live source.
 
     Attributes:
-        decoded: the picture, not yet converted.
+        decoded: the frame, not yet converted.
         timestamp: the sender's, in units of 1/90000 s, never wrapped; None when it gives none.
         arrived_at: `time.monotonic()` when its first byte was here, in seconds.
         captured_at: Unix time in seconds by the sender's RTCP report; None while that is not known.
-        lost_before: pictures lost between the one before and this one.
+        lost_before: frames lost between the one before and this one.
     """
 
     decoded: VideoFrame
@@ -31,7 +31,7 @@ class Picture:
     lost_before: int = 0
 
 
-class Feed(Protocol):
+class LiveConnection(Protocol):
     """One open connection. `read` and `close` are called from one thread."""
 
     @property
@@ -59,19 +59,15 @@ class Feed(Protocol):
         """Packets that were lost or could not be decoded."""
         ...
 
-    def read(self, timeout_s: float) -> Picture | None:
-        """The next picture; None if there is none after `timeout_s` seconds, or sooner.
+    def read(self, timeout_s: float) -> LiveFrame | None:
+        """The next frame; None if there is none after `timeout_s` seconds, or sooner.
 
         Raises:
             LiveError: if the connection is over.
-            StreamEnded: if there is nothing more to come, ever.
+            StreamEndedError: if there is nothing more to come, ever.
         """
         ...
 
     def close(self) -> None:
         """Let go of the connection."""
         ...
-
-
-class StreamEnded(Exception):  # noqa: N818 - a recording behind an address has an end; that is no error
-    """The feed was of limited length and is over."""

@@ -1,6 +1,6 @@
 """Decodes H.264, H.265 and whatever FFmpeg knows with no delay, on the GPU where there is one.
 
-Knows coded pictures in and pictures out, nothing of where they come from.
+Knows coded frames in and frames out, nothing of where they come from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from av.codec.hwaccel import HWAccel
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from saccade.sources.base import SourceError
+from saccade.sources.errors import SourceError
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ HwAccel = Literal["auto", "cuda", "none"]
 LIVE_BASE = Fraction(1, 90_000)
 """Time base of every live stream: that of RTP, WebRTC and MPEG-TS."""
 
-_THREADS = 4  # a camera's picture has one slice or a few; 16 cameras on 64 cores do not want 1024 threads
+_THREADS = 4  # a camera's frame has one slice or a few; 16 cameras on 64 cores do not want 1024 threads
 
 
 def gpu_decoding(hwaccel: HwAccel) -> HWAccel | None:
@@ -52,7 +52,7 @@ class Decoder:
 
     Args:
         codec: FFmpeg's name of the codec.
-        parameter_sets: what must be known before the first picture, behind start codes; may be empty.
+        parameter_sets: what must be known before the first frame, behind start codes; may be empty.
         hwaccel: whether to use the GPU.
 
     Raises:
@@ -72,7 +72,7 @@ class Decoder:
 
     @property
     def name(self) -> str:
-        """What runs, such as "h264" or "h264 (cuda)"; certain once a picture is decoded."""
+        """What runs, such as "h264" or "h264 (cuda)"; certain once a frame is decoded."""
         return running(self._context)
 
     def decode(self, data: bytes, pts: int) -> list[VideoFrame]:
@@ -87,12 +87,12 @@ class Decoder:
         return self._context.decode(packet)
 
     def forget(self) -> None:
-        """Begin anew with the next picture, which is a key."""
+        """Begin anew with the next frame, which is a key."""
         self._context.flush_buffers()
 
 
 def set_live(context: VideoCodecContext) -> None:
-    """Make a decoder hand on every picture at once: threads by FRAME hold back one each, hundreds of ms."""
+    """Make a decoder hand on every frame at once: threads by FRAME hold back one each, hundreds of ms."""
     context.thread_type = "SLICE"
     context.thread_count = _THREADS
     context.flags |= av.codec.context.Flags.low_delay

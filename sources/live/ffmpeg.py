@@ -20,14 +20,14 @@ import av.error
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from saccade.sources.base import SourceError
-from saccade.sources.live.connection import Picture, StreamEnded
+from saccade.sources.errors import LiveError, SourceError, StreamEndedError
+from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import LIVE_BASE, HwAccel, gpu_decoding, running, set_live
-from saccade.sources.live.reconnect import SILENCE_S, LiveError
+from saccade.sources.live.reconnect import SILENCE_S
 from saccade.sources.urls import redact
 
 _OPEN_S = 10.0  # HLS asks for a playlist, a variant and a segment first
-_READY = 4  # pictures decoded ahead
+_READY = 4  # frames decoded ahead
 _WAKE_S = 0.1
 # Half a second of looking; FFmpeg's own 5 s are for files that hide a sound track far behind. Not `fflags=nobuffer`,
 # which throws away what was looked at: a recording would begin in its middle.
@@ -35,14 +35,14 @@ _PROBE = {"analyzeduration": "500000", "probesize": "500000"}
 
 
 @dataclass(slots=True, frozen=True)
-class StreamAddress:
+class FfmpegInput:
     """What to tell FFmpeg.
 
     Attributes:
         target: address or device.
         format: FFmpeg's name of the format, where it cannot tell by itself.
         options: its options.
-        paced: whether pictures come in bursts and are to be spread over the time they stand for.
+        paced: whether frames come in bursts and are to be spread over the time they stand for.
     """
 
     target: str
@@ -51,21 +51,21 @@ class StreamAddress:
     paced: bool = False
 
     def __repr__(self) -> str:
-        return f"StreamAddress({redact(self.target)!r})"  # a traceback or log must not show the password
+        return f"FfmpegInput({redact(self.target)!r})"  # a traceback or log must not show the password
 
     @classmethod
-    def of_url(cls, url: str) -> StreamAddress:
+    def of_url(cls, url: str) -> FfmpegInput:
         """How to open an address that is not RTSP."""
         return cls(url, paced=url.partition("?")[0].lower().endswith(".m3u8"))
 
     @classmethod
-    def of_rtsp(cls, url: str, transport: str) -> StreamAddress:
+    def of_rtsp(cls, url: str, transport: str) -> FfmpegInput:
         """How to open RTSP whose codec is none of ours: in 0.08 s instead of 1.5 to 2."""
         options = {"rtsp_transport": transport, "fflags": "nobuffer", "analyzeduration": "0", "probesize": "32"}
         return cls(url, options=options)
 
     @classmethod
-    def of_camera(cls, number: int) -> StreamAddress:
+    def of_camera(cls, number: int) -> FfmpegInput:
         """How to open a webcam.
 
         Raises:
@@ -79,7 +79,7 @@ class StreamAddress:
         return cls(target, form)
 
 
-class StreamFeed:
+class FfmpegConnection:
     """One connection through FFmpeg, open from construction on.
 
     Args:
@@ -92,12 +92,12 @@ class StreamFeed:
         SourceError: if this build of FFmpeg does not know the protocol, or the GPU is insisted on and cannot decode.
     """
 
-    def __init__(self, address: StreamAddress, closed: threading.Event, *, hwaccel: HwAccel = "none") -> None:
+    def __init__(self, address: FfmpegInput, closed: threading.Event, *, hwaccel: HwAccel = "none") -> None:
         self._address = address
         self._closed = closed
         self._gpu = gpu_decoding(hwaccel)
         self._done = threading.Event()
-        self._ready: queue.Queue[Picture | Exception | None] = queue.Queue(_READY)
+        self._ready: queue.Queue[LiveFrame | Exception | None] = queue.Queue(_READY)
         self._codec = ""
         self._decoder = ""
         self._rate: Fraction | None = None
@@ -130,15 +130,15 @@ class StreamFeed:
 
     @property
     def damaged(self) -> int:
-        """Packets and pictures that could not be decoded."""
+        """Packets and frames that could not be decoded."""
         return self._damaged
 
-    def read(self, timeout_s: float) -> Picture | None:
-        """The next picture; None if there is none after `timeout_s` seconds.
+    def read(self, timeout_s: float) -> LiveFrame | None:
+        """The next frame; None if there is none after `timeout_s` seconds.
 
         Raises:
             LiveError: if the connection is over.
-            StreamEnded: if what was opened is a recording, and is over.
+            StreamEndedError: if what was opened is a recording, and is over.
         """
         return self._next(timeout_s)
 
@@ -146,7 +146,7 @@ class StreamFeed:
         """Let go of the connection; its thread ends soon."""
         self._done.set()
 
-    def _next(self, timeout_s: float) -> Picture | None:
+    def _next(self, timeout_s: float) -> LiveFrame | None:
         deadline = time.monotonic() + timeout_s
         while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
             try:
@@ -158,7 +158,7 @@ class StreamFeed:
             return item
         return None
 
-    def _hand_over(self, item: Picture | Exception | None) -> None:
+    def _hand_over(self, item: LiveFrame | Exception | None) -> None:
         while not self._done.is_set() and not self._closed.is_set():
             try:
                 self._ready.put(item, timeout=_WAKE_S)
@@ -178,7 +178,7 @@ class StreamFeed:
                 metadata_errors="replace",
             ) as container:
                 self._read(container)
-        except (SourceError, StreamEnded) as error:
+        except (SourceError, StreamEndedError) as error:
             self._hand_over(error)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             self._hand_over(explain(error, redact(self._address.target), opened=bool(self._codec)))
@@ -200,11 +200,11 @@ class StreamFeed:
         self._hand_over(None)
         self._decode(container, stream, paced=self._address.paced or recording)
         if recording:
-            raise StreamEnded
+            raise StreamEndedError
         raise LiveError("connection failed", f"{what}: the stream has ended")
 
     def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool) -> None:
-        """Hand pictures over until the end; wait for a key after what cannot be decoded."""
+        """Hand frames over until the end; wait for a key after what cannot be decoded."""
         keyed, lost = False, 0
         first: tuple[float, float] | None = None  # when it came, and when it says it was taken
         for packet in container.demux(stream):
@@ -212,21 +212,21 @@ class StreamFeed:
                 return
             arrived_at = self._heard_at = time.monotonic()
             try:
-                pictures = packet.decode()
+                frames = packet.decode()
             except av.error.EOFError:
                 return
             except av.error.FFmpegError:
                 self._damaged, keyed, lost = self._damaged + 1, False, lost + 1
                 continue
-            for picture in pictures:
-                keyed = (keyed or picture.key_frame) and not picture.is_corrupt
+            for frame in frames:
+                keyed = (keyed or frame.key_frame) and not frame.is_corrupt
                 if not keyed:
-                    self._damaged, lost = self._damaged + picture.is_corrupt, lost + 1
+                    self._damaged, lost = self._damaged + frame.is_corrupt, lost + 1
                     continue
                 self._decoder = running(stream.codec_context)
                 timestamp = None
-                if picture.pts is not None and picture.time_base is not None:
-                    timestamp = round(picture.pts * picture.time_base / LIVE_BASE)
+                if frame.pts is not None and frame.time_base is not None:
+                    timestamp = round(frame.pts * frame.time_base / LIVE_BASE)
                 if paced and timestamp is not None:
                     taken = float(timestamp * LIVE_BASE)
                     ahead_s = 0.0 if first is None else taken - first[1] - (time.monotonic() - first[0])
@@ -235,7 +235,7 @@ class StreamFeed:
                     elif ahead_s > 0 and self._done.wait(ahead_s):
                         return
                     arrived_at = self._heard_at = time.monotonic()
-                self._hand_over(Picture(picture, timestamp, arrived_at, lost_before=lost))
+                self._hand_over(LiveFrame(frame, timestamp, arrived_at, lost_before=lost))
                 lost = 0
 
 

@@ -10,27 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.sources.base import SourceError
+from saccade.sources.errors import Reason
 
 State = Literal["connecting", "live", "stalled", "reconnecting", "ended"]
-"""Not there yet; pictures come; silent, about to be tried again; was live, being tried again; closed."""
-
-Reason = Literal["connection failed", "auth failed", "tls", "timeout", "not found", "codec unsupported"]
-"""Why a source is not live."""
+"""Not there yet; frames come; silent, about to be tried again; was live, being tried again; closed."""
 
 SILENCE_S = 4.0  # a frozen camera shall be called stalled within 5 s; the rest is for noticing
-NO_PICTURE_S = 20.0  # packets may come without pictures until the next key frame, which some cameras send every 10 s
+NO_FRAME_S = 20.0  # packets may come without frames until the next key frame, which some cameras send every 10 s
 FIRST_DELAY_S = 0.5
 LAST_DELAY_S = 30.0
 GOOD_S = 10.0
-
-
-class LiveError(SourceError):
-    """A live source failed. The message is one line; `reason` is its code."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason: Reason = reason
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +50,7 @@ class Link:
         chance: gives numbers from 0 to 1, so that many cameras behind one switch do not come back in step.
     """
 
-    __slots__ = ("_attempts", "_chance", "_connections", "_heard_at", "_live_since", "_picture_at", "_reason", "_state")
+    __slots__ = ("_attempts", "_chance", "_connections", "_frame_at", "_heard_at", "_live_since", "_reason", "_state")
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self._chance = chance
@@ -69,7 +58,7 @@ class Link:
         self._reason: Reason | None = None
         self._attempts = 0
         self._connections = 0
-        self._live_since = self._heard_at = self._picture_at = 0.0
+        self._live_since = self._heard_at = self._frame_at = 0.0
 
     @property
     def status(self) -> LinkStatus:
@@ -80,15 +69,15 @@ class Link:
         """A connection is about to be tried."""
         if self._state != "ended":
             self._state = "reconnecting" if self._connections else "connecting"
-        self._heard_at = self._picture_at = now
+        self._heard_at = self._frame_at = now
 
     def heard(self, now: float) -> None:
         """Something came from the other side."""
         self._heard_at = max(self._heard_at, now)
 
-    def picture(self, now: float) -> None:
-        """A picture came, good enough to hand on."""
-        self._heard_at = self._picture_at = now
+    def frame_arrived(self, now: float) -> None:
+        """A frame came, good enough to hand on."""
+        self._heard_at = self._frame_at = now
         if self._state == "ended":
             return
         if self._state != "live":
@@ -99,7 +88,7 @@ class Link:
 
     def silent(self, now: float) -> bool:
         """Whether the connection has given nothing for too long; a live source is then stalled."""
-        if now - self._heard_at < SILENCE_S and now - self._picture_at < NO_PICTURE_S:
+        if now - self._heard_at < SILENCE_S and now - self._frame_at < NO_FRAME_S:
             return False
         if self._state == "live":
             self._state, self._reason = "stalled", "timeout"

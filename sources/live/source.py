@@ -16,16 +16,17 @@ import av.error
 from av.video.reformatter import VideoReformatter
 
 from saccade.sources.base import Source, SourceInfo
+from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
-from saccade.sources.live.connection import Feed, Picture, StreamEnded
+from saccade.sources.live.connection import LiveConnection, LiveFrame
 from saccade.sources.live.decoder import LIVE_BASE
-from saccade.sources.live.reconnect import Link, LinkStatus, LiveError, Reason
+from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import upright_rgb
 from saccade.sources.urls import redact
 
 log = logging.getLogger(__name__)
 
-Opener = Callable[[threading.Event], Feed]
+Opener = Callable[[threading.Event], LiveConnection]
 """Connects, within seconds or until the event is set; raises `LiveError` where it cannot."""
 
 _LOOK_S = 0.25  # how often the clock is looked at while nothing comes
@@ -33,7 +34,7 @@ _CLOCK_JUMP_S = 60.0  # HLS comes a segment at a time, which is 10 s or so; more
 
 
 class LiveClock:
-    """Places the pictures of all connections on one clock of integers that grows strictly.
+    """Places the frames of all connections on one clock of integers that grows strictly.
 
     Within a connection the sender's intervals are kept exactly. Where its clock begins again or jumps, the time that
     passed here takes the place of the interval.
@@ -52,7 +53,7 @@ class LiveClock:
         self._timestamp = None
 
     def place(self, timestamp: int | None, at: float) -> int:
-        """The pts of a picture, in units of 1/90000 s, from 0.
+        """The pts of a frame, in units of 1/90000 s, from 0.
 
         Args:
             timestamp: the sender's, in the same units; None if it gives none.
@@ -74,14 +75,14 @@ class LiveSource(Source):
     """A camera or another live stream as a source. Iterating never ends by itself, unless the stream has an end.
 
     A source that cannot be reached is tried again for ever (`Link`); `status` tells how it is doing. Timestamps are
-    integers in units of 1/90000 s that grow strictly, over reconnects as well. Only whole pictures are handed on. Codec
-    and size in `info` are the newest picture's, "" and 0 before the first.
+    integers in units of 1/90000 s that grow strictly, over reconnects as well. Only whole frames are handed on. Codec
+    and size in `info` are the newest frame's, "" and 0 before the first.
 
     Args:
         url: what the user typed; only ever shown without its credentials.
         opener: makes a connection.
         stream: name of the stream.
-        vid_stride: hand on every `vid_stride`-th picture; the others are decoded, but not converted.
+        vid_stride: hand on every `vid_stride`-th frame; the others are decoded, but not converted.
         retry: False to raise `LiveError` at the first failure instead of trying again.
 
     Raises:
@@ -124,11 +125,11 @@ class LiveSource(Source):
 
     @property
     def decoder(self) -> str:
-        """What decodes it, such as "h264 (cuda)"; "" before the first picture."""
+        """What decodes it, such as "h264 (cuda)"; "" before the first frame."""
         return self._decoder
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the frames as they come. `Frame.dropped_before` counts pictures that were lost or damaged.
+        """Yield the frames as they come. `Frame.dropped_before` counts frames that were lost or damaged.
 
         Raises:
             LiveError: if it cannot be reached, and shall not be tried again.
@@ -143,7 +144,7 @@ class LiveSource(Source):
                 self._tell()
                 try:
                     yield from self._connection(clock, numbers)
-                except StreamEnded:
+                except StreamEndedError:
                     return
                 except LiveError as error:
                     if self._closed.is_set():
@@ -160,53 +161,53 @@ class LiveSource(Source):
         """The frames of one connection, until it fails or close()."""
         feed = self._opener(self._closed)
         damaged_before = self._corrupt
-        reformatter = VideoReformatter()  # one for all pictures: see `upright_rgb`
+        reformatter = VideoReformatter()  # one for all frames: see `upright_rgb`
         skipped = 0
         try:
             while not self._closed.is_set():
-                picture = feed.read(_LOOK_S)
+                frame = feed.read(_LOOK_S)
                 now = time.monotonic()
                 self._corrupt = damaged_before + feed.damaged
                 self._link.heard(feed.heard_at)
-                if picture is None:
+                if frame is None:
                     if self._link.silent(now):
                         raise LiveError("timeout", f"{self._info.url}: nothing comes any more")
                     continue
-                self._link.picture(now)
-                pts = clock.place(picture.timestamp, picture.arrived_at)
+                self._link.frame_arrived(now)
+                pts = clock.place(frame.timestamp, frame.arrived_at)
                 number = next(numbers)
-                skipped += picture.lost_before
+                skipped += frame.lost_before
                 if number % self._stride:
                     continue
                 try:
-                    image = upright_rgb(picture.decoded, reformatter)
+                    image = upright_rgb(frame.decoded, reformatter)
                 except (av.error.FFmpegError, ValueError):
-                    skipped += 1  # a picture in a format that nothing converts
+                    skipped += 1  # a frame in a format that nothing converts
                     continue
                 self._know(feed, image)
-                yield self._frame(picture, image, number, pts, skipped)
+                yield self._frame(frame, image, number, pts, skipped)
                 skipped = 0
         finally:
             self._corrupt = damaged_before + feed.damaged
             feed.close()
 
-    def _frame(self, picture: Picture, image: RgbImage, number: int, pts: int, skipped: int) -> Frame:
+    def _frame(self, frame: LiveFrame, image: RgbImage, number: int, pts: int, skipped: int) -> Frame:
         now = time.monotonic()
-        arrived = time.time() - (now - picture.arrived_at)
+        arrived = time.time() - (now - frame.arrived_at)
         return Frame(
             image=image,
             stream=self._name,
             index=number,
             pts=pts,
             time_base=LIVE_BASE,
-            captured_at=arrived if picture.captured_at is None else picture.captured_at,
-            capture_clock="arrival" if picture.captured_at is None else "rtcp",
+            captured_at=arrived if frame.captured_at is None else frame.captured_at,
+            capture_clock="arrival" if frame.captured_at is None else "rtcp",
             decoded_at=now,
-            decode_ms=(now - picture.arrived_at) * 1e3,
+            decode_ms=(now - frame.arrived_at) * 1e3,
             dropped_before=skipped,
         )
 
-    def _know(self, feed: Feed, image: RgbImage) -> None:
+    def _know(self, feed: LiveConnection, image: RgbImage) -> None:
         """Bring `info` up to date: a camera may be another one after a reconnect."""
         height, width = image.shape[:2]
         known = self._info

@@ -1,1 +1,21 @@
-"""RTP: packets, payloads put together, the order of arrival mended, sender reports."""
+"""RTP and RTCP without sockets: parsing, reordering, depacketizing, sender clocks. Imports nothing else of sources."""
+
+from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.jitter_buffer import CodedFrame, JitterBuffer
+from saccade.sources.rtp.packet import RtpPacket, parse_rtp
+from saccade.sources.rtp.reorder_buffer import ReorderBuffer
+from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp, receiver_report
+
+__all__ = [
+    "AccessUnit",
+    "Codec",
+    "CodedFrame",
+    "Depacketizer",
+    "JitterBuffer",
+    "ReorderBuffer",
+    "RtpPacket",
+    "SenderReport",
+    "parse_rtcp",
+    "parse_rtp",
+    "receiver_report",
+]

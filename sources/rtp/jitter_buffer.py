@@ -1,7 +1,7 @@
-"""Puts RTP packets back in order and closes a picture at its marker bit, not when the next picture begins.
+"""Puts RTP packets back in order and closes a frame at its marker bit, not when the next frame begins.
 
 At 30 fps that saves the 33 ms by which aiortc's own jitter buffer is late. Knows nothing of sockets, threads, codecs
-or aiortc: packets in, coded pictures out, and the time is told by whoever calls.
+or aiortc: packets in, coded frames out, and the time is told by whoever calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Packet(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class CodedFrame:
-    """One coded picture as the sender packed it.
+    """One coded frame as the sender packed it.
 
     Attributes:
         data: the bytes for the decoder.
@@ -49,11 +49,11 @@ class CodedFrame:
 
 
 class JitterBuffer:
-    """Packets of one video track in any order in, whole pictures in their order out.
+    """Packets of one video track in any order in, whole frames in their order out.
 
-    A picture ends at the packet with the marker, and at the latest before a packet with another timestamp. A sender
+    A frame ends at the packet with the marker, and at the latest before a packet with another timestamp. A sender
     that sets the marker elsewhere as well is found out by the packet that follows with the same timestamp; from then on
-    only timestamps count for it. A missing packet is waited for; when it does not come, the pictures it
+    only timestamps count for it. A missing packet is waited for; when it does not come, the frames it
     tore are left out and the next one is marked `after_loss`.
     """
 
@@ -61,7 +61,7 @@ class JitterBuffer:
         self._capacity = capacity
         self._patience_s = patience_s
         self.marker_trusted = True
-        """False once the sender has set the marker where no picture ended."""
+        """False once the sender has set the marker where no frame ended."""
         self._ssrc: int | None = None
         self._restart(0)
 
@@ -70,15 +70,15 @@ class JitterBuffer:
         self._waiting: dict[int, tuple[Packet, float]] = {}
         self._blocked_since: float | None = None
         self._parts: list[bytes] = []
-        self._torn = False  # the picture at hand lacks a part
-        self._lost = lost  # a picture before the one at hand was left out
-        self._timestamp: int | None = None  # of the picture at hand
-        self._ended: int | None = None  # timestamp of the picture that was closed last, at its marker
+        self._torn = False  # the frame at hand lacks a part
+        self._lost = lost  # a frame before the one at hand was left out
+        self._timestamp: int | None = None  # of the frame at hand
+        self._ended: int | None = None  # timestamp of the frame that was closed last, at its marker
         self._payload_type = 0
         self._arrived = 0.0
 
     def add(self, packet: Packet, now: float) -> list[CodedFrame]:
-        """Take one packet in, at `now` seconds, and return the pictures that are whole with it: mostly none or one."""
+        """Take one packet in, at `now` seconds, and return the frames that are whole with it: mostly none or one."""
         if packet.ssrc != self._ssrc:
             lost = self._ssrc is not None
             self._ssrc = packet.ssrc
@@ -91,29 +91,29 @@ class JitterBuffer:
             return []  # a second copy, or too late
         self._waiting.setdefault(packet.sequence_number, (packet, now))
         before = self._next
-        pictures = self._take()
+        frames = self._take()
         if not self._waiting:
             self._blocked_since = None
         elif self._blocked_since is None or self._next != before:
             self._blocked_since = now
         elif now - self._blocked_since > self._patience_s or len(self._waiting) > self._capacity:
             self._skip_gap()
-            pictures += self._take()
-        return pictures
+            frames += self._take()
+        return frames
 
     def _take(self) -> list[CodedFrame]:
         """Everything that lies in order from the next packet on."""
-        pictures: list[CodedFrame] = []
+        frames: list[CodedFrame] = []
         while (entry := self._waiting.pop(self._next, None)) is not None:
             self._next = (self._next + 1) % 0x10000
-            self._place(*entry, pictures)
-        return pictures
+            self._place(*entry, frames)
+        return frames
 
-    def _place(self, packet: Packet, arrived: float, pictures: list[CodedFrame]) -> None:
+    def _place(self, packet: Packet, arrived: float, frames: list[CodedFrame]) -> None:
         if not packet._data and not packet.marker:
-            return  # padding, with which browsers probe the line; it bears the timestamp of the picture before
+            return  # padding, with which browsers probe the line; it bears the timestamp of the frame before
         if self._timestamp is not None and packet.timestamp != self._timestamp:
-            self._close(pictures)
+            self._close(frames)
         if self._timestamp is None:
             if packet._data and packet.timestamp == self._ended:
                 self.marker_trusted = False  # that was not the end of it, and what was handed on was but a part
@@ -121,21 +121,21 @@ class JitterBuffer:
             self._timestamp, self._payload_type, self._arrived = packet.timestamp, packet.payload_type, arrived
         self._parts.append(packet._data)
         if packet.marker and self.marker_trusted:
-            self._close(pictures)
+            self._close(frames)
 
-    def _close(self, pictures: list[CodedFrame]) -> None:
+    def _close(self, frames: list[CodedFrame]) -> None:
         data = b"".join(self._parts)
         if self._torn:
             self._lost = True
         elif data and self._timestamp is not None:
-            pictures.append(CodedFrame(data, self._timestamp, self._payload_type, self._arrived, self._lost))
+            frames.append(CodedFrame(data, self._timestamp, self._payload_type, self._arrived, self._lost))
             self._lost = False
         self._ended = self._timestamp
         self._timestamp, self._torn = None, False
         self._parts = []
 
     def _skip_gap(self) -> None:
-        """Give the missing packets up. Which picture they belonged to is unknown: both its neighbours may be torn."""
+        """Give the missing packets up. Which frame they belonged to is unknown: both its neighbours may be torn."""
         if self._timestamp is not None:
             self._timestamp, self._parts = None, []
         self._ended = None

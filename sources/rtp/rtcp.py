@@ -35,7 +35,7 @@ class SenderReport:
     at: float = 0.0
 
     def captured_at(self, timestamp: int) -> float:
-        """Unix time in seconds at which the picture with this RTP timestamp was taken."""
+        """Unix time in seconds at which the frame with this RTP timestamp was taken."""
         return self.unix_s + signed(timestamp - self.timestamp) / _RTP_CLOCK
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.sources.live.reconnect import LiveError
+from saccade.sources.errors import LiveError
 from saccade.sources.rtsp.digest_auth import Credentials
 from saccade.sources.urls import RtspAddress
 
@@ -54,7 +54,7 @@ class Datagram:
     at: float
 
 
-class RtspConnection:
+class RtspClient:
     """An open connection to a server.
 
     Args:

@@ -1,6 +1,6 @@
-"""An RTSP camera with H.264 or H.265: each picture is decoded when its last packet is here.
+"""An RTSP camera with H.264 or H.265: each frame is decoded when its last packet is here.
 
-FFmpeg's own client gives a picture when the next one begins, 44 ms late at 25 fps; other codecs are left to it
+FFmpeg's own client gives a frame when the next one begins, 44 ms late at 25 fps; other codecs are left to it
 (`saccade.sources.live.ffmpeg`). Knows nothing of states or of coming back.
 """
 
@@ -13,26 +13,28 @@ from fractions import Fraction
 
 import av.error
 
-from saccade.sources.live.connection import Picture
+from saccade.sources.errors import LiveError
+from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import Decoder, HwAccel
-from saccade.sources.live.reconnect import LiveError
-from saccade.sources.rtp.packet import AccessUnit, Codec, Depacketiser, RtpPacket, Sequencer, parse_rtp, signed
+from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
+from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp, receiver_report
-from saccade.sources.rtsp.client import RtspConnection, Transport
+from saccade.sources.rtsp.client import RtspClient, Transport
 from saccade.sources.rtsp.sdp import Media, parse_sdp
 from saccade.sources.urls import RtspAddress, redact
 
 _CODECS: dict[str, Codec] = {"H264": "h264", "H265": "hevc", "HEVC": "hevc"}
 _REPORT_S = 5.0
 _KEEPALIVE_S = 25.0  # at most; some cameras hang up after 30 s whatever they say
-_REMEMBERED = 64  # pictures inside the decoder; H.264 allows 16
+_REMEMBERED = 64  # frames inside the decoder; H.264 allows 16
 
 
-class OtherCodec(Exception):  # noqa: N818 - the way on to another client, not an error
+class UnhandledCodecError(Exception):
     """The camera's video is neither H.264 nor H.265."""
 
 
-class RtspFeed:
+class RtspConnection:
     """One connection to a camera, playing from construction on.
 
     Args:
@@ -43,7 +45,7 @@ class RtspFeed:
 
     Raises:
         LiveError: if it cannot be played.
-        OtherCodec: if its video is something else.
+        UnhandledCodecError: if its video is something else.
         SourceError: if the address is none, or the GPU is insisted on and cannot decode.
     """
 
@@ -51,7 +53,7 @@ class RtspFeed:
         self, url: str, closed: threading.Event, *, transport: Transport = "tcp", hwaccel: HwAccel = "none"
     ) -> None:
         address = RtspAddress.parse(url)
-        self._connection = RtspConnection(address, closed)
+        self._connection = RtspClient(address, closed)
         try:
             public = self._connection.request("OPTIONS").header("public")
             reply = self._connection.request("DESCRIBE", headers={"Accept": "application/sdp"})
@@ -70,15 +72,15 @@ class RtspFeed:
         self._keepalive_s = min(_KEEPALIVE_S, timeout_s / 2)
         now = time.monotonic()
         self._asked_at = self._reported_at = self._heard_at = now
-        self._sequencer = Sequencer() if transport == "udp" else Sequencer(room=0)
-        self._units = Depacketiser(self._codec)
+        self._sequencer = ReorderBuffer() if transport == "udp" else ReorderBuffer(room=0)
+        self._units = Depacketizer(self._codec)
         self._report: SenderReport | None = None
         self._ssrc: int | None = None
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
         self._undecodable = 0
         self._lost = 0
         self._inside: dict[int, AccessUnit] = {}  # by time: what the decoder has not given back yet
-        self._ready: deque[Picture] = deque()
+        self._ready: deque[LiveFrame] = deque()
 
     @property
     def codec(self) -> str:
@@ -102,11 +104,11 @@ class RtspFeed:
 
     @property
     def damaged(self) -> int:
-        """Packets that never came or made no sense, and pictures that could not be decoded."""
+        """Packets that never came or made no sense, and frames that could not be decoded."""
         return self._sequencer.lost + self._units.damaged_packets + self._undecodable
 
-    def read(self, timeout_s: float) -> Picture | None:
-        """The next picture; None if there is none after `timeout_s` seconds, or when closed.
+    def read(self, timeout_s: float) -> LiveFrame | None:
+        """The next frame; None if there is none after `timeout_s` seconds, or when closed.
 
         Raises:
             LiveError: if the connection is over.
@@ -151,21 +153,21 @@ class RtspFeed:
         if len(self._inside) > _REMEMBERED:
             del self._inside[min(self._inside)]
         try:
-            pictures = self._decoder.decode(unit.data, self._time)
+            frames = self._decoder.decode(unit.data, self._time)
         except av.error.FFmpegError:
-            pictures = []
+            frames = []
             self._spoilt(self._time)
-        for picture in pictures:
-            source = self._inside.pop(picture.pts, unit) if picture.pts is not None else unit
-            if picture.is_corrupt:
-                self._spoilt(picture.pts)
+        for frame in frames:
+            source = self._inside.pop(frame.pts, unit) if frame.pts is not None else unit
+            if frame.is_corrupt:
+                self._spoilt(frame.pts)
                 continue
             captured_at = self._report.captured_at(source.timestamp) if self._report else None
-            self._ready.append(Picture(picture, picture.pts, source.arrived_at, captured_at, self._lost))
+            self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost))
             self._lost = 0
 
     def _spoilt(self, pts: int | None) -> None:
-        """A picture is no good, nor is what is predicted from it."""
+        """A frame is no good, nor is what is predicted from it."""
         self._inside.pop(pts if pts is not None else -1, None)
         self._undecodable += 1
         self._lost += 1
@@ -184,7 +186,7 @@ class RtspFeed:
 
 
 def _video(medias: list[Media], address: RtspAddress) -> Media:
-    """The first stream of pictures in H.264 or H.265."""
+    """The first stream of frames in H.264 or H.265."""
     videos = [media for media in medias if media.kind == "video"]
     if not videos:
         held = ", ".join(sorted({media.kind for media in medias if media.kind})) or "nothing"
@@ -192,4 +194,4 @@ def _video(medias: list[Media], address: RtspAddress) -> Media:
     for media in videos:
         if media.encoding in _CODECS:
             return media
-    raise OtherCodec
+    raise UnhandledCodecError

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urljoin
 
-from saccade.sources.rtp.packet import START_CODE
+from saccade.sources.rtp.depacketizer import START_CODE
 
 _STATIC_TYPES = {26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
 
@@ -38,7 +38,7 @@ class Media:
 
     @property
     def parameter_sets(self) -> bytes:
-        """Parameter sets of H.264 or H.265, each behind a start code; empty when they come with the pictures."""
+        """Parameter sets of H.264 or H.265, each behind a start code; empty when they come with the frames."""
         keys = ("sprop-vps", "sprop-sps", "sprop-pps", "sprop-parameter-sets")
         sets = [text for key in keys for text in self.parameters.get(key, "").split(",") if text]
         data = b""

@@ -1,1 +1,8 @@
-"""WebRTC in: the WHIP server, its peers, and the source that gives their frames."""
+"""WebRTC publishers as sources: WHIP signaling, peers, and the endpoint that waits for them. Needs aiortc."""
+
+from saccade.sources.webrtc.data_channel import Messages
+from saccade.sources.webrtc.listener import WebRtcListener
+from saccade.sources.webrtc.source import WebRtcConnection, WebRtcSource
+from saccade.sources.webrtc.whip_server import WebRtcServer
+
+__all__ = ["Messages", "WebRtcConnection", "WebRtcListener", "WebRtcServer", "WebRtcSource"]

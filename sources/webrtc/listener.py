@@ -20,13 +20,13 @@ from urllib.parse import parse_qs, urlsplit
 from aiohttp import web
 from aiortc import RTCIceServer
 
-from saccade.sources.base import SourceError
+from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.http.app_server import AppServer
 from saccade.sources.live.decoder import HwAccel
-from saccade.sources.live.reconnect import Link, LiveError, Reason
+from saccade.sources.live.reconnect import Link
 from saccade.sources.live.source import LiveSource
 from saccade.sources.webrtc.signaling import SILENCE_S
-from saccade.sources.webrtc.source import WebRtcFeed, WebRtcSource
+from saccade.sources.webrtc.source import WebRtcConnection, WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class WebRtcListener(LiveSource):
     Args:
         target: what the user typed, as above.
         stream: name of the stream; "webrtc" if None.
-        vid_stride: hand on every `vid_stride`-th picture.
+        vid_stride: hand on every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
         retry: False to raise `LiveError` when the first publisher has gone.
         media_hosts, silence_s: as in `Signaling`.
@@ -152,9 +152,9 @@ class WebRtcListener(LiveSource):
         self._sources.put(None)
         self._web.close()
 
-    def _next_feed(self, closed: threading.Event) -> WebRtcFeed:
+    def _next_feed(self, closed: threading.Event) -> WebRtcConnection:
         source = None if closed.is_set() else self._sources.get()
         if source is None:
             raise LiveError("connection failed", "closed")
-        source.feed.final = False
-        return source.feed
+        source.connection.final = False
+        return source.connection

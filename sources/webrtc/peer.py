@@ -29,7 +29,7 @@ from aiortc import (
 )
 from aiortc.exceptions import OperationError
 
-from saccade.sources.base import SourceError
+from saccade.sources.errors import SourceError
 from saccade.sources.webrtc.data_channel import Messages
 
 _MAX_MEDIA = 8  # parts of an offer, each of which costs a transceiver
@@ -164,7 +164,7 @@ class Peer(ABC):
             self._begin_close()
 
     async def _watch_silence(self) -> None:
-        """Wait until nothing was heard for `silence_s`: no picture and no report, or no connection at all.
+        """Wait until nothing was heard for `silence_s`: no frame and no report, or no connection at all.
 
         Browsers send a report every second; ICE's own consent check takes 30 s and more, and a browser that was killed
         says no goodbye.

@@ -1,6 +1,6 @@
 """A WebRTC peer that sends video to us, which comes out as it arrives.
 
-It replaces two things on the receiver of its connection: the jitter buffer, which is late by a picture, freezes for
+It replaces two things on the receiver of its connection: the jitter buffer, which is late by a frame, freezes for
 seconds on a lost packet and has no room for a big key frame; and the handler of RTCP, because aiortc keeps the sender's
 clock to itself. Decoding is ours too (`saccade.sources.webrtc.source`).
 """
@@ -20,11 +20,11 @@ from saccade.sources.live.decoder import HwAccel
 from saccade.sources.rtp.jitter_buffer import JitterBuffer, Packet
 from saccade.sources.rtp.rtcp import SenderReport, unix_of
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings, replace_private
-from saccade.sources.webrtc.source import DECODERS, WebRtcFeed
+from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
 
 
 class PublisherPeer(Peer):
-    """A `Peer` whose video is `feed`, from `accept` on; its pictures come when it has connected.
+    """A `Peer` whose video is `video`, from `accept` on; its frames come when it has connected.
 
     Args:
         settings, on_closed: as in `Peer`.
@@ -37,7 +37,7 @@ class PublisherPeer(Peer):
         super().__init__(settings, on_closed)
         self._hwaccel = hwaccel
         self._buffer = JitterBuffer()
-        self.feed: WebRtcFeed
+        self.video: WebRtcConnection
 
     def _select_transceiver(self) -> RTCRtpTransceiver:
         for transceiver in self._connection.getTransceivers():
@@ -50,33 +50,33 @@ class PublisherPeer(Peer):
         replace_private(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
         self._intercept_rtcp(transceiver.receiver)
         on_close = partial(self._call_soon, self._begin_close)
-        self.feed = WebRtcFeed(_codecs_of(self.answer), hwaccel=self._hwaccel, on_close=on_close)
+        self.video = WebRtcConnection(_codecs_of(self.answer), hwaccel=self._hwaccel, on_close=on_close)
 
     async def _close(self) -> None:
-        self.feed.close()
+        self.video.close()
         try:
-            await asyncio.to_thread(self.feed.join)
+            await asyncio.to_thread(self.video.join)
         finally:
             await super()._close()
 
     def _mark_heard(self) -> None:
         super()._mark_heard()
-        self.feed.heard(self._heard_at)
+        self.video.heard(self._heard_at)
 
     def _take(self, packet: Packet) -> tuple[bool, None]:
         """Take a packet in aiortc's jitter buffer's stead: whether to ask for a key frame, and nothing to decode."""
         self._mark_heard()
-        for picture in self._buffer.add(packet, self._heard_at):
-            self.feed.take(picture)
-        return self.feed.asks_for_key_frame(self._heard_at), None
+        for frame in self._buffer.add(packet, self._heard_at):
+            self.video.take(frame)
+        return self.video.asks_for_key_frame(self._heard_at), None
 
     def _take_report(self, packet: object) -> None:
         super()._take_report(packet)
         if isinstance(packet, RtcpSrPacket):
             info = packet.sender_info
-            self.feed.note_report(SenderReport(unix_of(info.ntp_timestamp), info.rtp_timestamp))
+            self.video.note_report(SenderReport(unix_of(info.ntp_timestamp), info.rtp_timestamp))
         elif isinstance(packet, RtcpByePacket):
-            self.feed.close()
+            self.video.close()
 
 
 def _codecs_of(answer: str) -> dict[int, str]:

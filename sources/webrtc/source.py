@@ -1,6 +1,6 @@
-"""One WebRTC peer's video: coded pictures in from the network's thread, the newest decoded one out.
+"""One WebRTC peer's video: coded frames in from the network's thread, the newest decoded one out.
 
-A thread of its own decodes, because every picture must be decoded and only the newest is wanted. Knows nothing of
+A thread of its own decodes, because every frame must be decoded and only the newest is wanted. Knows nothing of
 signalling, sockets or asyncio (`saccade.sources.webrtc.peer` does), nor of models, results or sinks.
 """
 
@@ -17,9 +17,9 @@ from fractions import Fraction
 import av
 import av.error
 
-from saccade.sources.live.connection import Picture, StreamEnded
+from saccade.sources.errors import LiveError, StreamEndedError
+from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import Decoder, HwAccel
-from saccade.sources.live.reconnect import LiveError
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.rtp.packet import signed
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 DECODERS = {"VP8": "libvpx", "H264": "h264"}
 """The codecs that are understood, by their names in SDP, and FFmpeg's decoder of each."""
 
-_BACKLOG = 64  # coded pictures, two seconds: a decoder further behind than that begins anew at a key frame
+_BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that begins anew at a key frame
 _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
 _PLAUSIBLE_S = 10.0  # a sender's clock further off than this was never set
 
 
-class WebRtcFeed:
-    """The video of one peer, a `Feed`; `take`, `note_report` and `asks_for_key_frame` are the network's side of it.
+class WebRtcConnection:
+    """The video of one peer, a `LiveConnection`. The network thread calls `take`, `note_report`, `asks_for_key_frame`.
 
-    Only pictures all of whose parts and predecessors came are handed on. A slow reader gets the newest.
+    Only frames all of whose parts and predecessors came are handed on. A slow reader gets the newest.
 
     Args:
         codecs: names in SDP of the payload types that the session uses.
@@ -55,9 +55,9 @@ class WebRtcFeed:
         self._on_close = on_close
         self._changed = threading.Condition()  # over everything from here to `_closed`
         self._coded: deque[CodedFrame] = deque()
-        self._newest: Picture | None = None
+        self._newest: LiveFrame | None = None
         self._lost = 0  # could not be decoded
-        self._lost_since = 0  # since the last picture that could be
+        self._lost_since = 0  # since the last frame that could be
         self._needs_key_frame = True
         self._asked_at = -_ASK_AGAIN_S
         self._closed = False
@@ -72,15 +72,15 @@ class WebRtcFeed:
 
     # ---- the network's side
 
-    def take(self, picture: CodedFrame) -> None:
-        """Take in a coded picture; returns at once."""
+    def take(self, frame: CodedFrame) -> None:
+        """Take in a coded frame; returns at once."""
         with self._changed:
             if self._closed:
                 return
             if len(self._coded) >= _BACKLOG:
                 self._lose(len(self._coded))
                 self._coded.clear()
-            self._coded.append(picture)
+            self._coded.append(frame)
             self._changed.notify_all()
 
     def heard(self, now: float) -> None:
@@ -103,12 +103,12 @@ class WebRtcFeed:
 
     @property
     def codec(self) -> str:
-        """FFmpeg's name of the codec; "" before the first picture."""
+        """FFmpeg's name of the codec; "" before the first frame."""
         return self._codec.lower()
 
     @property
     def decoder(self) -> str:
-        """What decodes it; "" before the first picture."""
+        """What decodes it; "" before the first frame."""
         return self._decoder.name if self._decoder is not None else ""
 
     @property
@@ -118,24 +118,24 @@ class WebRtcFeed:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last came, pictures or reports."""
+        """`time.monotonic()` when anything last came, frames or reports."""
         return self._heard_at
 
     @property
     def damaged(self) -> int:
-        """Pictures that could not be decoded because a part of them, or what they build on, was lost."""
+        """Frames that could not be decoded because a part of them, or what they build on, was lost."""
         return self._lost
 
-    def read(self, timeout_s: float) -> Picture | None:
-        """The newest picture that was not read yet; None if there is none after `timeout_s` seconds.
+    def read(self, timeout_s: float) -> LiveFrame | None:
+        """The newest frame that was not read yet; None if there is none after `timeout_s` seconds.
 
         Raises:
-            LiveError, StreamEnded: if the peer has gone; which of them, `final` says.
+            LiveError, StreamEndedError: if the peer has gone; which of them, `final` says.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._newest is not None or self._closed, timeout_s)
             if self._closed:
-                raise StreamEnded if self.final else LiveError("connection failed", "the publisher has gone")
+                raise StreamEndedError if self.final else LiveError("connection failed", "the publisher has gone")
             newest, self._newest = self._newest, None
             return newest
 
@@ -168,15 +168,15 @@ class WebRtcFeed:
                 self._codec, self._decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
             timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
             try:
-                pictures = self._decoder.decode(coded.data, timestamp)
+                frames = self._decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:
-                log.debug("a picture could not be decoded (%s)", error.strerror)
+                log.debug("a frame could not be decoded (%s)", error.strerror)
                 self._lose(1)
                 continue
-            if pictures and pictures[-1].is_corrupt:
+            if frames and frames[-1].is_corrupt:
                 self._lose(1)
-            elif pictures:  # and not parameter sets alone
-                self._offer(Picture(pictures[-1], timestamp, coded.arrived, self._captured_at(coded)))
+            elif frames:  # and not parameter sets alone
+                self._offer(LiveFrame(frames[-1], timestamp, coded.arrived, self._captured_at(coded)))
 
     def _next_coded(self) -> CodedFrame | None:
         with self._changed:
@@ -184,7 +184,7 @@ class WebRtcFeed:
             return None if self._closed else self._coded.popleft()
 
     def _decodable(self, coded: CodedFrame, codec: str) -> bool:
-        """Whether all that the picture builds on was decoded. Half a picture would be shown as grey or smeared."""
+        """Whether all that the frame builds on was decoded. Half a frame would be shown as grey or smeared."""
         with self._changed:
             if is_key_frame(codec, coded.data):
                 self._needs_key_frame = False
@@ -192,20 +192,20 @@ class WebRtcFeed:
                 self._lose(1)
             return not self._needs_key_frame
 
-    def _lose(self, pictures: int) -> None:
+    def _lose(self, frames: int) -> None:
         with self._changed:
-            self._lost += pictures
-            self._lost_since += pictures
+            self._lost += frames
+            self._lost_since += frames
             self._needs_key_frame = True
 
-    def _offer(self, picture: Picture) -> None:
+    def _offer(self, frame: LiveFrame) -> None:
         with self._changed:
             if self._closed:
                 return
             lost, self._lost_since = self._lost_since, 0
             if self._newest is not None:
                 lost += 1 + self._newest.lost_before
-            self._newest = replace(picture, lost_before=lost)
+            self._newest = replace(frame, lost_before=lost)
             self._changed.notify_all()
 
     def _captured_at(self, coded: CodedFrame) -> float | None:
@@ -222,29 +222,31 @@ class WebRtcSource(LiveSource):
     Args:
         feed: the peer's video; the source owns it from here on.
         stream: name of the stream.
-        vid_stride: hand on every `vid_stride`-th picture.
+        vid_stride: hand on every `vid_stride`-th frame.
         messages: what is said to the peer and by it, beside the video.
     """
 
-    def __init__(self, feed: WebRtcFeed, *, stream: str, vid_stride: int = 1, messages: Messages | None = None) -> None:
-        super().__init__("webrtc:", lambda closed: feed, stream=stream, vid_stride=vid_stride)
-        self.feed = feed
+    def __init__(
+        self, connection: WebRtcConnection, *, stream: str, vid_stride: int = 1, messages: Messages | None = None
+    ) -> None:
+        super().__init__("webrtc:", lambda closed: connection, stream=stream, vid_stride=vid_stride)
+        self.connection = connection
         self.messages = messages or Messages()
 
     def close(self) -> None:
         """End the iteration at once and let the peer go. Callable from any thread, repeatedly."""
         super().close()
-        self.feed.close()
+        self.connection.close()
 
 
 def is_key_frame(codec: str, data: bytes) -> bool:
-    """Whether `data` begins a picture that needs no other one. A piece from its middle does not count."""
+    """Whether `data` begins a frame that needs no other one. A piece from its middle does not count."""
     if codec == "VP8":
         return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
     at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit
     while 0 <= at < len(data) - 4:
         kind = data[at + 4] & 0x1F
         if kind in (1, 5):
-            return kind == 5  # the first slice of the picture; what follows is more of the same
+            return kind == 5  # the first slice of the frame; what follows is more of the same
         at = data.find(b"\x00\x00\x00\x01", at + 4)
     return False

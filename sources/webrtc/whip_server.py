@@ -36,7 +36,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
         token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
         max_peers: how many may be connected at a time.
         replace: when there are as many, let the oldest go instead of refusing the newcomer.
-        vid_stride: hand on every `vid_stride`-th picture.
+        vid_stride: hand on every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
 
     Raises:
@@ -111,7 +111,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
         self._names[session] = name = self._stream_name(request.query.get("stream", "webrtc"))
         log.info("%s: a peer connects", name)
         try:
-            source = WebRtcSource(peer.feed, stream=name, vid_stride=self._vid_stride, messages=peer.messages)
+            source = WebRtcSource(peer.video, stream=name, vid_stride=self._vid_stride, messages=peer.messages)
             self._on_source(source)
         except BaseException:
             await peer.close()

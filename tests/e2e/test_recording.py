@@ -62,7 +62,7 @@ next();
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[tuple[Fraction, int]]]:
-    """The segments, and of every picture written, its time on the stream's clock and the sender's clock in ms."""
+    """The segments, and of every frame written, its time on the stream's clock and the sender's clock in ms."""
     cameras.need_servers()
     folder = tmp_path_factory.mktemp("recording")
     written: list[tuple[Fraction, int]] = []
@@ -102,13 +102,13 @@ def test_the_time_recorded_is_the_time_that_passed(
     assert len(paths) >= 2
     sources = [FileSource(path) for path in paths]
     frames = [list(source) for source in sources]
-    assert sum(map(len, frames)) == len(written)  # every picture is there
-    assert all(pictures[0].pts == 0 for pictures in frames)
+    assert sum(map(len, frames)) == len(written)  # every frame is there
+    assert all(segment[0].pts == 0 for segment in frames)
     # Their own times, file after file, are those of the camera's clock, the time it was away included.
     begun = 0.0
     places = []
-    for source, pictures in zip(sources, frames, strict=True):
-        places += [begun + float(picture.pts * picture.time_base) for picture in pictures]
+    for source, segment in zip(sources, frames, strict=True):
+        places += [begun + float(frame.pts * frame.time_base) for frame in segment]
         assert source.info.duration_s is not None
         begun += source.info.duration_s
     assert places == pytest.approx([float(at - written[0][0]) for at, _ in written], abs=0.002)
@@ -119,7 +119,7 @@ def test_the_time_recorded_is_the_time_that_passed(
 
 
 def killed(folder: Path) -> Path:
-    """A recording of 130 pictures whose process was killed."""
+    """A recording of 130 frames whose process was killed."""
     command = [sys.executable, "-c", KILLED, str(REPO), str(folder / "killed.mp4")]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     (path,) = folder.glob("killed-*.mp4")
@@ -162,4 +162,4 @@ def test_chromium_plays_every_segment_to_its_end_also_after_a_kill(
     told = answers[0][-1]
     rate = FileSource(REPO / "pipeline/assets/demo.mp4").info.average_rate
     assert rate is not None
-    assert told["duration"] >= 130 / rate - 2.1  # all but the last group of pictures
+    assert told["duration"] >= 130 / rate - 2.1  # all but the last group of frames

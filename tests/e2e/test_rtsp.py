@@ -75,16 +75,16 @@ def test_pictures_come_at_once_where_pyav_gives_them_when_the_next_begins(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
-def test_a_fast_consumer_gets_every_picture(camera: Camera, transport: str) -> None:
+def test_a_fast_consumer_gets_every_frame(camera: Camera, transport: str) -> None:
     with Watcher(live(camera.url(), rtsp_transport=transport)) as watcher:
         wait_for(lambda: len(watcher.pts) >= (1500 if LONG else 100), 90)
     assert watcher.error is None
     assert watcher.bad == 0
-    # By the sender's own clock: a step of two intervals is a picture that is missing.
+    # By the sender's own clock: a step of two intervals is a frame that is missing.
     steps = [after - before for before, after in itertools.pairwise(watcher.pts)]
     usual = statistics.median(steps)
     missing = sum(round(step / usual) - 1 for step in steps)
-    told(transport, f"{len(watcher.pts)} pictures, {missing} missing, {watcher.lost} reported")
+    told(transport, f"{len(watcher.pts)} frames, {missing} missing, {watcher.lost} reported")
     assert missing <= 0.01 * len(watcher.pts)
 
 
@@ -236,7 +236,7 @@ def test_lost_packets_cost_pictures_but_spoil_none() -> None:
         wait_for(lambda: watcher.source.corrupt_packets >= (50 if LONG else 4), 10 * LONG_S)
         seen = len(watcher.pts)
         wait_for(lambda: len(watcher.pts) > seen + 10 and len(joined_later.pts) > 10, LONG_S)
-    told("1 % lost", f"{watcher.source.corrupt_packets} packets, {watcher.lost} of {len(watcher.pts)} pictures, "
+    told("1 % lost", f"{watcher.source.corrupt_packets} packets, {watcher.lost} of {len(watcher.pts)} frames, "
          f"{watcher.bad} bad")  # fmt: skip
     for one_of in (watcher, joined_later):
         assert one_of.error is None
@@ -245,7 +245,7 @@ def test_lost_packets_cost_pictures_but_spoil_none() -> None:
     assert watcher.lost > 0
 
 
-def test_a_stream_joined_between_two_keys_begins_with_a_whole_picture() -> None:
+def test_a_stream_joined_between_two_keys_begins_with_a_whole_frame() -> None:
     with Camera("--gop", 50) as one, Watcher(live(one.url())) as first:
         wait_for(lambda: len(first.pts) > 20, LONG_S)
         with Watcher(live(one.url())) as second:
@@ -289,7 +289,7 @@ def test_the_right_password_opens_it(locked: Camera, user: str) -> None:
     assert watcher.source.info.url == locked.url()
 
 
-def test_probe_says_what_a_camera_sends_and_saves_a_picture(camera: Camera, tmp_path: Path) -> None:
+def test_probe_says_what_a_camera_sends_and_saves_a_frame(camera: Camera, tmp_path: Path) -> None:
     told_by = saccade("probe", camera.url(user="bob:secret@"), "--seconds", "1", "--out", str(tmp_path / "seen.png"))
     assert told_by.returncode == 0, told_by.stderr
     assert f"{camera.url()}: h264 640x360" in told_by.stdout

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.e2e, needs_chromium]
 
 
 def age_ms(image: NDArray[np.uint8]) -> float:
-    """How old the time is that the page burnt into the picture; below 0 where it is not legible."""
+    """How old the time is that the page burnt into the frame; below 0 where it is not legible."""
     age = burnt_in_age_ms(image, time.time())
     return -1.0 if age is None else age
 
@@ -131,7 +131,7 @@ def test_a_browser_publishes_its_camera_and_is_killed(codec: str, site: tuple[Si
     frames = here.frames
     assert all((frame.width, frame.height) == (640, 480) for frame in frames[30:60])
     assert all(a.pts < b.pts for a, b in itertools.pairwise(frames))
-    assert all(frame.image.std() > 10 for frame in frames)  # a picture, no grey
+    assert all(frame.image.std() > 10 for frame in frames)  # a frame, no grey
     assert frames[-1].capture_clock == "rtcp"
     assert abs(frames[-1].captured_at - time.time()) < 10
 

@@ -49,9 +49,9 @@ def test_the_config_that_ships_looks_at_what_is_published(tmp_path: Path) -> Non
         assert run.stdout is not None
         records: list[dict[str, Any]] = []
         wait_for(port, run)
-        picture = demo_picture()
+        frame = demo_picture()
         url = f"http://127.0.0.1:{port}/door"
-        with publishing(url, "H264", lambda _: picture, headers={"Authorization": f"Bearer {TOKEN}"}):
+        with publishing(url, "H264", lambda _: frame, headers={"Authorization": f"Bearer {TOKEN}"}):
             while len(records) < 5:
                 records.append(json.loads(run.stdout.readline()))
         run.send_signal(signal.SIGTERM)

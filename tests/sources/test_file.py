@@ -1,4 +1,4 @@
-"""FileSource on real clips: exact clocks, upright pictures, damage survived, bad input refused in one line."""
+"""FileSource on real clips: exact clocks, upright frames, damage survived, bad input refused in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.clips import MakeClip, number_of
 VFR = [0, 33, 100, 101, 150, 400, 433, 1200, 1233, 1299]  # milliseconds
 
 
-def test_every_picture_comes_once_in_order_with_its_clock(make_clip: MakeClip) -> None:
+def test_every_frame_comes_once_in_order_with_its_clock(make_clip: MakeClip) -> None:
     with FileSource(make_clip(frames=30, rate=25)) as source:
         frames = list(source)
     assert [f.index for f in frames] == list(range(30))
@@ -103,7 +103,7 @@ def test_vid_stride_keeps_numbers_and_clock(make_clip: MakeClip) -> None:
     ("start", "end", "expected"),
     [
         (None, 0.4, range(10)),
-        (0.5, None, range(13, 50)),  # 0.5 s lies between pictures 12 (0.48 s) and 13
+        (0.5, None, range(13, 50)),  # 0.5 s lies between frames 12 (0.48 s) and 13
         (0.52, 1.0, range(13, 25)),
         (1.96, None, range(49, 50)),
         (0, 99, range(50)),
@@ -128,7 +128,7 @@ def test_it_can_be_read_twice(make_clip: MakeClip) -> None:
 
 
 def damage(path: Path, share: float, length: int) -> None:
-    """Overwrite `length` bytes, `share` of the way into the coded pictures."""
+    """Overwrite `length` bytes, `share` of the way into the coded frames."""
     data = bytearray(path.read_bytes())
     begin = data.index(b"mdat") + 4 if b"mdat" in data else 0
     middle = begin + int((len(data) - begin) * share)
@@ -207,7 +207,7 @@ def write_text(folder: Path) -> Path:
 
 def write_text_by_name(folder: Path) -> Path:
     path = folder / "notes.txt"
-    path.write_text("FFmpeg would render this as a picture of text.\n" * 50)
+    path.write_text("FFmpeg would render this as a frame of text.\n" * 50)
     return path
 
 

@@ -22,7 +22,7 @@ def save(
 def test_a_folder_is_read_in_the_order_people_expect(tmp_path: Path) -> None:
     for n in (10, 9, 1, 100):
         save(tmp_path / f"shot{n}.png", (n, 0, 0))
-    (tmp_path / "notes.txt").write_text("not a picture")
+    (tmp_path / "notes.txt").write_text("not a image")
     source = open_source(tmp_path, stream="album")
     frames = list(source)
     assert [int(f.image[0, 0, 0]) for f in frames] == [1, 9, 10, 100]
@@ -31,7 +31,7 @@ def test_a_folder_is_read_in_the_order_people_expect(tmp_path: Path) -> None:
     assert (source.info.codec, source.info.frames, source.info.width, source.info.height) == ("png", 4, 40, 20)
 
 
-def test_stride_and_window_count_pictures(tmp_path: Path) -> None:
+def test_stride_and_window_count_images(tmp_path: Path) -> None:
     for n in range(8):
         save(tmp_path / f"{n}.png", (n, 0, 0))
     assert [f.index for f in ImageSource(tmp_path, vid_stride=2, start=1, end=6)] == [2, 4]
@@ -41,7 +41,7 @@ def test_stride_and_window_count_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int) -> None:
-    # The upright picture has a red corner top left; store it as a camera held that way would.
+    # The upright image has a red corner top left; store it as a camera held that way would.
     upright = np.full((32, 64, 3), 200, np.uint8)
     upright[:16, :16] = (220, 0, 0)
     stored = {
@@ -65,7 +65,7 @@ def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
 def test_any_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / "picture.tif"
+    path = tmp_path / "image.tif"
     Image.new("RGB", (30, 20), (255, 255, 255)).convert(mode).save(path)
     (frame,) = ImageSource(path)
     assert frame.image.shape == (20, 30, 3)
@@ -107,8 +107,8 @@ def test_close_ends_iteration(tmp_path: Path) -> None:
     [
         ("photo.jpg", None, "no such file"),
         ("photo.jpg", b"", "is empty"),
-        ("photo.jpg", b"hello", "cannot be read as a picture"),
-        ("photo.webp", bytes(100), "cannot be read as a picture"),
+        ("photo.jpg", b"hello", "cannot be read as a image"),
+        ("photo.webp", bytes(100), "cannot be read as a image"),
     ],
 )
 def test_bad_pictures_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
@@ -121,9 +121,9 @@ def test_bad_pictures_are_refused_in_one_line(tmp_path: Path, name: str, content
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no pictures"):
+    with pytest.raises(SourceError, match="holds no images"):
         open_source(tmp_path)
     (tmp_path / "a.png").write_bytes(b"x")
     (tmp_path / "b.png").write_bytes(b"x")
-    with pytest.raises(SourceError, match="none of its 2 pictures can be read"):
+    with pytest.raises(SourceError, match="none of its 2 images can be read"):
         open_source(tmp_path)

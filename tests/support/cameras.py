@@ -1,4 +1,4 @@
-"""Cameras for the tests: real RTSP servers as processes on 127.0.0.1, and what their pictures should look like."""
+"""Cameras for the tests: real RTSP servers as processes on 127.0.0.1, and what their frames should look like."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Camera:
 
 
 class Watcher:
-    """Reads a live source in a thread, as a run does; looks at every picture and keeps what the tests ask."""
+    """Reads a live source in a thread, as a run does; looks at every frame and keeps what the tests ask."""
 
     def __init__(self, source: LiveSource) -> None:
         self.source = source
@@ -159,7 +159,7 @@ class Watcher:
 
 def torn(image: RgbImage) -> bool:
     """Whether anything below the square's way is not the even grey that the camera sent."""
-    below = image[220:350:3, ::3, 1].astype(np.int16)  # every third: this runs on every picture of every camera
+    below = image[220:350:3, ::3, 1].astype(np.int16)  # every third: this runs on every frame of every camera
     return bool(np.abs(below - GREY).max() > 25)
 
 

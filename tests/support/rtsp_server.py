@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """A camera for the tests: `rtsp_server.py PORT [--fps 25] [--gop 25] [--user U --password P] [--lose 0.01]`.
 
-Runs with the system's Python, for Debian's GStreamer. Its pictures, 640×360 grey with a white square on its way across,
+Runs with the system's Python, for Debian's GStreamer. Its frames, 640×360 grey with a white square on its way across,
 hold the sender's clock in their top 20 rows: Unix time in ms, 32 bits from left to right, least significant first,
 bright for 1. Paths: /live (H.264), /hevc, /jpeg, /j2k (which FFmpeg cannot take from RTP) and /sound.
 """
@@ -42,7 +42,7 @@ CODERS = {
 }
 
 
-def picture(now_ms: int) -> bytes:
+def frame(now_ms: int) -> bytes:
     data = bytearray(EMPTY)
     row = b"".join(bytes([235 if now_ms >> bit & 1 else 16]) * BLOCK for bit in range(32))
     data[: 20 * WIDTH] = row * 20
@@ -60,7 +60,7 @@ def configure(_: object, media: GstRtspServer.RTSPMedia) -> None:
         if stopped:
             return False
         now_ms = int(time.time() * 1000) & 0xFFFFFFFF
-        source.emit("push-buffer", Gst.Buffer.new_wrapped(picture(now_ms)))
+        source.emit("push-buffer", Gst.Buffer.new_wrapped(frame(now_ms)))
         return True
 
     GLib.timeout_add(1000 // arguments.fps, tick)

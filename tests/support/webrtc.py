@@ -1,4 +1,4 @@
-"""An aiortc peer that publishes numbered pictures from its own thread, and a server for it; over 127.0.0.1 only."""
+"""An aiortc peer that publishes numbered frames from its own thread, and a server for it; over 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1",)
 
 
 class Drawn(VideoStreamTrack):
-    """A track whose pictures are drawn on the spot, 30 a second."""
+    """A track whose frames are drawn on the spot, 30 a second."""
 
     def __init__(self, draw: Draw) -> None:
         super().__init__()

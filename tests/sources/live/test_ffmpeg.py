@@ -19,7 +19,7 @@ from saccade.sources import Frame, LiveError, LiveSource, SourceError, open_sour
 from tests.support.clips import MakeClip, number_of, numbered_image
 
 LONG_S = 30
-PICTURES = 20
+FRAMES = 20
 
 
 def live(url: str, **options: object) -> LiveSource:
@@ -65,10 +65,8 @@ def jpeg(number: int) -> bytes:
     coder = av.CodecContext.create("mjpeg", "w")
     coder.width, coder.height, coder.pix_fmt = 160, 120, "yuvj420p"
     coder.time_base = Fraction(1, 25)
-    picture = av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24")
-    return b"".join(
-        bytes(packet) for packet in [*coder.encode(picture.reformat(format="yuvj420p")), *coder.encode(None)]
-    )
+    frame = av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24")
+    return b"".join(bytes(packet) for packet in [*coder.encode(frame.reformat(format="yuvj420p")), *coder.encode(None)])
 
 
 def mjpeg(request: BaseHTTPRequestHandler) -> None:
@@ -76,7 +74,7 @@ def mjpeg(request: BaseHTTPRequestHandler) -> None:
     request.send_response(200)
     request.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
     request.end_headers()
-    for number in range(PICTURES):
+    for number in range(FRAMES):
         data = jpeg(number)
         head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
         request.wfile.write(head.encode() + data + b"\r\n")
@@ -102,7 +100,7 @@ def take(source: LiveSource, count: int) -> list[Frame]:
 
 def test_mjpeg_over_http_and_again_after_it_hangs_up() -> None:
     with http(mjpeg) as url, live(f"{url}/video") as source:
-        frames = list(itertools.islice(source, PICTURES + 5))
+        frames = list(itertools.islice(source, FRAMES + 5))
         assert source.status.connections == 2
     assert source.info.codec == "mjpeg"
     assert [number_of(frame.image) for frame in frames[:3]] == [0, 1, 2]

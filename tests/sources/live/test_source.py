@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sources import LiveError, LiveSource, Reason, SourceError, open_source, redact
-from saccade.sources.live.connection import Picture, StreamEnded
-from saccade.sources.live.reconnect import GOOD_S, LAST_DELAY_S, NO_PICTURE_S, SILENCE_S, Link
+from saccade.sources.errors import StreamEndedError
+from saccade.sources.live.connection import LiveFrame
+from saccade.sources.live.reconnect import GOOD_S, LAST_DELAY_S, NO_FRAME_S, SILENCE_S, Link
 from saccade.sources.live.source import LiveClock
 from saccade.sources.rtsp.digest_auth import Credentials
 from saccade.sources.rtsp.sdp import parse_sdp
@@ -44,8 +45,8 @@ def test_patience_begins_anew_after_ten_good_seconds(good_s: float, failures: in
     link = Link(lambda: 0.0)
     for _ in range(failures):
         link.failed("timeout")
-    link.picture(100.0)
-    link.picture(100.0 + good_s)
+    link.frame_arrived(100.0)
+    link.frame_arrived(100.0 + good_s)
     expected = 0.5 if good_s >= GOOD_S else min(LAST_DELAY_S, 0.5 * 2**failures)
     assert link.failed("timeout") == expected
 
@@ -55,7 +56,7 @@ def test_a_refused_password_is_not_tried_so_often_that_the_camera_locks_the_acco
 
 
 events = st.lists(
-    st.tuples(st.sampled_from(["attempt", "heard", "picture", "silent", "failed", "end"]), st.floats(0, 30)),
+    st.tuples(st.sampled_from(["attempt", "heard", "frame_arrived", "silent", "failed", "end"]), st.floats(0, 30)),
     max_size=60,
 )
 
@@ -90,7 +91,7 @@ def test_a_frozen_camera_is_stalled_and_one_that_was_never_there_is_not() -> Non
     link.attempt(0.0)
     assert link.silent(SILENCE_S)
     assert link.status.state == "connecting"
-    link.picture(10.0)
+    link.frame_arrived(10.0)
     link.heard(13.0)
     assert not link.silent(13.0 + SILENCE_S - 0.1)
     assert link.silent(13.0 + SILENCE_S)
@@ -101,12 +102,12 @@ def test_a_frozen_camera_is_stalled_and_one_that_was_never_there_is_not() -> Non
 
 def test_packets_without_pictures_are_silence_too_after_a_while() -> None:
     link = Link()
-    link.picture(0.0)
-    for now in range(int(NO_PICTURE_S)):
+    link.frame_arrived(0.0)
+    for now in range(int(NO_FRAME_S)):
         link.heard(now)
         assert not link.silent(now)
-    link.heard(NO_PICTURE_S)
-    assert link.silent(NO_PICTURE_S)
+    link.heard(NO_FRAME_S)
+    assert link.silent(NO_FRAME_S)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(-(2**40), 2**40), st.floats(0, 1000)), max_size=50))
@@ -130,24 +131,24 @@ def test_intervals_are_kept_within_a_connection_and_time_goes_on_between_two() -
     assert clock.place(3605, 11.12) == 7201 + 900_000 - 1 + 3600
 
 
-def picture(number: int, lost: int = 0) -> Picture:
+def live_frame(number: int, lost: int = 0) -> LiveFrame:
     decoded = av.VideoFrame.from_ndarray(np.full((48, 64, 3), number, np.uint8), format="rgb24")
-    return Picture(decoded, 3600 * number, time.monotonic(), None, lost)
+    return LiveFrame(decoded, 3600 * number, time.monotonic(), None, lost)
 
 
-class FakeFeed:
-    """Gives what it is told to: pictures, None for silence, or an error."""
+class FakeConnection:
+    """Gives what it is told to: frames, None for silence, or an error."""
 
     codec = decoder = "fake"
     rate = Fraction(25)
     damaged = 1
 
-    def __init__(self, items: list[Picture | Exception]) -> None:
+    def __init__(self, items: list[LiveFrame | Exception]) -> None:
         self._items = items
         self.heard_at = time.monotonic()
         self.closed = False
 
-    def read(self, timeout_s: float) -> Picture | None:
+    def read(self, timeout_s: float) -> LiveFrame | None:
         if not self._items:
             time.sleep(0.01)
             return None
@@ -161,12 +162,12 @@ class FakeFeed:
 
 
 def test_a_connection_that_ends_is_made_again_and_the_frames_go_on() -> None:
-    feeds = [
-        FakeFeed([picture(0), picture(1), LiveError("connection failed", "hung up")]),
-        FakeFeed([LiveError("not found", "not yet")]),
-        FakeFeed([picture(0, lost=3), picture(1), StreamEnded()]),
+    connections = [
+        FakeConnection([live_frame(0), live_frame(1), LiveError("connection failed", "hung up")]),
+        FakeConnection([LiveError("not found", "not yet")]),
+        FakeConnection([live_frame(0, lost=3), live_frame(1), StreamEndedError()]),
     ]
-    given_out = iter(feeds)
+    given_out = iter(connections)
     states: list[str] = []
     with LiveSource("rtsp://a:b@c/d", lambda _: next(given_out), stream="c", link=Link(lambda: 1.0)) as source:
         frames = []
@@ -182,12 +183,12 @@ def test_a_connection_that_ends_is_made_again_and_the_frames_go_on() -> None:
         assert source.status.state == "ended"
         assert source.status.connections == 2
         assert source.corrupt_packets == 3
-        assert all(feed.closed for feed in feeds)
+        assert all(connection.closed for connection in connections)
         assert (source.info.codec, source.info.width, source.info.height) == ("fake", 64, 48)
         assert (source.info.live, source.info.url) == (True, "rtsp://c/d")
 
 
-def failing(_: threading.Event) -> FakeFeed:
+def failing(_: threading.Event) -> FakeConnection:
     raise LiveError("auth failed", "no")
 
 
@@ -200,8 +201,8 @@ def test_without_retry_the_first_failure_is_the_last() -> None:
     assert caught.value.reason == "auth failed"
 
 
-@pytest.mark.parametrize("opener", [failing, lambda _: FakeFeed([])])
-def test_close_ends_every_wait(opener: Callable[[threading.Event], FakeFeed]) -> None:
+@pytest.mark.parametrize("opener", [failing, lambda _: FakeConnection([])])
+def test_close_ends_every_wait(opener: Callable[[threading.Event], FakeConnection]) -> None:
     source = LiveSource("rtsp://x", opener, stream="x")
     reader = threading.Thread(target=lambda: list(source))
     reader.start()
@@ -213,8 +214,10 @@ def test_close_ends_every_wait(opener: Callable[[threading.Event], FakeFeed]) ->
 
 
 def test_vid_stride_keeps_numbers_and_losses() -> None:
-    feed = FakeFeed([picture(0), picture(1, lost=1), picture(2), picture(3, lost=2), StreamEnded()])
-    with LiveSource("rtsp://x", lambda _: feed, stream="x", vid_stride=2) as source:
+    connection = FakeConnection(
+        [live_frame(0), live_frame(1, lost=1), live_frame(2), live_frame(3, lost=2), StreamEndedError()]
+    )
+    with LiveSource("rtsp://x", lambda _: connection, stream="x", vid_stride=2) as source:
         assert [(frame.index, frame.dropped_before) for frame in source] == [(0, 0), (2, 1)]
 
 

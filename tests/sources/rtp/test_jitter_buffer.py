@@ -22,11 +22,11 @@ class Sent:
     ssrc: int = 1
 
 
-def stream(pictures: int, packets: int = 3, first: int = 65_530) -> list[Sent]:
-    """`pictures` of `packets` packets each; the numbers wrap around early on."""
+def stream(frames: int, packets: int = 3, first: int = 65_530) -> list[Sent]:
+    """`frames` of `packets` packets each; the numbers wrap around early on."""
     return [
         Sent((first + n * packets + part) % 65_536, 3000 * n, int(part == packets - 1), b"%d.%d " % (n, part))
-        for n in range(pictures)
+        for n in range(frames)
         for part in range(packets)
     ]
 
@@ -36,18 +36,18 @@ def whole(number: int, packets: int = 3) -> bytes:
 
 
 def feed(buffer: JitterBuffer, packets: Iterable[Packet], at: float = 0.0) -> list[CodedFrame]:
-    return [picture for packet in packets for picture in buffer.add(packet, at)]
+    return [frame for packet in packets for frame in buffer.add(packet, at)]
 
 
-def test_a_picture_is_whole_at_its_marker() -> None:
+def test_a_frame_is_whole_at_its_marker() -> None:
     buffer = JitterBuffer()
     for packet in stream(5):
         assert len(buffer.add(packet, 1.5)) == packet.marker
-    (picture,) = feed(JitterBuffer(), stream(1), 1.5)
-    assert picture == CodedFrame(whole(0), 0, 97, 1.5, after_loss=False)
+    (frame,) = feed(JitterBuffer(), stream(1), 1.5)
+    assert frame == CodedFrame(whole(0), 0, 97, 1.5, after_loss=False)
 
 
-def test_without_any_marker_a_picture_is_whole_when_the_next_begins() -> None:
+def test_without_any_marker_a_frame_is_whole_when_the_next_begins() -> None:
     packets = stream(4)
     for packet in packets:
         packet.marker = 0
@@ -59,10 +59,10 @@ def test_a_marker_in_the_middle_is_found_out_and_then_not_trusted() -> None:
     for packet in packets:
         packet.marker = 1
     buffer = JitterBuffer()
-    pictures = feed(buffer, packets)
+    frames = feed(buffer, packets)
     assert not buffer.marker_trusted
-    # The first was closed too early; the rest of it is no picture, and the next one says so.
-    assert [(p.data, p.after_loss) for p in pictures] == [
+    # The first was closed too early; the rest of it is no frame, and the next one says so.
+    assert [(p.data, p.after_loss) for p in frames] == [
         (b"0.0 ", False),
         (whole(1), True),
         *((whole(n), False) for n in (2, 3, 4)),
@@ -81,25 +81,25 @@ def test_padding_after_the_marker_is_no_misuse_of_it() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_any_order_within_a_window_and_copies_give_the_same_pictures(seed: int, window: int) -> None:
+def test_any_order_within_a_window_and_copies_give_the_same_frames(seed: int, window: int) -> None:
     chance = random.Random(seed)
     packets = stream(30)
     shuffled = sorted(range(1, len(packets)), key=lambda place: place + chance.uniform(0, window))
     order = [0, *shuffled]  # the first that arrives is where it all begins
     copies = [place for place in order for _ in range(chance.choice((1, 1, 2)))]
-    pictures = feed(JitterBuffer(), [packets[place] for place in copies])
-    assert [p.data for p in pictures] == [whole(n) for n in range(30)]
-    assert not any(p.after_loss for p in pictures)
+    frames = feed(JitterBuffer(), [packets[place] for place in copies])
+    assert [p.data for p in frames] == [whole(n) for n in range(30)]
+    assert not any(p.after_loss for p in frames)
 
 
 def test_a_lost_packet_is_waited_for_and_then_given_up_with_what_it_tore() -> None:
     packets = stream(10)
-    del packets[4]  # in the middle of picture 1
+    del packets[4]  # in the middle of frame 1
     buffer = JitterBuffer(patience_s=0.2)
     before = feed(buffer, packets[:14], at=1.0)
     assert [p.data for p in before] == [whole(0)]
     after = feed(buffer, packets[14:15], at=1.1) + feed(buffer, packets[15:], at=1.3)
-    # Which picture the packet belonged to cannot be known for certain, so everything up to the next end goes.
+    # Which frame the packet belonged to cannot be known for certain, so everything up to the next end goes.
     assert [p.data for p in after] == [whole(n) for n in range(2, 10)]
     assert [p.after_loss for p in after] == [True, *[False] * 7]
 
@@ -132,17 +132,17 @@ def test_memory_is_bounded_while_a_packet_is_missing() -> None:
     packets = stream(400)
     del packets[4]
     buffer = JitterBuffer(capacity=64)
-    pictures = feed(buffer, packets)
-    assert pictures[-1].data == whole(399)
-    assert len(pictures) == 399
+    frames = feed(buffer, packets)
+    assert frames[-1].data == whole(399)
+    assert len(frames) == 399
 
 
 @pytest.mark.parametrize("jump", [20_000, 40_000])
 def test_a_sender_that_begins_anew_is_followed(jump: int) -> None:
     buffer = JitterBuffer()
     feed(buffer, stream(3, first=100))
-    pictures = feed(buffer, stream(2, first=100 + jump))
-    assert [(p.data, p.after_loss) for p in pictures] == [(whole(0), True), (whole(1), False)]
+    frames = feed(buffer, stream(2, first=100 + jump))
+    assert [(p.data, p.after_loss) for p in frames] == [(whole(0), True), (whole(1), False)]
 
 
 def test_another_sender_on_the_same_track_is_followed() -> None:
@@ -156,5 +156,5 @@ def test_another_sender_on_the_same_track_is_followed() -> None:
 
 def test_aiortc_packets_are_packets() -> None:
     packet = RtpPacket(payload_type=97, marker=1, sequence_number=5, timestamp=9, ssrc=3)
-    packet._data = b"picture"  # as aiortc's receiver does
-    assert feed(JitterBuffer(), [packet])[0].data == b"picture"
+    packet._data = b"frame"  # as aiortc's receiver does
+    assert feed(JitterBuffer(), [packet])[0].data == b"frame"

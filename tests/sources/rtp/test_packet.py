@@ -1,4 +1,4 @@
-"""RTP and RTCP: what a reference packetiser takes apart comes back whole, in time and never torn."""
+"""RTP and RTCP: what a reference packetizer takes apart comes back whole, in time and never torn."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.sources.rtp.packet import START_CODE, AccessUnit, Codec, Depacketiser, RtpPacket, Sequencer, parse_rtp
+from saccade.sources.rtp.depacketizer import START_CODE, AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.packet import RtpPacket, parse_rtp
+from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import parse_rtcp, receiver_report
 
 STEP = 3600
 HEADERS = {  # what each codec's NAL units begin with
-    "h264": {"key": b"\x65", "picture": b"\x41", "sps": b"\x67", "pps": b"\x68", "sei": b"\x06"},
-    "hevc": {"key": b"\x26\x01", "picture": b"\x02\x01", "sps": b"\x40\x01", "pps": b"\x44\x01", "sei": b"\x4e\x01"},
+    "h264": {"key": b"\x65", "slice": b"\x41", "sps": b"\x67", "pps": b"\x68", "sei": b"\x06"},
+    "hevc": {
+        "key": b"\x26\x01",
+        "slice": b"\x02\x01",
+        "sps": b"\x40\x01",
+        "pps": b"\x44\x01",
+        "sei": b"\x4e\x01",
+    },
 }
 
 Unit = list[bytes]
@@ -29,14 +37,14 @@ def unit_of(codec: Codec, key: bool, sizes: Iterable[int], seed: int = 0) -> Uni
     header = HEADERS[codec]
     dice = random.Random(seed)
     nals = [header["sps"] + dice.randbytes(8), header["pps"] + dice.randbytes(4)] if key else []
-    for number, size in enumerate(sizes):  # the first slice of a picture begins with a set bit
+    for number, size in enumerate(sizes):  # the first slice of a frame begins with a set bit
         slice_header = b"\x00" if number else b"\x80"
-        nals.append(header["key" if key else "picture"] + slice_header + dice.randbytes(size))
+        nals.append(header["key" if key else "slice"] + slice_header + dice.randbytes(size))
     return nals
 
 
-def packetise(codec: Codec, units: list[Unit], mtu: int, *, first: int = 0, marker: str = "right") -> list[RtpPacket]:
-    """A reference packetiser: single NAL units, aggregates of small ones, fragments of large ones."""
+def packetize(codec: Codec, units: list[Unit], mtu: int, *, first: int = 0, marker: str = "right") -> list[RtpPacket]:
+    """A reference packetizer: single NAL units, aggregates of small ones, fragments of large ones."""
     head = 2 if codec == "hevc" else 1
     packets: list[RtpPacket] = []
     for number, unit in enumerate(units):
@@ -76,12 +84,12 @@ def packetise(codec: Codec, units: list[Unit], mtu: int, *, first: int = 0, mark
     return packets
 
 
-def depacketise(codec: Codec, packets: Iterable[RtpPacket], room: int = 0) -> list[AccessUnit]:
-    sequencer, depacketiser = Sequencer(room), Depacketiser(codec)
+def depacketize(codec: Codec, packets: Iterable[RtpPacket], room: int = 0) -> list[AccessUnit]:
+    sequencer, depacketizer = ReorderBuffer(room), Depacketizer(codec)
     units: list[AccessUnit] = []
     for number, packet in enumerate(packets):
         for one, gap in sequencer.push(packet):
-            units += depacketiser.push(one, gap, float(number))
+            units += depacketizer.push(one, gap, float(number))
     return units
 
 
@@ -103,8 +111,8 @@ streams = st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_si
 @given(codec=codecs, sizes=streams, mtu=st.integers(20, 300), first=st.integers(0, 65535))
 def test_what_was_taken_apart_comes_back_whole(codec: Codec, sizes: list[list[int]], mtu: int, first: int) -> None:
     units = [unit_of(codec, number == 0, slices, number) for number, slices in enumerate(sizes)]
-    packets = packetise(codec, units, mtu, first=first)
-    found = depacketise(codec, packets)
+    packets = packetize(codec, units, mtu, first=first)
+    found = depacketize(codec, packets)
     assert [unit.data for unit in found] == [joined(unit) for unit in units]
     assert [unit.timestamp for unit in found] == [STEP * number for number in range(len(units))]
     assert [unit.fresh for unit in found] == [True] + [False] * (len(units) - 1)
@@ -116,16 +124,16 @@ def test_a_sender_that_misuses_the_marker_gives_whole_pictures_by_the_timestamp(
     codec: Codec, sizes: list[list[int]], mtu: int, marker: str
 ) -> None:
     units = [unit_of(codec, number == 0, [*slices, 500], number) for number, slices in enumerate(sizes)]
-    found = depacketise(codec, packetise(codec, units, mtu, marker=marker))
+    found = depacketize(codec, packetize(codec, units, mtu, marker=marker))
     assert [unit.data for unit in found] == [joined(unit) for unit in units[:-1]]
 
 
-def test_with_a_right_marker_a_picture_does_not_wait_for_the_next() -> None:
+def test_with_a_right_marker_a_frame_does_not_wait_for_the_next() -> None:
     units = [unit_of("h264", number == 0, [900], number) for number in range(6)]
-    depacketiser = Depacketiser("h264")
+    depacketizer = Depacketizer("h264")
     closed_by = []
-    for packet in packetise("h264", units, 100):
-        for unit in depacketiser.push(packet, False, 0.0):
+    for packet in packetize("h264", units, 100):
+        for unit in depacketizer.push(packet, False, 0.0):
             closed_by.append((unit.timestamp // STEP, packet.timestamp // STEP))
     assert closed_by[:3] == [(0, 1), (1, 2), (2, 2)]  # until the marker is trusted
     assert closed_by[3:] == [(number, number) for number in range(3, 6)]
@@ -134,12 +142,12 @@ def test_with_a_right_marker_a_picture_does_not_wait_for_the_next() -> None:
 def test_a_marker_that_goes_wrong_later_costs_pictures_up_to_the_next_key_and_tears_one_at_most() -> None:
     good = [unit_of("h264", number == 0, [50], number) for number in range(5)]
     bad = [unit_of("h264", number in (2, 4), [300, 300], 10 + number) for number in range(6)]
-    packets = packetise("h264", good, 100)
+    packets = packetize("h264", good, 100)
     packets += [
         replace(packet, sequence=len(packets) + at, timestamp=packet.timestamp + 5 * STEP)
-        for at, packet in enumerate(packetise("h264", bad, 100, marker="always"))
+        for at, packet in enumerate(packetize("h264", bad, 100, marker="always"))
     ]
-    found = [unit.data for unit in depacketise("h264", packets)]
+    found = [unit.data for unit in depacketize("h264", packets)]
     whole = [joined(unit) for unit in (*good, *bad)]
     assert len([data for data in found if data not in whole]) <= 1
     assert found[-1] == whole[-2]
@@ -155,9 +163,9 @@ def test_after_a_loss_nothing_torn_and_nothing_before_the_next_key(
     codec: Codec, lost: set[int], keys: int, room: int
 ) -> None:
     units = [unit_of(codec, number % keys == 0, [120, 40], number) for number in range(40)]
-    packets = packetise(codec, units, 60)
+    packets = packetize(codec, units, 60)
     lost = {at for at in lost if at < len(packets) and packets[at].timestamp > 0}
-    found = depacketise(codec, [p for at, p in enumerate(packets) if at not in lost], room)
+    found = depacketize(codec, [p for at, p in enumerate(packets) if at not in lost], room)
     hurt = {packets[at].timestamp // STEP for at in lost}
     whole = {joined(unit): number for number, unit in enumerate(units)}
     assert all(unit.data in whole for unit in found)
@@ -175,20 +183,20 @@ def test_after_a_loss_nothing_torn_and_nothing_before_the_next_key(
 @given(codec=codecs, seed=st.integers(0, 1000))
 def test_packets_overtaken_or_doubled_on_the_way_do_no_harm(codec: Codec, seed: int) -> None:
     units = [unit_of(codec, number == 0, [200, 40], number) for number in range(20)]
-    packets = packetise(codec, units, 60, first=65500)
+    packets = packetize(codec, units, 60, first=65500)
     dice = random.Random(seed)
     delayed = sorted(range(1, len(packets)), key=lambda at: at + dice.choice([0, 0, 0, dice.uniform(0, 6)]))
     arrived = [packets[0]]
     for at in delayed:
         arrived += [packets[at]] * dice.choice([1, 1, 2])
-    found = depacketise(codec, arrived, room=32)
+    found = depacketize(codec, arrived, room=32)
     assert [unit.data for unit in found][: len(units) - 1] == [joined(unit) for unit in units[:-1]]
 
 
 @settings(max_examples=300)
 @given(codec=codecs, datagrams=st.lists(st.binary(max_size=60), max_size=30), keep=st.booleans())
 def test_garbage_never_raises(codec: Codec, datagrams: list[bytes], keep: bool) -> None:
-    sequencer, depacketiser = Sequencer(), Depacketiser(codec)
+    sequencer, depacketizer = ReorderBuffer(), Depacketizer(codec)
     for number, data in enumerate(datagrams):
         parse_rtcp(data, 0.0)
         packet = parse_rtp(data)
@@ -196,48 +204,48 @@ def test_garbage_never_raises(codec: Codec, datagrams: list[bytes], keep: bool) 
             packet = RtpPacket(number % 3 == 0, 96, number, number // 3, 1, data)
         if packet:
             for one, gap in sequencer.push(packet):
-                depacketiser.push(one, gap, 0.0)
+                depacketizer.push(one, gap, 0.0)
 
 
 def test_a_stream_joined_in_its_middle_begins_at_a_key_and_has_lost_nothing() -> None:
     units = [unit_of("h264", number == 5, [40], number) for number in range(10)]
-    found = depacketise("h264", packetise("h264", units, 100))
+    found = depacketize("h264", packetize("h264", units, 100))
     assert [unit.timestamp // STEP for unit in found] == [5, 6, 7, 8, 9]
     assert found[0].dropped_before == 0
 
 
 @pytest.mark.parametrize(("missing", "begins_at"), [(0, 0), (2, 4)])
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_a_stream_joined_within_a_picture_does_not_begin_with_its_rest(
+def test_a_stream_joined_within_a_frame_does_not_begin_with_its_rest(
     codec: Codec, missing: int, begins_at: int
 ) -> None:
     # Parameter sets come with the session description here.
     units = [unit_of(codec, number % 4 == 0, [300, 300], number)[-2:] for number in range(8)]
-    found = depacketise(codec, packetise(codec, units, 100)[missing:])
+    found = depacketize(codec, packetize(codec, units, 100)[missing:])
     assert [unit.timestamp // STEP for unit in found] == list(range(begins_at, 8))
 
 
 def test_decoding_may_begin_at_a_recovery_point_for_cameras_that_never_send_a_key() -> None:
     recovery = HEADERS["h264"]["sei"] + b"\x05\x02\xaa\xbb\x06\x01\x80\x80"
-    units = [[HEADERS["h264"]["picture"] + bytes(40)] for _ in range(8)]
+    units = [[HEADERS["h264"]["slice"] + bytes(40)] for _ in range(8)]
     units[3].insert(0, recovery)
-    found = depacketise("h264", packetise("h264", units, 100))
+    found = depacketize("h264", packetize("h264", units, 100))
     assert found[0].timestamp // STEP == 3
 
 
 def test_a_unit_without_end_does_not_fill_the_memory() -> None:
-    depacketiser = Depacketiser("h264")
+    depacketizer = Depacketizer("h264")
     for number in range(40_000):
         flags = 0x80 if number == 0 else 0
-        depacketiser.push(RtpPacket(False, 96, number, 0, 1, bytes((0x7C, flags | 5)) + bytes(1000)), False, 0.0)
-    assert depacketiser.damaged_packets > 0
+        depacketizer.push(RtpPacket(False, 96, number, 0, 1, bytes((0x7C, flags | 5)) + bytes(1000)), False, 0.0)
+    assert depacketizer.damaged_packets > 0
 
 
 def test_a_sender_that_begins_again_starts_over_with_a_key() -> None:
     units = [unit_of("h264", number == 0, [40], number) for number in range(4)]
-    packets = packetise("h264", units, 100)
+    packets = packetize("h264", units, 100)
     again = [replace(packet, sequence=packet.sequence + 30_000, ssrc=2) for packet in packets]
-    found = depacketise("h264", [*packets, *again])
+    found = depacketize("h264", [*packets, *again])
     assert [unit.fresh for unit in found] == [True, False, False, False] + [True] + [False] * (len(found) - 5)
 
 

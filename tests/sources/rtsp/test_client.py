@@ -57,8 +57,8 @@ def server(talk: Talk, scheme: str = "rtsp") -> Iterator[str]:
             one.join(LONG_S)
 
 
-def coded_pictures(count: int) -> list[list[bytes]]:
-    """The NAL units of a short H.264 stream, picture by picture."""
+def coded_frames(count: int) -> list[list[bytes]]:
+    """The NAL units of a short H.264 stream, frame by frame."""
     coder = av.CodecContext.create("libx264", "w")
     coder.width, coder.height, coder.pix_fmt, coder.framerate = 160, 120, "yuv420p", 25
     coder.options = {"tune": "zerolatency", "preset": "ultrafast", "g": "10"}
@@ -71,10 +71,10 @@ def coded_pictures(count: int) -> list[list[bytes]]:
     ]
 
 
-def interleaved(pictures: list[list[bytes]]) -> bytes:
+def interleaved(frames: list[list[bytes]]) -> bytes:
     """The same as RTP packets within RTSP, one a NAL unit or in fragments of 1400 bytes."""
     data, sequence = b"", 65530
-    for number, nals in enumerate(pictures):
+    for number, nals in enumerate(frames):
         payloads: list[bytes] = []
         for nal in nals:
             pieces = [nal[at : at + 1400] for at in range(1, len(nal), 1400)]
@@ -135,8 +135,8 @@ def refusal(url: str) -> LiveError:
     return caught.value
 
 
-def test_every_picture_of_a_camera_arrives_and_its_end_is_a_reconnect() -> None:
-    with server(camera(interleaved(coded_pictures(25)))) as url, live(url) as source:
+def test_every_frame_of_a_camera_arrives_and_its_end_is_a_reconnect() -> None:
+    with server(camera(interleaved(coded_frames(25)))) as url, live(url) as source:
         frames = list(itertools.islice(source, 45))
     assert [number_of(frame.image) for frame in frames] == [*range(25), *range(20)]
     assert [frame.pts for frame in frames[:25]] == [STEP * number for number in range(25)]
@@ -144,8 +144,8 @@ def test_every_picture_of_a_camera_arrives_and_its_end_is_a_reconnect() -> None:
     assert {frame.dropped_before for frame in frames} == {0}
 
 
-PICTURES = coded_pictures(25)
-STREAM = interleaved(PICTURES)
+FRAMES = coded_frames(25)
+STREAM = interleaved(FRAMES)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -158,14 +158,14 @@ def test_a_torn_or_damaged_stream_gives_whole_pictures_or_none(cut: int, flips: 
     with server(camera(bytes(data[:cut]))) as url, live(url, retry=False) as source, suppress(LiveError):
         frames += list(source)
     assert [frame.pts for frame in frames] == sorted({frame.pts for frame in frames})
-    if not flips:  # a flipped bit inside a coded picture is the decoder's to notice, and not all can be noticed
+    if not flips:  # a flipped bit inside a coded frame is the decoder's to notice, and not all can be noticed
         assert [number_of(frame.image) for frame in frames] == list(range(len(frames)))
 
 
 def test_a_lost_packet_costs_the_pictures_up_to_the_next_key() -> None:
-    pictures = coded_pictures(25)
-    first, second, third = (interleaved(pictures)[: len(interleaved(pictures[:n]))] for n in (13, 14, 25))
-    data = first + third[len(second) :]  # all of the 14th picture is missing; keys are the 1st, 11th and 21st
+    frames = coded_frames(25)
+    first, second, third = (interleaved(frames)[: len(interleaved(frames[:n]))] for n in (13, 14, 25))
+    data = first + third[len(second) :]  # all of the 14th frame is missing; keys are the 1st, 11th and 21st
     with server(camera(data)) as url, live(url, retry=False) as source, suppress(LiveError):
         frames = []
         for frame in source:

@@ -18,7 +18,7 @@ from saccade.sources.frame import Frame
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.webrtc.listener import ListenTarget, WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses
-from saccade.sources.webrtc.source import SenderReport, WebRtcFeed, is_key_frame
+from saccade.sources.webrtc.source import SenderReport, WebRtcConnection, is_key_frame
 from tests.support.clips import number_of, numbered_image
 from tests.support.webrtc import LOOPBACK, Drawn, Served, leaving_no_thread, publishing, serving, small, until
 
@@ -35,12 +35,12 @@ def serve() -> Iterator[Callable[..., Served]]:
         yield make
 
 
-def encoded_vp8(pictures: int, keys: tuple[int, ...]) -> list[av.Packet]:
+def encoded_vp8(frames: int, keys: tuple[int, ...]) -> list[av.Packet]:
     encoder = av.CodecContext.create("libvpx", "w")
     encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 320, 240, "yuv420p", Fraction(1, 30)
     encoder.options = {"deadline": "realtime", "lag-in-frames": "0"}
     packets = []
-    for number in range(pictures):
+    for number in range(frames):
         frame = av.VideoFrame.from_ndarray(small(number), format="rgb24")
         frame.pts = number
         frame.pict_type = av.video.frame.PictureType.I if number in keys else av.video.frame.PictureType.NONE
@@ -48,11 +48,11 @@ def encoded_vp8(pictures: int, keys: tuple[int, ...]) -> list[av.Packet]:
     return packets
 
 
-# ---- pictures
+# ---- frames
 
 
 @pytest.mark.parametrize("codec", ["VP8", "H264"])
-def test_a_peer_publishes_and_every_picture_arrives(codec: str) -> None:
+def test_a_peer_publishes_and_every_frame_arrives(codec: str) -> None:
     with WebRtcListener("webrtc:0", media_hosts=LOOPBACK, stream="door") as source, publishing(source.url, codec):
         assert source.info.live
         frames = list(itertools.islice(source, 60))
@@ -83,21 +83,21 @@ def test_the_size_may_change_in_mid_stream(codec: str) -> None:
     assert all(a.pts < b.pts for a, b in itertools.pairwise(frames))
 
 
-def test_a_slow_reader_gets_the_newest_picture_and_is_told_what_it_missed() -> None:
+def test_a_slow_reader_gets_the_newest_frame_and_is_told_what_it_missed() -> None:
     with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source, publishing(source.url):
         frames = []
         for frame in source:
             frames.append(frame)
             if len(frames) == 6:
                 break
-            time.sleep(0.2)  # six pictures
+            time.sleep(0.2)  # six frames
     numbers = [number_of(frame.image) for frame in frames]
     missed = [b - a - 1 for a, b in itertools.pairwise(numbers)]
     assert [frame.dropped_before for frame in frames[1:]] == missed
     assert sum(missed) > 10
 
 
-def test_every_nth_picture_on_request() -> None:
+def test_every_nth_frame_on_request() -> None:
     with WebRtcListener("webrtc:0", media_hosts=LOOPBACK, vid_stride=3) as source, publishing(source.url):
         frames = list(itertools.islice(source, 5))
     assert [frame.index % 3 for frame in frames] == [0] * 5
@@ -159,33 +159,33 @@ def test_a_new_publisher_takes_the_place_of_the_old() -> None:
 
 
 @pytest.fixture
-def feed() -> Iterator[WebRtcFeed]:
-    feed = WebRtcFeed({97: "VP8"})
+def feed() -> Iterator[WebRtcConnection]:
+    feed = WebRtcConnection({97: "VP8"})
     yield feed
     feed.close()
     feed.join()
 
 
-def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcFeed) -> None:
+def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcConnection) -> None:
     feed.take(CodedFrame(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
     until(lambda: feed.damaged == 1)
     assert feed.read(0.01) is None
     assert [feed.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
 
 
-def test_pictures_after_a_loss_wait_for_a_key_frame(feed: WebRtcFeed) -> None:
+def test_pictures_after_a_loss_wait_for_a_key_frame(feed: WebRtcConnection) -> None:
     coded = [bytes(packet) for packet in encoded_vp8(6, keys=(0, 4))]
     for number, data in enumerate(coded):
         feed.take(CodedFrame(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
         if number in (0, 1, 4, 5):
-            picture = feed.read(5)
-            assert picture is not None
-            assert picture.timestamp == 3000 * number
-            assert picture.lost_before == (2 if number == 4 else 0)
+            frame = feed.read(5)
+            assert frame is not None
+            assert frame.timestamp == 3000 * number
+            assert frame.lost_before == (2 if number == 4 else 0)
     assert feed.damaged == 2
 
 
-def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcFeed) -> None:
+def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcConnection) -> None:
     key, delta = (bytes(packet) for packet in encoded_vp8(2, keys=(0,)))
     with feed._changed:  # the decoder is kept waiting
         for number in range(70):
@@ -195,13 +195,13 @@ def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcFeed) -> None:
     assert feed.asks_for_key_frame(1.0)
 
 
-def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcFeed) -> None:
-    picture = CodedFrame(b"", 90_000, 97, time.monotonic(), after_loss=False)
-    assert feed._captured_at(picture) is None
+def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcConnection) -> None:
+    frame = CodedFrame(b"", 90_000, 97, time.monotonic(), after_loss=False)
+    assert feed._captured_at(frame) is None
     feed.note_report(SenderReport(time.time() - 1, 0))
-    assert feed._captured_at(picture) == pytest.approx(time.time(), abs=0.5)
+    assert feed._captured_at(frame) == pytest.approx(time.time(), abs=0.5)
     feed.note_report(SenderReport(4711.0, 0))
-    assert feed._captured_at(picture) is None
+    assert feed._captured_at(frame) is None
 
 
 def test_key_frames_are_told_from_others() -> None:

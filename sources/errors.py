@@ -1,0 +1,24 @@
+"""The exceptions of every source. Knows nothing of what raises them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Reason = Literal["connection failed", "auth failed", "tls", "timeout", "not found", "codec unsupported"]
+"""Why a live source is not live."""
+
+
+class SourceError(Exception):
+    """A source cannot be used. The message is one line for the user: what is wrong and what to do about it."""
+
+
+class LiveError(SourceError):
+    """A live source failed. The message is one line; `reason` is its code."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason: Reason = reason
+
+
+class StreamEndedError(Exception):
+    """The connection delivered a stream of limited length, which is over: nothing to reconnect to."""
