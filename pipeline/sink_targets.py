@@ -98,8 +98,8 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
 
     Args:
         target: free of `{stream}`.
-        source: the one whose pictures go there; None for those of several.
-        vid_stride: how many of its pictures make one.
+        source: the one whose frames go there; None for those of several.
+        vid_stride: how many of its frames make one.
 
     Raises:
         ConfigError: if it can only be one stream's, and there are several.

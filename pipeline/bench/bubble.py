@@ -51,8 +51,8 @@ class BubbleRow:
         zombies: z, share of rows of decode steps that went to waste, pipelined.
         predicted: speedup of decoding by T_block / T_pipe · (1 − z).
         observed: decode rows of use in a second without prefills, pipelined over blocking.
-        prefill_ms: mean of one picture, pipelined.
-        predicted_answers: speedup with the pictures' prefill, by the parts.
+        prefill_ms: mean of one image, pipelined.
+        predicted_answers: speedup with the images' prefill, by the parts.
         observed_answers: answers a second, pipelined over blocking.
         answers_per_s: pipelined.
     """
@@ -114,7 +114,7 @@ class BubbleBench:
             ("", "z", "{0.zombies:.3f}"),
             ("decode", "predicted", "{0.predicted:.3f}"),
             ("speedup", "observed", "{0.observed:.3f}"),
-            ("prefill", "/picture", "{0.prefill_ms:.2f}"),
+            ("prefill", "/image", "{0.prefill_ms:.2f}"),
             ("answers", "predicted", "{0.predicted_answers:.3f}"),
             ("speedup", "observed", "{0.observed_answers:.3f}"),
             ("answers", "/second", "{0.answers_per_s:.1f}"),
@@ -144,15 +144,15 @@ def time_bubble(
         streams: how many, for each row of the table.
         seconds: to measure for each row and depth.
         objects: mean number that answers shall have, `MAX_OBJECTS` at most.
-        size: width and height of the pictures in pixels.
+        size: width and height of the images in pixels.
 
     Raises:
         EngineError: if there is no such model, device or dtype.
     """
-    pictures = mosaics(images_of(str(DEMO_CLIP), *size))
+    images = mosaics(images_of(str(DEMO_CLIP), *size))
     with ExitStack() as stack:
         engines = [stack.enter_context(open_engine(name, device, depth, dtype)) for depth in (1, 2)]
-        jobs = jobs_of(engines[1], pictures, objects)
+        jobs = jobs_of(engines[1], images, objects)
         rows = [measure_row(engines, jobs, count, seconds) for count in streams]
         model = engines[1].model
         return BubbleBench(model.name, model.device, model.dtype, jobs[0][1].conf, rows)

@@ -1,4 +1,4 @@
-"""`saccade bench frame`: how long the loaded model takes from one picture to its boxes, measured from outside."""
+"""`saccade bench frame`: how long the loaded model takes from one image to its boxes, measured from outside."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _PROMPT_TOKENS = 8  # about
 
 @dataclass(slots=True, frozen=True)
 class FrameBench:
-    """Times of one picture at a time, in milliseconds.
+    """Times of one image at a time, in milliseconds.
 
     Attributes:
         model, device, dtype: what ran, and where.
-        width, height: size of the pictures in pixels.
+        width, height: size of the images in pixels.
         frames: how many were timed.
-        median_ms, p99_ms: from handing the picture over to having its boxes.
+        median_ms, p99_ms: from handing the image over to having its boxes.
         prefill_ms, decode_ms: medians of the engine's own split.
-        boxes: mean number on a picture, or the length that answers were given.
-        floor_ms: the picture's operations and the answer's bytes at the GPU's measured rates; None on a CPU.
+        boxes: mean number on an image, or the length that answers were given.
+        floor_ms: the image's operations and the answer's bytes at the GPU's measured rates; None on a CPU.
     """
 
     model: str
@@ -58,7 +58,7 @@ class FrameBench:
         """Two lines for people."""
         floor = "" if self.floor_ms is None else f"; floor {self.floor_ms:.1f}"
         return (
-            f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} pictures, "
+            f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} images, "
             f"{self.boxes:.1f} boxes each\n"
             f"median {self.median_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; "
             f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}{floor}"
@@ -66,31 +66,31 @@ class FrameBench:
 
 
 def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
-    """Time pictures of the configuration's source, scaled, one after another.
+    """Time images of the configuration's source, scaled, one after another.
 
     Args:
         config: model, source and what is asked for.
-        width: of the pictures, in pixels.
-        height: of the pictures, in pixels.
+        width: of the images, in pixels.
+        height: of the images, in pixels.
         frames: how many to time.
         objects: make every answer so long; as the model finds by default.
 
     Raises:
         SourceError, EngineError: if source or model cannot be used.
     """
-    pictures = images_of(config.source, width, height)
+    images = images_of(config.source, width, height)
     from saccade.pipeline.bench.load_generator import open_engine
 
     with open_engine(config.model, config.device, dtype=config.dtype) as engine:
         tasks = tasks_for(engine, config)
         if objects is not None:
             tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]
-        for picture in pictures[:WARM_UP]:
-            engine.submit(picture, tasks, config.tiles).result()
+        for image in images[:WARM_UP]:
+            engine.submit(image, tasks, config.tiles).result()
         total, prefill, decode, boxes = [], [], [], 0
-        for picture in islice(cycle(pictures), frames):
+        for image in islice(cycle(images), frames):
             begun = time.perf_counter()
-            result = engine.submit(picture, tasks, config.tiles).result()
+            result = engine.submit(image, tasks, config.tiles).result()
             total.append(1000 * (time.perf_counter() - begun))
             prefill.append(result.timings.prefill_ms)
             decode.append(result.timings.decode_ms)

@@ -1,4 +1,4 @@
-"""`saccade bench ingest`: how old the pictures of a live stream are when decoded, beside PyAV's own loop.
+"""`saccade bench ingest`: how old the frames of a live stream are when decoded, beside PyAV's own loop.
 
 Both watch at the same time, so that the load of the machine is the same for both.
 """
@@ -21,17 +21,17 @@ from saccade.sources import RgbImage, Source, SourceError
 
 CLOCK_BITS = 32
 _CLOCK_ROWS = 20
-_BELIEVED_MS = 30_000  # a clock further off than this is none
+_PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 
 @dataclass(slots=True, frozen=True)
 class IngestBench:
-    """Ages of decoded pictures in milliseconds; None where no clock could be read.
+    """Ages of decoded frames in milliseconds; None where no clock could be read.
 
     Attributes:
         source: the address, free of credentials.
         clock: where the ages are from: "burnt in" or "rtcp".
-        frames, fps: how many pictures came, and how many a second.
+        frames, fps: how many frames came, and how many a second.
         median_ms, p95_ms: age of ours.
         pyav_frames, pyav_median_ms, pyav_p95_ms: the same of `for frame in container.decode()` with PyAV's defaults.
     """
@@ -58,13 +58,13 @@ class IngestBench:
 
         return (
             f"{self.source}, {self.fps:.1f} fps, clock {self.clock}\n"
-            f"saccade  {self.frames:>5} pictures, {ages(self.median_ms, self.p95_ms)}\n"
-            f"PyAV     {self.pyav_frames:>5} pictures, {ages(self.pyav_median_ms, self.pyav_p95_ms)}"
+            f"saccade  {self.frames:>5} frames, {ages(self.median_ms, self.p95_ms)}\n"
+            f"PyAV     {self.pyav_frames:>5} frames, {ages(self.pyav_median_ms, self.pyav_p95_ms)}"
         )
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """The age of a picture whose top 20 rows hold the sender's clock; None if they hold none.
+    """The age of a frame whose top 20 rows hold the sender's clock; None if they hold none.
 
     The clock is Unix time in milliseconds, 32 bits from left to right, least significant first, bright for 1.
 
@@ -77,24 +77,24 @@ def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
         return None
     centres = [(2 * bit + 1) * width // (2 * CLOCK_BITS) for bit in range(CLOCK_BITS)]
     row = image[_CLOCK_ROWS // 2, centres].mean(axis=1)
-    told = sum(1 << bit for bit in range(CLOCK_BITS) if row[bit] > 128)
-    age = (now * 1000 - told + (1 << 31)) % (1 << 32) - (1 << 31)
-    return age if abs(age) < _BELIEVED_MS else None
+    clock_ms = sum(1 << bit for bit in range(CLOCK_BITS) if row[bit] > 128)
+    age = (now * 1000 - clock_ms + (1 << 31)) % (1 << 32) - (1 << 31)
+    return age if abs(age) < _PLAUSIBLE_MS else None
 
 
 def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
-    """Watch a live address for `seconds` from its first picture.
+    """Watch a live address for `seconds` from its first frame.
 
     Raises:
         SourceError: if it cannot be used, or is not live.
-        ConfigError: if transport is no such thing.
+        ConfigError: if there is no such transport.
     """
     stop = threading.Event()
     theirs: list[float | None] = []
     other = threading.Thread(target=_watch_with_pyav, args=(target, transport, stop, theirs), daemon=True)
     with open_once(target, "none", transport) as source:
         if not source.info.live:
-            raise SourceError(f"{source.info.url} is not live: its pictures have no age")
+            raise SourceError(f"{source.info.url} is not live: its frames have no age")
         other.start()
         try:
             ages, clock, passed = _watch(source, seconds)
@@ -108,7 +108,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """The age of each picture, the clock it was read from, and how long it took."""
+    """The age of each frame, the clock it was read from, and how long it took."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0
@@ -125,18 +125,18 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
-    """What everybody writes first, given every advantage that does not change the loop."""
+    """The loop that most programs use, with every option that makes it faster without changing it."""
     options = {"rtsp_transport": transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:
             container.streams.video[0].thread_type = "SLICE"
-            for picture in container.decode(video=0):
-                age = burnt_in_age_ms(np.asarray(picture.to_ndarray(format="rgb24"), dtype=np.uint8), time.time())
+            for frame in container.decode(video=0):
+                age = burnt_in_age_ms(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8), time.time())
                 ages.append(age)
                 if stop.is_set():
                     return
     except (av.error.FFmpegError, OSError, IndexError):
-        return  # it has no pictures then, and the table says so
+        return  # the table then shows that it had no frames
 
 
 def _figures(ages: Sequence[float | None]) -> tuple[float | None, float | None]:

@@ -1,6 +1,6 @@
 """A closed loop of streams on an engine, and what its steps took: what the benches of the engine share.
 
-Each stream asks for one name on one picture, and for the next as soon as it has the answer. Answers end where the model
+Each stream asks for one name on one image, and for the next as soon as it has the answer. Answers end where the model
 stops, as nobody can know in advance.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_OBJECTS = 50
 OPEN_LABELS = ("person", "face", "dog", "chair", "bicycle", "traffic light", "umbrella", "cup")
 _CLOSED_LABELS = 2  # of a model that knows what it sees: the demo clip has persons and faces
-_TILES = 4  # pictures are mosaics of 1 × 1 to 4 × 4 of the clip's, so that the number of objects varies
+_TILES = 4  # images are mosaics of 1 × 1 to 4 × 4 of the clip's, so that the number of objects varies
 _FULL = 0.75  # a batch of more than this share of the streams counts as full: it is padded to the same size
 _WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: they all begin at once
 _LONG_S = 120.0
@@ -109,7 +109,7 @@ class Measured:
 
     @property
     def prefill_s(self) -> float:
-        """Mean period of the prefill of one picture."""
+        """Mean period of the prefill of one image."""
         steps = [step for step in self.steps if not step.decode]
         return sum(step.period for step in steps) / sum(step.rows for step in steps)
 
@@ -137,13 +137,13 @@ def open_engine(name: str, device: str, depth: int | None = None, dtype: str | N
     return Engine.load(name, device, dtype, depth=depth)
 
 
-def mosaics(pictures: Sequence[RgbImage]) -> list[RgbImage]:
-    """As many pictures of the same size, each one of the given or several of them, smaller, side by side."""
-    height, width = pictures[0].shape[:2]
+def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
+    """As many images of the same size, each one of the given or several of them, smaller, side by side."""
+    height, width = images[0].shape[:2]
     made = []
-    for number in range(len(pictures)):
+    for number in range(len(images)):
         n = 1 + number % _TILES
-        source = islice(cycle(pictures), number, None)
+        source = islice(cycle(images), number, None)
         rows = [np.concatenate([_smaller(next(source), n) for _ in range(n)], axis=1) for _ in range(n)]
         whole = np.zeros((height, width, 3), np.uint8)
         joined = np.concatenate(rows, axis=0)
@@ -152,21 +152,21 @@ def mosaics(pictures: Sequence[RgbImage]) -> list[RgbImage]:
     return made
 
 
-def _smaller(picture: RgbImage, n: int) -> RgbImage:
-    size = (picture.shape[1] // n, picture.shape[0] // n)
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+def _smaller(image: RgbImage, n: int) -> RgbImage:
+    size = (image.shape[1] // n, image.shape[0] // n)
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
 
-def jobs_of(engine: Engine, pictures: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
-    """What to ask of each picture, at the confidence at which answers have `objects` objects in the mean."""
+def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
+    """What to ask of each image, at the confidence at which answers have `objects` objects in the mean."""
     classes = engine.model.classes
     labels = OPEN_LABELS if classes is None else classes[:_CLOSED_LABELS]
-    jobs = [(picture, Detect(label, most, 0.0)) for label, picture in product(labels, pictures)]
-    answers = [engine.submit(picture, [task]) for picture, task in jobs]
+    jobs = [(image, Detect(label, most, 0.0)) for label, image in product(labels, images)]
+    answers = [engine.submit(image, [task]) for image, task in jobs]
     scores = [[box.score for box in answer.result(_LONG_S).detections.boxes] for answer in answers]
     conf = conf_for(scores, objects)
     random.Random(0).shuffle(jobs)  # or answers of one name, which are alike, would come together
-    return [(picture, replace(task, conf=conf)) for picture, task in jobs]
+    return [(image, replace(task, conf=conf)) for image, task in jobs]
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
@@ -199,8 +199,8 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
     def begin() -> None:
         nonlocal n_open
-        picture, task = next(waiting)
-        engine.submit(picture, [task]).add_done_callback(over.put)
+        image, task = next(waiting)
+        engine.submit(image, [task]).add_done_callback(over.put)
         n_open += 1
 
     with engine.tracing() as trace:  # from the warm-up on: a step's period begins with the end of the one before it

@@ -1,4 +1,4 @@
-"""`saccade bench pipeline`: what a picture costs besides the model, from the decoder to its record on a WebSocket.
+"""`saccade bench pipeline`: what a frame costs besides the model, from the decoder to its record on a WebSocket.
 
 The demo clip is played at the pace of a camera, through a real run on the real model, to a real client in this process.
 """
@@ -29,7 +29,7 @@ from saccade.sinks.websocket.server import WebSocketSink
 from saccade.sources import Frame, open_source
 from saccade.sources.replay import ReplaySource
 
-_WARM_UP = 10  # pictures: the first ones find cold caches, and a client that is only just there
+_WARM_UP = 10  # frames: the first ones find cold caches, and a client that is only just there
 _LONG_S = 30.0
 
 
@@ -117,7 +117,7 @@ def _figures(
         before.append(latency["queue"])
         after.append(1000 * (received_at - decoded_at[record["frame"]]) - model_ms - latency["queue"])
     if not models:
-        raise ConfigError(f"too few pictures came through at {fps:g} fps: give more --seconds, or --vid-stride 2")
+        raise ConfigError(f"too few frames came through at {fps:g} fps: give more --seconds, or --vid-stride 2")
     both = [sum(parts) for parts in zip(before, after, strict=True)]
     return PipelineBench(
         model=model.name,

@@ -1,6 +1,6 @@
-"""`saccade bench prompts`: several prompts on one picture, beside the same prompts on pictures of their own.
+"""`saccade bench prompts`: several prompts on one image, beside the same prompts on images of their own.
 
-The prompts of a picture share one look at it: its prefill is paid once, and its pages are held once.
+The prompts of an image share one look at it: its prefill is paid once, and its pages are held once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from saccade.sources import RgbImage
 if TYPE_CHECKING:
     from saccade.engine import Engine
 
-_OBJECTS = 3  # each prompt finds as many, whatever there is, so that only the pictures make a difference
+_OBJECTS = 3  # each prompt finds as many, whatever there is, so that only the images make a difference
 _LONG_S = 120.0
 
 Asked = list[tuple[RgbImage, list[Detect]]]
@@ -30,11 +30,11 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Some prompts on one picture, and apart.
+    """Some prompts on one image, and apart.
 
     Attributes:
         prompts: how many.
-        together_ms, apart_ms: medians from handing over to the last answer, on one picture and on one each.
+        together_ms, apart_ms: medians from handing over to the last answer, on one image and on one each.
         together_pages, apart_pages: most pages in use meanwhile.
     """
 
@@ -63,7 +63,7 @@ class PromptsBench:
         lines = [
             f"{self.model} on {self.device} in {self.dtype}; {_OBJECTS} objects a prompt; ms to all answers, "
             "most pages in use",
-            f"{'prompts':>8}{'one picture':>20}{'a picture each':>20}",
+            f"{'prompts':>8}{'one image':>20}{'an image each':>20}",
         ]
         for row in self.rows:
             together = f"{row.together_ms:.1f} ms {row.together_pages:>5} p"
@@ -88,24 +88,24 @@ def time_prompts(
         device: as `Engine.load` takes it.
         prompts: how many, for each row.
         dtype: as `Engine.load` takes it.
-        size: width and height of the picture in pixels.
+        size: width and height of the image in pixels.
         rounds: how often.
 
     Raises:
         EngineError: if there is no such model, device or dtype.
     """
-    picture = images_of(str(DEMO_CLIP), *size)[0]
+    image = images_of(str(DEMO_CLIP), *size)[0]
     with open_engine(name, device, dtype=dtype) as engine:
-        rows = [measure_prompts(engine, picture, count, rounds) for count in prompts]
+        rows = [measure_prompts(engine, image, count, rounds) for count in prompts]
         return PromptsBench(engine.model.name, engine.model.device, engine.model.dtype, rows)
 
 
-def measure_prompts(engine: Engine, picture: RgbImage, count: int, rounds: int) -> PromptsRow:
+def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) -> PromptsRow:
     """Measure one number of prompts."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
-    together: Asked = [(picture, tasks)]
-    apart: Asked = [(picture, [task]) for task in tasks]
+    together: Asked = [(image, tasks)]
+    apart: Asked = [(image, [task]) for task in tasks]
     both = [[_once(engine, asked) for asked in (together, apart)] for _ in range(1 + rounds)][1:]  # the first warms up
     return PromptsRow(
         prompts=count,
@@ -121,7 +121,7 @@ def _once(engine: Engine, asked: Asked) -> tuple[float, int]:
     total = engine.counters()["pages_capacity"]
     with engine.tracing() as trace:
         started = time.perf_counter()
-        answers = [engine.submit(picture, tasks) for picture, tasks in asked]
+        answers = [engine.submit(image, tasks) for image, tasks in asked]
         for answer in answers:
             answer.result(_LONG_S)
         took = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""`saccade bench throughput`: pictures a second of many streams at a time, and what they cost the CPU."""
+"""`saccade bench throughput`: images a second of many streams at a time, and what they cost the CPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ThroughputRow:
     """One number of streams.
 
     Attributes:
-        streams: pictures in the engine at a time, one of each stream.
-        fps: pictures answered a second, of all streams.
-        median_ms, p99_ms: from handing a picture over to its answer.
-        cpu_ms: time of all of the process's threads for a picture.
+        streams: images in the engine at a time, one of each stream.
+        fps: images answered a second, of all streams.
+        median_ms, p99_ms: from handing an image over to its answer.
+        cpu_ms: time of all of the process's threads for an image.
     """
 
     streams: int
@@ -55,8 +55,8 @@ class ThroughputBench:
         """A table for people."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
-            f"{self.boxes:.1f} boxes a picture",
-            f"{'streams':>8} {'pictures/s':>11} {'median ms':>10} {'p99 ms':>8} {'CPU ms each':>12}",
+            f"{self.boxes:.1f} boxes an image",
+            f"{'streams':>8} {'images/s':>11} {'median ms':>10} {'p99 ms':>8} {'CPU ms each':>12}",
         ]
         lines += [
             f"{row.streams:>8} {row.fps:>11.1f} {row.median_ms:>10.1f} {row.p99_ms:>8.1f} {row.cpu_ms:>12.2f}"
@@ -76,7 +76,7 @@ def time_throughput(
     size: tuple[int, int] = (640, 360),
     seconds: float = 5.0,
 ) -> ThroughputBench:
-    """Let so many streams hand in one picture after another, each with one prompt, for some seconds.
+    """Let so many streams hand in one image after another, each with one prompt, for some seconds.
 
     Args:
         model: name, folder, hub id, or a shape with random weights.
@@ -85,7 +85,7 @@ def time_throughput(
         dtype: as `Engine.load` takes it.
         label: what is asked for.
         objects: make every answer so long; as the model finds by default.
-        size: of the pictures, in pixels.
+        size: of the images, in pixels.
         seconds: for each row.
 
     Raises:
@@ -94,12 +94,12 @@ def time_throughput(
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     # No two alike: what one costs must not be saved by another's.
-    pictures = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
+    images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
     rows, boxes = [], 0.0
     with open_engine(model, device, dtype=dtype) as engine:
         task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
-        for picture in pictures[:3]:
-            engine.submit(picture, [task]).result()
+        for image in images[:3]:
+            engine.submit(image, [task]).result()
         for streams in counts:
             waits: list[float] = []
             found: list[int] = []
@@ -107,7 +107,7 @@ def time_throughput(
 
             def stream(turn: count[int] = turn, stop: float = stop) -> None:
                 while (begun := time.perf_counter()) < stop:
-                    result = engine.submit(pictures[next(turn) % len(pictures)], [task]).result()
+                    result = engine.submit(images[next(turn) % len(images)], [task]).result()
                     waits.append(1e3 * (time.perf_counter() - begun))  # noqa: B023 - ended before the next row
                     found.append(len(result.detections))  # noqa: B023
 

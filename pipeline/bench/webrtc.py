@@ -1,6 +1,6 @@
-"""`saccade bench webrtc`: how old the pictures of a WebRTC peer are when decoded, beside stock aiortc.
+"""`saccade bench webrtc`: how old the frames of a WebRTC peer are when decoded, beside stock aiortc.
 
-One sender in this process burns its clock into the pictures and codes them once; both receive them at the same time,
+One sender in this process burns its clock into the frames and encodes them once; both receive them at the same time,
 over 127.0.0.1, so that the load of the machine is the same for both.
 """
 
@@ -39,7 +39,7 @@ _ENCODERS = {
 
 @dataclass(slots=True, frozen=True)
 class WebRtcBench:
-    """Ages of decoded pictures in milliseconds, the sender's encoding included.
+    """Ages of decoded frames in milliseconds, the sender's encoding included.
 
     Attributes:
         codec, width, height, fps: what was sent.
@@ -66,8 +66,8 @@ class WebRtcBench:
         """Three lines for people."""
         return (
             f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
-            f"saccade  {self.frames:>5} pictures, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
-            f"aiortc   {self.aiortc_frames:>5} pictures, median {self.aiortc_median_ms:.1f} ms old, "
+            f"saccade  {self.frames:>5} frames, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
+            f"aiortc   {self.aiortc_frames:>5} frames, median {self.aiortc_median_ms:.1f} ms old, "
             f"p95 {self.aiortc_p95_ms:.1f}"
         )
 
@@ -76,7 +76,7 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
     """Send for `seconds` and measure.
 
     Raises:
-        SourceError: if there is no such codec, or too few pictures came to say anything.
+        SourceError: if there is no such codec, or too few frames came to say anything.
     """
     if codec not in DECODERS:
         raise SourceError(f"codec must be {' or '.join(DECODERS)}, not {codec}")
@@ -96,12 +96,12 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
     skip = round(fps * _WARM_UP_S)
     ours, theirs = ([age for age in ages[skip:] if age > 0] for ages in (ours, theirs))
     if not (ours and theirs):
-        raise SourceError(f"too few pictures in {seconds:g} s: measure longer")
+        raise SourceError(f"too few frames in {seconds:g} s: measure longer")
     return WebRtcBench(codec, width, height, fps, *_figures(ours), *_figures(theirs))
 
 
 class _Coded(VideoStreamTrack):
-    """A track of pictures that are coded already."""
+    """A track of frames that are encoded already."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,20 +148,20 @@ async def _offer(connection: RTCPeerConnection, track: VideoStreamTrack, codec: 
 
 
 async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps: int, seconds: float) -> None:
-    """Draw a picture with the time of day in it, code it, give it to both; `fps` times a second."""
+    """Draw an image with the time of day in it, encode it and give it to both tracks; `fps` times a second."""
     name, options = _ENCODERS[codec]
     encoder: Any = av.CodecContext.create(name, "w")
     encoder.width, encoder.height = size
     encoder.pix_fmt, encoder.time_base, encoder.options = "yuv420p", fractions.Fraction(1, 90_000), options
     encoder.framerate, encoder.gop_size, encoder.bit_rate = fps, fps, 2_000_000
-    picture = np.full((size[1], size[0], 3), 120, np.uint8)
+    image = np.full((size[1], size[0], 3), 120, np.uint8)
     bits = np.arange(size[0]) * CLOCK_BITS // size[0]
     begun = time.monotonic()
     for number in range(round(seconds * fps)):
         await asyncio.sleep(max(0.0, begun + number / fps - time.monotonic()))
-        told = int(time.time() * 1000) % (1 << CLOCK_BITS)
-        picture[:32] = np.where(told >> bits & 1, 235, 20).astype(np.uint8)[None, :, None]
-        frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+        clock_ms = int(time.time() * 1000) % (1 << CLOCK_BITS)
+        image[:32] = np.where(clock_ms >> bits & 1, 235, 20).astype(np.uint8)[None, :, None]
+        frame = av.VideoFrame.from_ndarray(image, format="rgb24")
         frame.pts, frame.time_base = number * 90_000 // fps, encoder.time_base
         for packet in encoder.encode(frame):
             packet.time_base = encoder.time_base
@@ -170,7 +170,7 @@ async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps
 
 
 async def _watch_stock(track: Any, ages: list[float]) -> None:
-    """What everybody writes first."""
+    """The loop that most programs use."""
     try:
         while True:
             frame = await track.recv()

@@ -9,7 +9,8 @@ import typer
 from saccade.pipeline.cli.options import Detect, Device, Dtype, Json, Model, RtspTransport, Tiles, VidStride, given
 
 Objects = Annotated[
-    int | None, typer.Option(min=1, max=50, help="Make every answer so long (default: as the model finds).")
+    int | None,
+    typer.Option(min=1, max=50, help="Make every answer this many objects long (default: as the model finds)."),
 ]
 
 bench = typer.Typer(help="Measure how fast this machine is.")
@@ -27,9 +28,9 @@ def bench_ingest(
     rtsp_transport: RtspTransport = None,
     as_json: Json = False,
 ) -> None:
-    """Time how old the pictures of a live stream are when they are decoded, beside PyAV's own loop at the same time.
+    """Time how old the frames of a live stream are when they are decoded, beside PyAV's own loop at the same time.
 
-    The age is read from a clock burnt into the pictures, if there is one, or else from the sender's RTCP reports.
+    The age is read from a clock burnt into the frames, if there is one, or else from the sender's RTCP reports.
     """
     from saccade.pipeline.bench.ingest import time_ingest
 
@@ -43,7 +44,7 @@ def bench_webrtc(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Time how old a WebRTC peer's pictures are when they are decoded, beside stock aiortc at the same time."""
+    """Time how old a WebRTC peer's frames are when they are decoded, beside stock aiortc at the same time."""
     from saccade.pipeline.bench.webrtc import time_webrtc
 
     result = time_webrtc(codec, seconds=seconds)
@@ -53,8 +54,8 @@ def bench_webrtc(
 @bench.command("frame")
 def bench_frame(
     context: typer.Context,
-    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
-    frames: Annotated[int, typer.Option(min=1, help="How many pictures to time.")] = 200,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
+    frames: Annotated[int, typer.Option(min=1, help="How many images to time.")] = 200,
     detect: Detect = None,
     objects: Objects = None,
     tiles: Tiles = None,
@@ -63,9 +64,9 @@ def bench_frame(
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Time one picture to its boxes, one after another: median and 99th percentile.
+    """Time the model from one image to its boxes, one after another: median and 99th percentile.
 
-    The pictures are those of the demo clip, scaled.
+    The images are those of the demo clip, scaled.
     """
     from saccade.pipeline.bench.common import parse_size
     from saccade.pipeline.bench.frame import time_frames
@@ -89,9 +90,9 @@ def bench_pipeline(
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Time a picture from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
+    """Time a frame from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
 
-    The pictures are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
+    The frames are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
     """
     from saccade.pipeline.bench.pipeline import time_pipeline
     from saccade.pipeline.core.assets import DEMO_CLIP
@@ -107,13 +108,13 @@ def bench_bubble(
     streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "1,8,32",
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row, at each depth.")] = 10,
     objects: Annotated[float, typer.Option(min=0, max=50, help="Mean number of objects of an answer.")] = 5.0,
-    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     model: Model = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what running a step ahead of the host gains: parts of a step, predicted and observed speedup.
+    """Measure what pipelining the host behind the device gains: parts of a step, predicted and observed speedup.
 
     Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
     """
@@ -129,15 +130,15 @@ def bench_bubble(
 
 @bench.command("prompts")
 def bench_prompts(
-    prompts: Annotated[str, typer.Option(metavar="N,N,…", help="How many on a picture: one row each.")] = "1,4,8",
-    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the picture in pixels.")] = "640x360",
+    prompts: Annotated[str, typer.Option(metavar="N,N,…", help="Prompts on one image: one row each.")] = "1,4,8",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the image in pixels.")] = "640x360",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
     model: Model = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what several prompts on one picture cost, beside the same prompts on pictures of their own."""
+    """Measure what several prompts on one image cost, beside the same prompts on an image each."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.prompts import time_prompts
 
@@ -170,14 +171,14 @@ def bench_decode(
 def bench_throughput(
     streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "8,32",
     objects: Objects = None,
-    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the pictures in pixels.")] = "640x360",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
     model: Model = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Count pictures answered a second, of many streams with one prompt each, and what they cost the CPU."""
+    """Count images answered a second, of many streams with one prompt each, and what they cost the CPU."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 

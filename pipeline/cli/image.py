@@ -1,4 +1,4 @@
-"""`saccade image`: one picture, looked at once."""
+"""`saccade image`: one image, looked at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.sources import Frame, SourceError, open_source
 
 @dataclass(slots=True, frozen=True)
 class Seen:
-    """A picture and what was found on it."""
+    """An image and what was found on it."""
 
     frame: Frame
     result: Result
@@ -45,34 +45,34 @@ class Seen:
         return "\n".join(lines) or "nothing found"
 
     def save(self, path: str) -> None:
-        """Write the annotated picture; the name's ending says in which format.
+        """Write the annotated image; the name's ending says in which format.
 
         Raises:
             SinkError: if it cannot be written.
         """
-        picture = Image.fromarray(draw(self.frame.image, self.result))
+        image = Image.fromarray(draw(self.frame.image, self.result))
         try:
-            picture.save(path)
+            image.save(path)
         except ValueError:
-            raise SinkError(f"cannot write {path}: its ending names no picture format; use .png or .jpg") from None
+            raise SinkError(f"cannot write {path}: its ending names no image format; use .png or .jpg") from None
         except OSError as error:
             raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def look(config: RunConfig) -> Seen:
-    """Find what the configuration asks for on its source, which must be one picture.
+    """Find what the configuration asks for on its source, which must be one image.
 
     Raises:
-        ConfigError: if the source is more than one picture, or would be overwritten.
+        ConfigError: if the source is more than one image, or would be overwritten.
         SourceError, EngineError: if source or model cannot be used.
     """
     check_targets(targets_of(config), [config.source])
     with open_source(config.source) as source:
         if source.info.frames != 1:
-            raise ConfigError(f"{source.info.url} is more than one picture; use `saccade run` for it")
+            raise ConfigError(f"{source.info.url} is more than one image; use `saccade run` for it")
         frame = next(iter(source), None)
     if frame is None:
-        raise SourceError(f"{config.source}: no picture could be read")
+        raise SourceError(f"{config.source}: no image could be read")
     with load_engine(config, show_preparation) as engine:
         tasks = tasks_for(engine, config)
         submitted_at = time.monotonic()

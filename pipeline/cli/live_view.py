@@ -26,7 +26,7 @@ from saccade.pipeline.session import Session
 POLL_S = 0.1
 _TABLE_S = 0.5
 _END_S = 30.0  # for the sinks to take what they were given, when told to end
-_ENGINE_S = 120.0  # for a large model to finish the pictures that it has
+_ENGINE_S = 120.0  # for a large model to finish the frames that it has
 
 Show = Callable[[Sequence[StreamStatus]], None]
 

@@ -66,7 +66,7 @@ def root(
 def run(
     context: typer.Context,
     source: Annotated[
-        list[str] | None, typer.Argument(help="A video file, a picture, a folder, a live address or 0; or several.")
+        list[str] | None, typer.Argument(help="A video file, an image, a folder, a live address or 0; or several.")
     ] = None,
     detect: Detect = None,
     classes: Classes = None,
@@ -74,7 +74,7 @@ def run(
     query: Query = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated video to write, an .mp4 file.")] = None,
     jsonl: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON lines to write, one a picture; - prints them.")
+        str | None, typer.Option(metavar="FILE", help="JSON lines to write, one a frame; - prints them.")
     ] = None,
     sink: Annotated[
         list[str] | None,
@@ -92,7 +92,7 @@ def run(
         typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a client of --http must know."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="What the stream is called (default: after its source).")] = None,
-    display: Annotated[bool | None, typer.Option(help="Show the annotated pictures in a window.")] = None,
+    display: Annotated[bool | None, typer.Option(help="Show the annotated frames in a window.")] = None,
     model: Model = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -107,7 +107,7 @@ def run(
     ] = None,
     hwaccel: HwAccel = None,
     rtsp_transport: RtspTransport = None,
-    in_flight: Annotated[int | None, typer.Option(help="Pictures given to the model at a time (default 2).")] = None,
+    in_flight: Annotated[int | None, typer.Option(help="Frames given to the model at a time (default 2).")] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
     ] = None,
@@ -117,7 +117,7 @@ def run(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
 ) -> int:
-    """Find things on every picture of a video, and write what was found.
+    """Find things in every frame of a video, and write what was found.
 
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
@@ -187,12 +187,12 @@ def demo(
 @app.command()
 def image(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="PHOTO", help="A picture.")],
+    source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
     detect: Detect = None,
     classes: Classes = None,
     point: Point = None,
     query: Query = None,
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated picture to write: found.png.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated image to write: found.png.")] = None,
     as_json: Json = False,
     model: Model = None,
     device: Device = None,
@@ -201,7 +201,7 @@ def image(
     max_objects: MaxObjects = None,
     tiles: Tiles = None,
 ) -> None:
-    """Find things on one picture, and print or draw what was found.
+    """Find things in one image, and print or draw what was found.
 
     saccade image street.jpg --detect person --out found.png
     """
@@ -217,7 +217,7 @@ def image(
 @app.command()
 def probe(
     source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Picture to write: seen.jpg.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Image to write: seen.jpg.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to watch a live source.")] = 3.0,
     hwaccel: HwAccel = None,
     rtsp_transport: RtspTransport = None,
@@ -263,14 +263,16 @@ def configs(
 def evaluate(
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
     split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many pictures.")] = None,
-    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help="Look at N x N parts as well.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
+    tiles: Annotated[
+        int, typer.Option(min=1, max=8, metavar="N", help="Divide the image into N x N tiles as well.")
+    ] = 1,
     model: Model = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Score a model on labelled pictures: AP, precision, recall and empty answers, class by class."""
+    """Score a model on labelled images: AP, precision, recall and empty answers, class by class."""
     import json
 
     from saccade.engine import Engine

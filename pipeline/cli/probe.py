@@ -23,16 +23,16 @@ class Probe:
 
     Attributes:
         source: path or address, free of credentials.
-        live: whether pictures come by themselves.
+        live: whether frames come by themselves.
         codec, decoder: what it is coded in, and what decodes it ("" where that is not known).
         width, height: size in pixels.
-        fps: frames a second, measured on the pictures' own clock; None when there were too few.
-        frames: how many pictures were looked at.
-        age_ms: median time from capture to decoded picture by the sender's RTCP clock, in milliseconds; None while
+        fps: frames a second, measured on the frames' own clock; None when there were too few.
+        frames: how many frames were looked at.
+        age_ms: median time from capture to decoded frame by the sender's RTCP clock, in milliseconds; None while
             that is not known.
-        lost: pictures lost or damaged on the way.
+        lost: frames lost or damaged on the way.
         corrupt_packets: packets lost or damaged on the way.
-        picture: file the last picture was written to.
+        image: file the last frame was written to.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Probe:
     age_ms: float | None
     lost: int
     corrupt_packets: int
-    picture: str | None
+    image: str | None
 
     def as_json(self) -> str:
         """All fields as a JSON object."""
@@ -59,18 +59,18 @@ class Probe:
         if self.live:
             age = f"{self.age_ms:.0f} ms old" if self.age_ms is not None else "age unknown (no RTCP report yet)"
             lines.append(
-                f"{self.frames} pictures decoded by {self.decoder}, {age}; "
-                f"{self.lost} pictures and {self.corrupt_packets} packets lost or damaged"
+                f"{self.frames} frames decoded by {self.decoder}, {age}; "
+                f"{self.lost} frames and {self.corrupt_packets} packets lost or damaged"
             )
-        return "\n".join(lines + ([f"→ {self.picture}"] if self.picture else []))
+        return "\n".join(lines + ([f"→ {self.image}"] if self.image else []))
 
 
 def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: str | None) -> Probe:
-    """Watch a source: a live one for `seconds` from its first picture, a file for its first 100.
+    """Watch a source: a live one for `seconds` from its first frame, a file for its first 100.
 
     Raises:
         SourceError: if it cannot be used; a `LiveError` with its code for a live source.
-        ConfigError: if hwaccel or transport is no such thing, or the picture cannot be written.
+        ConfigError: if there is no such hwaccel or transport, or the image cannot be written.
     """
     with open_once(target, hwaccel, transport) as source:
         frames: list[tuple[int, float]] = []
@@ -104,7 +104,7 @@ def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: s
             age_ms=statistics.median(ages) if ages else None,
             lost=lost,
             corrupt_packets=source.corrupt_packets,
-            picture=out if last else None,
+            image=out if last else None,
         )
 
 

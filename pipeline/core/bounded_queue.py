@@ -17,10 +17,10 @@ WhenFull = Literal["wait", "drop oldest"]
 DropCause = Literal["full", "closed"]
 """Why an item was lost: a newer one needed its place, or the queue was closed with the item still inside."""
 
-_LONGEST = 1000  # pictures: 3 GB of 1280x720, and nobody waits longer
+_MAX_SIZE = 1000  # frames: 3 GB of 1280x720
 
 
-class QueueClosed(Exception):  # noqa: N818 - the normal end of a conversation, not an error
+class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error
     """Nothing can be put in any more, or nothing is left to take."""
 
 
@@ -43,12 +43,14 @@ class QueuePolicy:
             return WAIT
         if words == "newest":
             return NEWEST
-        if (match := re.fullmatch(r"keep\s+(\d{1,4})", words)) and 1 <= int(match[1]) <= _LONGEST:
+        if (match := re.fullmatch(r"keep\s+(\d{1,4})", words)) and 1 <= int(match[1]) <= _MAX_SIZE:
             return cls(int(match[1]), "drop oldest")
-        raise ValueError(f"'{text}' is no queue policy: use 'wait', 'newest' or 'keep N' with N from 1 to {_LONGEST}")
+        raise ValueError(
+            f"'{text}' is not a queue policy: use 'wait', 'newest' or 'keep N' with N from 1 to {_MAX_SIZE}"
+        )
 
 
-# Four pictures ride out the jitter of decoding; more would only cost memory (25 MB each at 4K).
+# Four frames ride out the jitter of decoding; more would only cost memory (25 MB each at 4K).
 WAIT = QueuePolicy(4, "wait")
 NEWEST = QueuePolicy(1, "drop oldest")
 

@@ -70,7 +70,7 @@ def load_engine(config: RunConfig, progress: Callable[[int, int], None] | None =
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """What the configuration asks of each picture, in the model's own names.
+    """What the configuration asks of each frame, in the model's own names.
 
     Raises:
         UnknownClassError: if the model does not know a name.
@@ -99,7 +99,7 @@ def prompts_of(tasks: Iterable[Task]) -> Prompts:
 
 
 def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
-    """Have `run` look for what `wanted` says, from the next picture on; what it leaves out stays as it is.
+    """Have `run` look for what `wanted` says, from the next frame on; what it leaves out stays as it is.
 
     Raises:
         ConfigError: if nothing would be looked for, or the model has not learned to do it.

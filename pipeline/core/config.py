@@ -83,7 +83,7 @@ class Prompts(BaseModel):
     point: Names = Field([], description="Names to find as points.")
     query: Questions = Field([], description="Questions to answer in text.")
     conf: float = Field(0.5, ge=0, le=1, description="Least score of a box or point, from 0 to 1.")
-    max_objects: int = Field(50, ge=1, le=1000, description="Most boxes or points for one name on one picture.")
+    max_objects: int = Field(50, ge=1, le=1000, description="Most boxes or points for one name in one frame.")
 
     @property
     def nothing(self) -> str | None:
@@ -97,21 +97,21 @@ class StreamConfig(Prompts):
     """One stream: where it comes from, what to look for in it, and how."""
 
     name: str | None = Field(None, description="What its records are called; made from the source if left out.")
-    source: Text = Field(description="What to watch: a video file, a picture, a folder, a live address or a webcam.")
+    source: Text = Field(description="What to watch: a video file, an image, a folder, a live address or a webcam.")
     tiles: int = Field(1, ge=1, le=8, description="Look at N x N overlapping parts as well, for small objects; slower.")
-    vid_stride: int = Field(1, ge=1, description="Look at every Nth picture of the source.")
+    vid_stride: int = Field(1, ge=1, description="Look at every Nth frame of the source.")
     start: Seconds | None = Field(None, description="Where in the source to begin: seconds, or 1:30.")
     end: Seconds | None = Field(None, description="Where in the source to stop: seconds, or 1:30.")
     hwaccel: Literal["auto", "cuda", "none"] = Field(
         "auto", description="Decode live video on the GPU: auto (if there is one), cuda (insist) or none."
     )
-    rtsp_transport: Literal["tcp", "udp"] = Field("tcp", description="How RTSP cameras send their pictures.")
+    rtsp_transport: Literal["tcp", "udp"] = Field("tcp", description="How RTSP cameras send their frames.")
     queue: str | None = Field(
         None,
-        description="Pictures waiting for the model: 'wait' holds the source back and loses none, 'newest' keeps only "
+        description="Frames waiting for the model: 'wait' holds the source back and loses none, 'newest' keeps only "
         "the newest, 'keep N' keeps the newest N. By itself, newest for live sources and wait for files.",
     )
-    in_flight: int = Field(2, ge=1, le=64, description="Pictures given to the model at a time.")
+    in_flight: int = Field(2, ge=1, le=64, description="Frames given to the model at a time.")
 
     @field_validator("name")
     @classmethod
@@ -153,11 +153,11 @@ class RunConfig(StreamConfig):
         None, description="What the model computes in; by itself float32 on a CPU and for small models, else bfloat16."
     )
     out: Text | None = Field(None, description="Annotated video to write, an .mp4 file.")
-    jsonl: Text | None = Field(None, description="Results to write, one JSON record a picture and line.")
+    jsonl: Text | None = Field(None, description="Results to write, one JSON record a frame and line.")
     sinks: list[Text] = Field(
         [], description="Where else results go: ws://, mqtt://, https:// or whep: addresses, .mp4 and .jsonl files."
     )
-    display: bool = Field(False, description="Show the annotated pictures in a window; needs a screen.")
+    display: bool = Field(False, description="Show the annotated frames in a window; needs a screen.")
     http: Text | None = Field(None, description="HOST:PORT to serve /healthz, /metrics and /streams on.")
     http_token: Text | None = Field(None, repr=False, description="What a client of http must know.")
 

@@ -1,4 +1,4 @@
-"""What a run has done so far, counted picture by picture: cheap to note, and readable at any time from any thread.
+"""What a run has done so far, counted frame by frame: cheap to note, and readable at any time from any thread.
 
 Knows frames and latencies; knows nothing of queues, threads, terminals or metrics servers.
 """
@@ -20,7 +20,7 @@ from saccade.sources import Frame
 BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2500.0, 5000.0)
 """Upper edges of a histogram's buckets; one more holds what is above."""
 
-_RECENT = 512  # pictures that "now" is made of
+_RECENT = 512  # frames that "now" is made of
 _RECENT_S = 5.0
 
 
@@ -38,10 +38,10 @@ class Recent:
 
     Attributes:
         fps: results a second in the last 5 s.
-        p50_ms, p99_ms: latency of the last 512 pictures, of files without the wait that comes of reading ahead; None
+        p50_ms, p99_ms: latency of the last 512 frames, of files without the wait that comes of reading ahead; None
             before the first.
-        age_ms: how long ago the picture of the newest result came here; None before the first, and for files.
-        objects: boxes and points on that picture.
+        age_ms: how long ago the frame of the newest result came here; None before the first, and for files.
+        objects: boxes and points on that frame.
     """
 
     fps: float = 0.0
@@ -56,15 +56,15 @@ class Report:
     """What a run has done so far.
 
     Attributes:
-        frames: pictures whose result was handed to the sinks.
+        frames: frames whose result was handed to the sinks.
         objects: boxes and points found on them.
-        elapsed_s: seconds from the first picture put to the engine to the last result.
+        elapsed_s: seconds from the first frame put to the engine to the last result.
         latency: mean over the frames, in milliseconds.
-        drops: pictures lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
+        drops: frames lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
             where they had a result already; `failed` if the engine failed on them.
         corrupt_packets: pieces of the source that could not be decoded.
-        read: pictures that the source has handed over.
-        waiting: pictures waiting for the engine, and, by the sink's number and name, results waiting for a sink.
+        read: frames that the source has handed over.
+        waiting: frames waiting for the engine, and, by the sink's number and name, results waiting for a sink.
         recent: how it is doing now.
         histograms: by the stages of `Latency`.
     """
@@ -82,12 +82,12 @@ class Report:
 
     @property
     def fps(self) -> float:
-        """Pictures a second; 0 before the first."""
+        """Frames a second; 0 before the first."""
         return self.frames / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def model_ms(self) -> float:
-        """Mean time the model worked on a picture, in milliseconds."""
+        """Mean time the model worked on a frame, in milliseconds."""
         return self.latency.prefill + self.latency.decode_tokens
 
 
@@ -103,30 +103,30 @@ class Stats:
         self._objects = 0
         self._first_submit: float | None = None
         self._last_result = 0.0
-        self._came_at: float | None = None  # when the picture of the newest result came
+        self._came_at: float | None = None  # when the frame of the newest result came
         self._objects_now = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
     def note_read(self, lost_before: int) -> None:
-        """A picture came from the source, and `lost_before` were lost just before it."""
+        """A frame came from the source, and `lost_before` were lost just before it."""
         with self._lock:
             self._read += 1
             self._lost += lost_before
 
     def note_failed(self) -> None:
-        """The engine failed on a picture, and the run goes on without it."""
+        """The engine failed on a frame, and the run goes on without it."""
         with self._lock:
             self._failed += 1
 
     def note_submit(self, now: float) -> None:
-        """A picture is put to the engine; `now` is `time.monotonic()`."""
+        """A frame is put to the engine; `now` is `time.monotonic()`."""
         with self._lock:
             self._first_submit = self._first_submit or now
 
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """A picture's result is about to be handed to the sinks."""
+        """A frame's result is about to be handed to the sinks."""
         now = time.monotonic()
         objects = len(result.detections) + len(result.points)
         with self._lock:

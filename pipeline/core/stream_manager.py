@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 64
-_OWED_S = 30.0  # an engine that has worked on a picture for so long does not answer any more
+_OWED_S = 30.0  # an engine that has worked on a frame for so long does not answer any more
 _CLOSE_S = 15.0
 _OVER = "no stream can be added any more: everything is being closed"
 
@@ -66,7 +66,7 @@ class StreamStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether pictures come and are looked at, or nothing has gone wrong yet."""
+        """Whether frames come and are looked at, or nothing has gone wrong yet."""
         return self.state in ("running", "live", "ended") or (self.state == "connecting" and self.reason is None)
 
 
@@ -136,7 +136,7 @@ class Streams:
 
         Args:
             name: what its records are called; the source's own name does not count.
-            source: where its pictures come from.
+            source: where its frames come from.
             tasks: as in `Run`.
             outputs: where only this stream's results go; or what opens them, called once the name is this stream's,
                 since to open a file of that name is to empty the one that was there.

@@ -1,9 +1,9 @@
 """The run loop: one source, through the engine, to any number of sinks, each part in its own thread.
 
-    source ─▶ queue ─▶ engine (a few pictures in flight) ─▶ in order ─▶ one outbox and thread per sink
+    source ─▶ queue ─▶ engine (a few frames in flight) ─▶ in order ─▶ one outbox and thread per sink
 
-A run ends when the source does, when it is told to stop, or when any part fails; each time every picture already with
-the engine is finished and every sink closed properly. A picture that the engine fails on ends a file's run, which has
+A run ends when the source does, when it is told to stop, or when any part fails; each time every frame already with
+the engine is finished and every sink closed properly. A frame that the engine fails on ends a file's run, which has
 no holes; a live source loses it like any other, unless too many fail in a row. Knows nothing of configuration,
 terminals or signals.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 10  # pictures in a row that the engine may fail on, of a live source
+_PATIENCE = 10  # frames in a row that the engine may fail on, of a live source
 _LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
 
 
@@ -71,14 +71,14 @@ class Run:
     """One run. It owns its source and its unshared sinks from here on, and closes them; the engine stays the caller's.
 
     Args:
-        source: where the pictures come from.
+        source: where the frames come from.
         engine: finds things on them.
         tasks: what to find on each.
-        outputs: where each picture goes with its result.
+        outputs: where each frame goes with its result.
         tiles: look at this many parts along each side as well (`Engine.submit`).
-        queue: what becomes of pictures that come faster than the engine takes them; None for the newest of a live
+        queue: what becomes of frames that come faster than the engine takes them; None for the newest of a live
             source, and to hold a file back.
-        in_flight: how many pictures the engine is given at a time.
+        in_flight: how many frames the engine is given at a time.
         name: of the stream; that of the source if None.
         on_end: called once, by the last thread of the run, when everything else of it has ended.
     """
@@ -107,12 +107,12 @@ class Run:
         self._outputs = [
             (output, BoundedQueue[_Delivery](output.outbox or (_LIVE_OUTBOX if live else WAIT))) for output in outputs
         ]
-        # Taken before a picture leaves the queue: while the engine is busy, newer pictures may still replace it there.
+        # Taken before a frame leaves the queue: while the engine is busy, newer frames may still replace it there.
         self._places = threading.Semaphore(in_flight)
         self._stats = Stats()
         self._lock = threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
-        self._waiting_since: float | None = None  # when the picture was put to the engine that it owes us
+        self._waiting_since: float | None = None  # when the frame was put to the engine that it owes us
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
         self._on_end = on_end
@@ -126,12 +126,12 @@ class Run:
 
     @property
     def source(self) -> Source:
-        """Where the pictures come from."""
+        """Where the frames come from."""
         return self._source
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is looked for. May be set while the run goes on, and holds from the next picture on."""
+        """What is looked for. May be set while the run goes on, and holds from the next frame on."""
         return self._tasks
 
     @tasks.setter
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def expected_frames(self) -> int | None:
-        """About how many pictures the source has; None when unknown."""
+        """About how many frames the source has; None when unknown."""
         return self._source.info.frames
 
     def start(self) -> None:
@@ -241,7 +241,7 @@ class Run:
                         self._stats.note_failed()
                         lost += 1 + flight.frame.dropped_before
                         if failed == 1:
-                            log.warning("%s: the model failed on a picture: %s", self.name, error)
+                            log.warning("%s: the model failed on a frame: %s", self.name, error)
                     else:
                         self._fail(error)
                         whole = False  # what comes after it is not delivered: no sink shall see a hole
@@ -259,7 +259,7 @@ class Run:
                 outbox.close()
 
     def _deliver(self, flight: _InFlight, result: Result, lost: int) -> None:
-        """Hand a result to the sinks; `lost` are pictures lost before it, besides those that its frame tells of."""
+        """Hand a result to the sinks; `lost` are frames lost before it, besides those that its frame tells of."""
         frame = flight.frame
         latency = latency_of(frame, flight.submitted_at, result)
         self._stats.note_result(frame, result, latency)
@@ -307,10 +307,10 @@ class Run:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result) -> Latency:
-    """Where the time of a picture went whose result has just come.
+    """Where the time of a frame went whose result has just come.
 
     Args:
-        frame: the picture.
+        frame: the frame.
         submitted_at: `time.monotonic()` when it was put to the engine, in seconds.
         result: what the engine gave back.
     """

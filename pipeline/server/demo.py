@@ -151,7 +151,7 @@ class Demo:
                 source.messages.send(to_json(make_record(frame, result, latency)).decode())
 
         source.messages.answer = partial(self._answer, name)
-        # On a CPU a second picture only waits for the first: no more come out, and each is later.
+        # On a CPU a second frame only waits for the first: no more come out, and each is later.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
         outputs = [Output(CallbackSink(tell), NEWEST)]
         try:
@@ -193,7 +193,7 @@ def _told(prompts: Prompts) -> dict[str, Any]:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """The colours of labels, as in the pictures that are drawn here."""
+    """The colours of labels, as in the frames that are drawn here."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
 
 

@@ -48,13 +48,13 @@ class Metrics:
 
 def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     one = ["stream"]
-    up = GaugeMetricFamily("saccade_stream_up", "1 while pictures come and are looked at", labels=one)
+    up = GaugeMetricFamily("saccade_stream_up", "1 while frames come and are looked at", labels=one)
     state = GaugeMetricFamily("saccade_stream_state", "1 for the state it is in", labels=["stream", "state"])
     made = CounterMetricFamily("saccade_connections", "How often a live source has become so", labels=one)
-    age = GaugeMetricFamily("saccade_result_age_seconds", "Since the newest result's picture came here", labels=one)
-    read = CounterMetricFamily("saccade_frames_in", "Pictures that the source handed over", labels=one)
-    out = CounterMetricFamily("saccade_frames_out", "Pictures whose result was handed to the sinks", labels=one)
-    lost = CounterMetricFamily("saccade_frames_dropped", "Pictures lost on the way", labels=["stream", "cause"])
+    age = GaugeMetricFamily("saccade_result_age_seconds", "Since the newest result's frame came here", labels=one)
+    read = CounterMetricFamily("saccade_frames_in", "Frames that the source handed over", labels=one)
+    out = CounterMetricFamily("saccade_frames_out", "Frames whose result was handed to the sinks", labels=one)
+    lost = CounterMetricFamily("saccade_frames_dropped", "Frames lost on the way", labels=["stream", "cause"])
     found = CounterMetricFamily("saccade_objects", "Boxes and points found", labels=one)
     corrupt = CounterMetricFamily("saccade_corrupt_packets", "Pieces that could not be decoded", labels=one)
     waiting = GaugeMetricFamily("saccade_queue_length", "What waits, by for whom", labels=["stream", "queue"])
@@ -79,7 +79,7 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
 
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
     family = HistogramMetricFamily(
-        "saccade_latency_seconds", "Where the time of a picture went", labels=["stream", "stage"]
+        "saccade_latency_seconds", "Where the time of a frame went", labels=["stream", "stage"]
     )
     for status in statuses:
         for stage, histogram in status.report.histograms.items():

@@ -4,7 +4,7 @@
     GET    /metrics         for Prometheus
     GET    /streams         all of them; /streams/door: one
     POST   /streams         {"source": "rtsp://…", "name": "door", "detect": ["person"], …}: begins one
-    PATCH  /streams/door    {"detect": ["cat"], "conf": 0.4}: looks for something else from the next picture on
+    PATCH  /streams/door    {"detect": ["cat"], "conf": 0.4}: looks for something else from the next frame on
     DELETE /streams/door    ends it
 
 Keys are those of a configuration. Who may come in is decided elsewhere (`saccade.pipeline.server.http_server`).
@@ -67,7 +67,7 @@ class Api:
 
     async def _health(self, request: web.Request) -> web.Response:
         statuses = await asyncio.to_thread(self._streams.snapshot)
-        ill = {status.name: f"{status.state}: {status.reason or 'no picture'}" for status in statuses if not status.ok}
+        ill = {status.name: f"{status.state}: {status.reason or 'no frame'}" for status in statuses if not status.ok}
         told = {"ok": not ill, "streams": len(statuses), "ill": ill}
         return web.json_response(told, status=503 if ill else 200)
 

@@ -1,4 +1,4 @@
-"""One who watches over WebRTC: a peer that is sent coded pictures as they are, with their records.
+"""One who watches over WebRTC: a peer that is sent coded frames as they are, with their records.
 
 aiortc sends what a track gives it, and codes it first unless it is coded already; here it always is. Beside what
 `saccade.sources.webrtc.peer` knows of aiortc, this file knows who asks for a key frame, and where the RTP clock begins.
@@ -27,7 +27,7 @@ _WRAP = 1 << 32
 
 
 class _Track(VideoStreamTrack):
-    """What the connection sends: what its viewer is given. Each record goes out with its picture."""
+    """What the connection sends: what its viewer is given. Each record goes out with its frame."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ class _Track(VideoStreamTrack):
         self._changed.set()
 
     async def recv(self) -> Any:
-        """The next picture, as an `av.Packet`."""
+        """The next frame, as an `av.Packet`."""
         while True:
-            picture = self.viewer.take() if self.viewer is not None else None
-            if picture is not None:
-                self._on_record(picture.record, picture.coded.pts)
-                packet: Any = av.Packet(picture.coded.data)
-                packet.pts, packet.time_base = picture.coded.pts, TIME_BASE
+            frame = self.viewer.take() if self.viewer is not None else None
+            if frame is not None:
+                self._on_record(frame.record, frame.coded.pts)
+                packet: Any = av.Packet(frame.coded.data)
+                packet.pts, packet.time_base = frame.coded.pts, TIME_BASE
                 return packet
             if self.viewer is not None and self.viewer.ended:
                 raise MediaStreamError
@@ -58,7 +58,7 @@ class ViewerPeer(Peer):
 
     Attributes:
         codec: what he is to be sent.
-        messages: each record goes there, with `rtp_timestamp`, that of its picture.
+        messages: each record goes there, with `rtp_timestamp`, that of its frame.
 
     Args:
         settings, on_closed: as in `Peer`.
@@ -110,9 +110,9 @@ class ViewerPeer(Peer):
             self._track.viewer.ask()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
-        """Send a record, just before its picture, with the RTP timestamp that the picture will have.
+        """Send a record, just before its frame, with the RTP timestamp that the frame will have.
 
-        The RTP clock begins at a number that aiortc alone knows; it is told by the picture sent last.
+        The RTP clock begins at a number that aiortc alone knows; it is told by the frame sent last.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)

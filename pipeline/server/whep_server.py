@@ -3,8 +3,8 @@
     whep = WhepServer(broadcast, token="…")
     application.add_routes(whep.routes())          # POST /whep/door, DELETE /whep/door/SESSION
 
-`?overlay=off` asks for the pictures without results drawn on them. A viewer that opens a data channel "results" gets
-the record of each picture there, with the picture's RTP timestamp. All of it runs on the application's event loop; a
+`?overlay=off` asks for the frames without results drawn on them. A viewer that opens a data channel "results" gets
+the record of each frame there, with the frame's RTP timestamp. All of it runs on the application's event loop; a
 token or an SDP is never logged.
 """
 
@@ -78,7 +78,7 @@ class WhepServer(Signaling[ViewerPeer]):
     async def _open(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, ViewerPeer]:
         stream = request.match_info["stream"]
         if stream not in self._videos.streams:
-            raise refusal(web.HTTPNotFound, "there is no picture of a stream of that name", cors)
+            raise refusal(web.HTTPNotFound, "there is no video of a stream of that name", cors)
         session, peer = await super()._open(request, offer, cors)
         peer.messages.answer = partial(self._answer, stream)
         view = View(request.query.get("overlay") != "off", peer.codec)

@@ -26,7 +26,7 @@ from tests.support.webrtc import until
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
 SEEN = "saccade.stage.shown?.record"
-PEOPLE = slice(85, 145)  # pictures of the demo clip in each of which somebody is found
+PEOPLE = slice(85, 145)  # frames of the demo clip in each of which somebody is found
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stream.width, stream.height, stream.pix_fmt = 640, 360, "yuvj420p"
         stream.codec_context.flags |= 2  # by quality, not by bit rate
         stream.codec_context.global_quality = 2 * 118
-        for picture in itertools.islice(clip.decode(video=0), PEOPLE.start, PEOPLE.stop):
-            image = picture.to_ndarray(format="rgb24")
+        for frame in itertools.islice(clip.decode(video=0), PEOPLE.start, PEOPLE.stop):
+            image = frame.to_ndarray(format="rgb24")
             for _ in range(3):  # 10 a second become 30
                 out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         out.mux(stream.encode(None))
@@ -75,7 +75,7 @@ def words(page: Tab, what: str) -> str:
     return told
 
 
-def picture(page: Tab, make: str) -> Any:
+def image_of(page: Tab, make: str) -> Any:
     """The PNG that a promise in the page comes to, as an array."""
     script = f"""{make}.then((png) => new Promise((done) => {{
         const reader = new FileReader();
@@ -91,7 +91,7 @@ def overlap(a: list[float], b: tuple[float, ...]) -> float:
     return inner / (sum((one[2] - one[0]) * (one[3] - one[1]) for one in (a, b)) - inner)
 
 
-def test_boxes_are_there_soon_and_on_their_own_picture(demo: Demo, engine: Engine, film: Path, tmp_path: Path) -> None:
+def test_boxes_are_there_soon_and_on_their_own_frame(demo: Demo, engine: Engine, film: Path, tmp_path: Path) -> None:
     with tab(demo.url, tmp_path, camera=film) as page:
         page.until("!!window.saccade")
         begun = time.monotonic()
@@ -103,13 +103,13 @@ def test_boxes_are_there_soon_and_on_their_own_picture(demo: Demo, engine: Engin
         for _ in range(6):
             time.sleep(0.3)
             page.until(f"{SEEN}?.objects.length > 0")
-            # The picture on the screen and the boxes on it, taken at the same instant.
+            # The image on the screen and the boxes on it, taken at the same instant.
             page.eval(f"""(() => {{
                 const {{bitmap}} = saccade.stage.shown, canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
                 canvas.getContext("2d").drawImage(bitmap, 0, 0);
                 window.taken = {{png: canvas.convertToBlob(), boxes: {SEEN}.objects.map((one) => one.box_norm)}};
             }})()""")
-            image = picture(page, "taken.png")
+            image = image_of(page, "taken.png")
             assert image.shape == (360, 640, 3)
             here = [(box.x1, box.y1, box.x2, box.y2) for box in engine.detect(image, "person").boxes]
             agreed += [max((overlap(box, one) for one in here), default=0.0) for box in page.eval("taken.boxes")]
@@ -137,7 +137,7 @@ def test_what_is_looked_for_changes_while_it_runs(demo: Demo, film: Path, tmp_pa
         look_for(page, "people")
         press(page, "[name=skill][value=point]")
         page.until(f"{SEEN}?.points.some((one) => one.label === 'person') && {SEEN}.objects.length === 0")
-        # Not asked at once: the next picture may have nobody on it.
+        # Not asked at once: the next frame may have nobody on it.
         page.until("document.getElementById('found').innerText.includes('person')")
 
 
@@ -151,7 +151,7 @@ def test_a_clip_is_sent_back_with_the_boxes_burnt_in(demo: Demo, tmp_path: Path)
         green, ours = np.array(color_of("person")), []
         deadline = time.monotonic() + 20
         while not (ours and ours[-1] > 300) and time.monotonic() < deadline:
-            image = picture(page, "saccade.stage.snapshot()")
+            image = image_of(page, "saccade.stage.snapshot()")
             ours.append(int((np.abs(image.astype(int) - green).max(axis=2) < 60).sum()))
         assert image.shape == (360, 640, 3)
         assert ours[-1] > 300  # pixels in the colour of a person's box, which the clip does not have
@@ -174,11 +174,11 @@ def test_a_running_stream_is_watched_either_way(demo: Demo, tmp_path: Path) -> N
         assert first == 640
         press(page, "[name=view][value=burnt]")
         page.until("document.getElementById('theirs').matches('.seen')")
-        pictures = []
+        frames = []
         for _ in range(4):
-            pictures.append(picture(page, "saccade.stage.snapshot()").astype(int))
+            frames.append(image_of(page, "saccade.stage.snapshot()").astype(int))
             time.sleep(0.4)
-        assert max(np.abs(a - b).max() for a, b in itertools.pairwise(pictures)) > 40  # it moves
+        assert max(np.abs(a - b).max() for a, b in itertools.pairwise(frames)) > 40  # it moves
         assert demo.whep.viewers == 1
         page.do("Page.navigate", url="about:blank")  # a page that is left says goodbye
         until(lambda: demo.whep.viewers == 0)

@@ -48,7 +48,7 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def pictures(path: Path) -> int:
+def frames_in(path: Path) -> int:
     with av.open(str(path)) as container:
         return sum(1 for _ in container.decode(video=0))
 
@@ -75,7 +75,7 @@ def test_streams_share_what_can_be_shared_and_have_the_rest_for_themselves(tmp_p
     for name, count in (("door", 10), ("yard", 5)):
         assert [record["frame"] for record in everything if record["stream"] == name] == list(range(count))
         assert [record["stream"] for record in records(tmp_path / f"{name}-own.jsonl")] == [name] * count
-        assert pictures(tmp_path / f"{name}.mp4") == count
+        assert frames_in(tmp_path / f"{name}.mp4") == count
 
 
 @pytest.mark.parametrize("dtype", [None, *DTYPES])
@@ -89,7 +89,7 @@ def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
     with opened_session(config_of(streams=streams)) as session:
         finish(session)
     assert [record["stream"] for record in records(tmp_path / "first.jsonl")] == ["demo"] * 10
-    assert pictures(tmp_path / "demo-2.mp4") == 10
+    assert frames_in(tmp_path / "demo-2.mp4") == 10
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_stream_that_is_added_gets_what_every_stream_gets(tmp_path: Path) -> N
         assert session.streams.names == ["demo", "demo-2"]
         assert all(run.join(LONG_S) for run in runs)
     assert {record["stream"] for record in records(tmp_path / "all.jsonl")} == {"demo", "demo-2"}
-    assert [pictures(tmp_path / run.name / "seen.mp4") for run in runs] == [10, 5]
+    assert [frames_in(tmp_path / run.name / "seen.mp4") for run in runs] == [10, 5]
 
 
 def test_a_stream_that_is_added_overwrites_nothing_that_was_found(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_goes_on_may_be_added_again(tmp_path: Path) -> None:
         for _ in range(2):
             assert session.add(again).join(LONG_S)
     assert len(records(tmp_path / "door.jsonl")) == 10
-    assert [pictures(path) for path in tmp_path.glob("*.mp4")] == [5, 5]
+    assert [frames_in(path) for path in tmp_path.glob("*.mp4")] == [5, 5]
 
 
 def test_streams_that_are_added_at_once_without_a_name_have_one_each(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_streams_that_are_added_at_once_without_a_name_have_one_each(tmp_path: P
 def test_one_stream_alone_may_have_a_video_and_a_server(tmp_path: Path) -> None:
     with opened_session(config_of(source=str(CLIP), out="a.mp4", http="127.0.0.1:0")) as session:
         finish(session)
-    assert pictures(tmp_path / "a.mp4") == 10
+    assert frames_in(tmp_path / "a.mp4") == 10
 
 
 # ---- the command
@@ -238,7 +238,7 @@ def test_interrupting_two_leaves_whole_files(tmp_path: Path) -> None:
     for name in ("demo", "demo-2"):
         mine = [record["frame"] for record in records(everything) if record["stream"] == name]
         assert mine == list(range(len(mine)))
-        assert 0 < pictures(tmp_path / f"{name}.mp4") == len(mine) < 200
+        assert 0 < frames_in(tmp_path / f"{name}.mp4") == len(mine) < 200
         assert f"{name}: {len(mine)} frames in " in stdout
 
 

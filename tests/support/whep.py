@@ -1,4 +1,4 @@
-"""A stream of numbered pictures that anybody can watch over WHEP, and an aiortc viewer; over 127.0.0.1 only."""
+"""A stream of numbered frames that anybody can watch over WHEP, and an aiortc viewer; over 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTH, HEIGHT = 320, 240
 
 
 class Stage:
-    """A server, a stream "door" of 30 pictures a second, and a loop for viewers."""
+    """A server, a stream "door" of 30 frames a second, and a loop for viewers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
         self.loop = loop
@@ -99,7 +99,7 @@ class Watcher:
     """A viewer.
 
     Attributes:
-        numbers: of the pictures that came, in order.
+        numbers: of the frames that came, in order.
         times: theirs, on the RTP clock, from the first one's on.
         records: what came on the data channel.
     """
@@ -137,9 +137,9 @@ class Watcher:
         try:
             while True:
                 frame = await track.recv()
-                picture = frame.to_ndarray(format="rgb24")
-                self.sizes.add((picture.shape[1], picture.shape[0]))
-                self.numbers.append(number_of(picture))
+                image = frame.to_ndarray(format="rgb24")
+                self.sizes.add((image.shape[1], image.shape[0]))
+                self.numbers.append(number_of(image))
                 self.times.append(frame.pts)
         except MediaStreamError:
             return

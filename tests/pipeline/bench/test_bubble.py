@@ -37,7 +37,7 @@ def small_tensors() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> list[RgbImage]:
+def images() -> list[RgbImage]:
     return mosaics(images_of(str(DEMO_CLIP), 33, 20)[:8])
 
 
@@ -64,30 +64,30 @@ def test_the_confidence_gives_answers_of_the_length_wanted(
     assert got == lengths
 
 
-def test_jobs_end_at_different_lengths_with_the_mean_wanted(engines: list[Engine], pictures: list[RgbImage]) -> None:
-    jobs = jobs_of(engines[1], pictures, 4.0, most=8)
-    found = [len(engines[1].submit(picture, [task]).result(60).detections) for picture, task in jobs]
+def test_jobs_end_at_different_lengths_with_the_mean_wanted(engines: list[Engine], images: list[RgbImage]) -> None:
+    jobs = jobs_of(engines[1], images, 4.0, most=8)
+    found = [len(engines[1].submit(image, [task]).result(60).detections) for image, task in jobs]
     assert len({task.conf for _, task in jobs}) == 1
     assert len(set(found)) > 2
     assert 2 < np.mean(found) < 6
 
 
-def test_answers_of_random_weights_end_soon_or_late(engines: list[Engine], pictures: list[RgbImage]) -> None:
-    jobs = jobs_of(engines[1], pictures, 5.0)
-    found = [len(engines[1].submit(picture, [task]).result(60).detections) for picture, task in jobs]
+def test_answers_of_random_weights_end_soon_or_late(engines: list[Engine], images: list[RgbImage]) -> None:
+    jobs = jobs_of(engines[1], images, 5.0)
+    found = [len(engines[1].submit(image, [task]).result(60).detections) for image, task in jobs]
     few, some, many = np.percentile(found, [25, 50, 75])
     assert few < some < many
     assert max(found) > 10
     assert np.mean(np.array(found) > 40) < 0.1
 
 
-def test_mosaics_are_of_the_size_of_their_pictures(pictures: list[RgbImage]) -> None:
-    assert {picture.shape for picture in pictures} == {(20, 33, 3)}
-    assert len({picture.tobytes() for picture in pictures}) == len(pictures)
+def test_mosaics_are_of_the_size_of_their_images(images: list[RgbImage]) -> None:
+    assert {image.shape for image in images} == {(20, 33, 3)}
+    assert len({image.tobytes() for image in images}) == len(images)
 
 
-def test_a_row_adds_up(engines: list[Engine], pictures: list[RgbImage]) -> None:
-    jobs = jobs_of(engines[1], pictures, 3.0, most=8)
+def test_a_row_adds_up(engines: list[Engine], images: list[RgbImage]) -> None:
+    jobs = jobs_of(engines[1], images, 3.0, most=8)
     row = measure_row(engines, jobs, streams=3, seconds=1.2)
     assert row.streams == 3
     assert 0 < row.rows_block <= 3
@@ -110,8 +110,8 @@ def test_a_row_adds_up(engines: list[Engine], pictures: list[RgbImage]) -> None:
     assert len(lines[-1].split()) == len(lines[-2].split()) == 18
 
 
-def test_only_a_pipelined_engine_wastes_rows(engines: list[Engine], pictures: list[RgbImage]) -> None:
-    jobs = jobs_of(engines[1], pictures, 3.0, most=8)
+def test_only_a_pipelined_engine_wastes_rows(engines: list[Engine], images: list[RgbImage]) -> None:
+    jobs = jobs_of(engines[1], images, 3.0, most=8)
     seen = []
     for engine in engines:
         measured = Measured()
@@ -144,10 +144,10 @@ def test_steps_are_read_from_a_trace() -> None:
     ]
 
 
-def test_prompts_on_one_picture_hold_its_pages_once(engines: list[Engine], pictures: list[RgbImage]) -> None:
-    one, four = (measure_prompts(engines[1], pictures[0], count, rounds=2) for count in (1, 4))
+def test_prompts_on_one_image_hold_its_pages_once(engines: list[Engine], images: list[RgbImage]) -> None:
+    one, four = (measure_prompts(engines[1], images[0], count, rounds=2) for count in (1, 4))
     assert one.together_pages == one.apart_pages
-    # 17 tokens of the picture lie on 2 pages of 16; each prompt needs as many as another of its length.
+    # 17 tokens of the image lie on 2 pages of 16; each prompt needs as many as another of its length.
     assert four.apart_pages - four.together_pages == 3 * 2
     assert four.together_ms > 0
     bench = PromptsBench("random", "cpu", "float32", [one, four])
@@ -155,7 +155,7 @@ def test_prompts_on_one_picture_hold_its_pages_once(engines: list[Engine], pictu
     assert json.loads(bench.as_json())["rows"][1]["prompts"] == 4
 
 
-def test_random_weights_are_those_of_their_seed(pictures: list[RgbImage]) -> None:
+def test_random_weights_are_those_of_their_seed(images: list[RgbImage]) -> None:
     import torch
 
     one, same, other = (random_model(TINY, torch.device("cpu"), torch.float32, seed) for seed in (0, 0, 1))

@@ -15,7 +15,7 @@ from tests.support import REPO
 MODEL = ModelInfo("nano", Path(), 1, None, ("detect",), "cpu", "bfloat16")
 
 
-def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
+def test_what_a_frame_costs_besides_the_model_is_measured() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "saccade", "bench", "pipeline", "--vid-stride", "3", "--seconds", "6", "--json"],
         cwd=REPO,
@@ -30,7 +30,7 @@ def test_what_a_picture_costs_besides_the_model_is_measured() -> None:
     assert timed["frames"] >= 3
     assert timed["fps"] == pytest.approx(10 / 3)
     assert 0 < timed["median_ms"] <= timed["p99_ms"]
-    assert timed["median_ms"] < 100  # 1 to 5 ms when nothing else runs; more would be somebody waiting for a picture
+    assert timed["median_ms"] < 100  # 1 to 5 ms when nothing else runs; more would be somebody waiting for a frame
     assert timed["model_ms"] > timed["before_ms"] >= 0
 
 
@@ -46,6 +46,6 @@ def test_the_times_are_taken_apart() -> None:
     assert timed.median_ms == pytest.approx(4.0)
 
 
-def test_too_few_pictures_are_told() -> None:
+def test_too_few_frames_are_told() -> None:
     with pytest.raises(ConfigError, match="--vid-stride 2"):
         _figures(MODEL, 30, [], {})

@@ -68,8 +68,8 @@ BAD_INPUT = {
 
 MORE_BAD_INPUT = {
     "unwritable records": (["run", "clip.mp4", *OUTPUTS, "--jsonl", "none/out.jsonl"], "none/out.jsonl"),
-    "unwritable picture": (["image", "photo.png", *PERSON, "--out", "none/found.png"], "none/found.png"),
-    "picture of no format": (["image", "photo.png", *PERSON, "--out", "found.xyz"], "found.xyz"),
+    "unwritable image": (["image", "photo.png", *PERSON, "--out", "none/found.png"], "none/found.png"),
+    "image of no format": (["image", "photo.png", *PERSON, "--out", "found.xyz"], "found.xyz"),
     "video of no format": (["run", "clip.mp4", *PERSON, "--out", "found.xyz"], "found.xyz"),
     "unknown class in an image": (["image", "photo.png", "--detect", "unicorn", "--out", "found.png"], "unicorn"),
     "unknown device": (["run", "clip.mp4", *OUTPUTS, "--device", "toaster"], "toaster"),
@@ -90,7 +90,7 @@ MORE_BAD_INPUT = {
     "unknown command": (["rnu"], "Did you mean 'run'?"),
     "source overwritten": (["run", "clip.mp4", *PERSON, "--out", "./clip.mp4"], "is the source itself"),
     "outputs the same": (["run", "clip.mp4", *PERSON, "--out", "a.mp4", "--jsonl", "a.mp4"], "same file"),
-    "video as an image": (["image", "clip.mp4", *PERSON], "more than one picture"),
+    "video as an image": (["image", "clip.mp4", *PERSON], "more than one image"),
     "nothing asked": (["run", "clip.mp4", "--out", "out.mp4"], "nothing to look for"),
     "no source": (["run", *OUTPUTS], "source is missing"),
     "no screen": (["run", "clip.mp4", *OUTPUTS, "--display"], "no screen"),

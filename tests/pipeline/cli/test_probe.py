@@ -17,7 +17,7 @@ from saccade.sources import SourceError
 from tests.support.clips import MakeClip
 
 
-def test_a_file_is_probed_by_its_first_pictures(make_clip: MakeClip) -> None:
+def test_a_file_is_probed_by_its_first_frames(make_clip: MakeClip) -> None:
     path = make_clip(frames=30, rate=25)
     seen = examine(str(path), seconds=1, hwaccel="auto", transport="tcp", out=str(path.with_suffix(".jpg")))
     assert (seen.codec, seen.width, seen.height, seen.frames, seen.live) == ("h264", 160, 120, 30, False)
@@ -38,7 +38,7 @@ def test_a_wrong_transport_is_told_by_the_bench_too() -> None:
         time_ingest("rtsp://127.0.0.1/live", seconds=1, transport="x")
 
 
-def test_a_picture_that_cannot_be_written_is_told(make_clip: MakeClip) -> None:
+def test_a_frame_that_cannot_be_written_is_told(make_clip: MakeClip) -> None:
     path = make_clip(frames=2)
     with pytest.raises(ConfigError, match="cannot be written"):
         examine(str(path), seconds=1, hwaccel="auto", transport="tcp", out=str(path.with_suffix(".nothing")))
@@ -59,6 +59,6 @@ def test_the_burnt_in_clock_is_read(age_ms: int) -> None:
     assert burnt_in_age_ms(image, now) == age_ms
 
 
-def test_a_picture_without_a_clock_has_no_age() -> None:
+def test_a_frame_without_a_clock_has_no_age() -> None:
     assert burnt_in_age_ms(np.full((60, 640, 3), 90, np.uint8), 1_795_262_111.0) is None
     assert burnt_in_age_ms(np.zeros((5, 5, 3), np.uint8), time.time()) is None

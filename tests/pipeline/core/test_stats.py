@@ -11,12 +11,12 @@ from saccade.pipeline.core.stats import BUCKETS_MS, Stats
 from saccade.sinks import Latency
 from saccade.sources import CaptureClock, Frame
 
-PICTURE = np.zeros((4, 4, 3), np.uint8)
+IMAGE = np.zeros((4, 4, 3), np.uint8)
 
 
 def frame(clock: CaptureClock = "arrival", age_s: float = 0.0) -> Frame:
     now = time.monotonic()
-    return Frame(PICTURE, "door", 0, 0, Fraction(1, 90_000), 0.0, clock, now - age_s, 5.0)
+    return Frame(IMAGE, "door", 0, 0, Fraction(1, 90_000), 0.0, clock, now - age_s, 5.0)
 
 
 def result(boxes: int, points: int = 0) -> Result:

@@ -135,7 +135,7 @@ def test_one_that_fails_takes_no_other_with_it_and_is_remembered_without_its_pas
     assert len(sink.taken["bad"]) == 3
 
 
-def test_prompts_change_while_it_runs_from_the_next_picture_on(engine: Engine) -> None:
+def test_prompts_change_while_it_runs_from_the_next_frame_on(engine: Engine) -> None:
     sink = Collector()
     with Streams(engine, [Output(sink)]) as streams:
         run = streams.add("door", clip(20), [Detect("person", conf=0.2)], in_flight=1)

@@ -193,7 +193,7 @@ def test_an_error_of_the_engine_ends_the_run(clip: Source, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("fails", "survives"), [({2, 3, 5}, True), ({*range(2, 14)}, False)])
-def test_a_live_stream_outlives_some_pictures_that_the_engine_fails_on(
+def test_a_live_stream_outlives_some_frames_that_the_engine_fails_on(
     fails: set[int], survives: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, calls = tmp_path / "out.jsonl", count()
@@ -214,7 +214,7 @@ def test_a_live_stream_outlives_some_pictures_that_the_engine_fails_on(
         run.stop()
         finish(run)
     report, kept = run.report(), records(out)
-    assert "the model failed on a picture: out of memory" in caplog.text
+    assert "the model failed on a frame: out of memory" in caplog.text
     if survives:
         assert run.error is None
         assert report.drops["failed"] == 3

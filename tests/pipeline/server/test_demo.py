@@ -131,7 +131,7 @@ def test_a_file_runs_on_and_on_at_its_own_pace(engine: Engine) -> None:
 
 
 class Page:
-    """What a page is: a peer that publishes one picture over and over, and talks over a data channel."""
+    """What a page is: a peer that publishes one image over and over, and talks over a data channel."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, url: str) -> None:
         self.publisher = Publisher(loop)
@@ -159,13 +159,13 @@ class Page:
         from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 
         with av.open(str(DEMO_CLIP)) as clip:
-            picture = next(clip.decode(video=0)).to_ndarray(format="rgb24")
+            image = next(clip.decode(video=0)).to_ndarray(format="rgb24")
         self.publisher.connection = connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.channel = connection.createDataChannel("results")
         self.channel.on("message", lambda text: self.said.append(json.loads(text)))
         other = connection.createDataChannel("other")
         other.on("message", lambda text: self.said.append({"wrong": text}))
-        offer = await offer_of(connection, "VP8", Drawn(lambda _: picture))
+        offer = await offer_of(connection, "VP8", Drawn(lambda _: image))
         async with ClientSession() as http:
             response = await http.post(f"{url}whip", data=offer, headers={"Content-Type": "application/sdp"})
             answer = await response.text()

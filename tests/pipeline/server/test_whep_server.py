@@ -15,7 +15,7 @@ TOKEN = "sesame"
 
 
 @pytest.mark.parametrize(("codecs", "sent"), [(("VP8", "H264"), "H264"), (("VP8",), "VP8")])
-def test_a_viewer_sees_the_newest_pictures(codecs: tuple[str, ...], sent: str) -> None:
+def test_a_viewer_sees_the_newest_frames(codecs: tuple[str, ...], sent: str) -> None:
     with leaving_no_thread(), staging() as stage:
         with watching(stage, codecs=codecs) as watcher:
             until(lambda: len(watcher.numbers) >= 30)
@@ -29,7 +29,7 @@ def test_a_viewer_sees_the_newest_pictures(codecs: tuple[str, ...], sent: str) -
         assert stage.videos._streams["door"]._renditions == {}  # and nothing is coded any more
 
 
-def test_each_record_comes_with_the_timestamp_of_its_own_picture() -> None:
+def test_each_record_comes_with_the_timestamp_of_its_own_frame() -> None:
     with staging() as stage, watching(stage, "?overlay=off") as watcher:
         until(lambda: len(watcher.records) >= 20 and len(watcher.times) >= 20)
         assert watcher.records[0]["schema"] == "saccade/1"
@@ -37,7 +37,7 @@ def test_each_record_comes_with_the_timestamp_of_its_own_picture() -> None:
         times = dict(zip(watcher.numbers, watcher.times, strict=False))
         both = stamps.keys() & times.keys()
         assert len(both) >= 10
-        # The viewer's clock begins with his first picture: it is as far behind each timestamp.
+        # The viewer's clock begins with his first frame: it is as far behind each timestamp.
         assert len({(stamps[number] - times[number]) % 2**32 for number in both}) == 1
 
 
@@ -55,7 +55,7 @@ def test_several_watch_and_leave_as_they_like() -> None:
         assert stage.whep.viewers == 0
 
 
-def test_a_lost_picture_brings_a_key_frame() -> None:
+def test_a_lost_frame_brings_a_key_frame() -> None:
     with staging() as stage, watching(stage) as watcher:
         until(lambda: len(watcher.numbers) >= 10)
         (peer,) = stage.whep._peers.values()
