@@ -1,4 +1,4 @@
-"""What every source has in common: its face, what it says about itself, and its one error.
+"""What every source has in common: its interface and the metadata it reports.
 
 Knows nothing of models, results or sinks.
 """
@@ -29,8 +29,8 @@ class SourceInfo:
             unknown.
         time_base: seconds of one pts unit.
         duration_s: length of the whole stream in seconds; None when unknown or endless.
-        live: True when frames arrive by themselves and late ones are worth dropping.
-        audio: True when the source carries sound as well.
+        live: True when frames arrive in real time and late ones should be dropped.
+        audio: True when the source has an audio stream as well.
         url: path or address, free of credentials.
     """
 
@@ -47,10 +47,10 @@ class SourceInfo:
 
 
 class Source(ABC):
-    """Where frames come from: iterate it once, in one thread; close it from any thread.
+    """A source of frames: iterate it in one thread, close it from any.
 
     Iteration raises `SourceError` when the source fails for good, and simply ends when it is over or closed. A
-    subclass sets `_info` and yields the frames, until `_closed` is set; what is damaged it counts in `_corrupt`.
+    subclass sets `_info` and yields the frames, until `_closed` is set; damaged packets are counted in `_corrupt`.
 
     Args:
         name: of the stream.

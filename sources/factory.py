@@ -35,7 +35,7 @@ def open_source(
 ) -> Source:
     """Open a video file, a frame, a folder of frames, a live address, a webcam or an endpoint for WebRTC.
 
-    A live source connects when it is iterated, and a camera that cannot be reached is simply not there yet.
+    A live source connects when it is iterated; a camera that cannot be reached is retried until it can.
 
     Args:
         target: what the user typed.
@@ -54,7 +54,9 @@ def open_source(
     if text.startswith("webrtc:"):
         if start is not None or end is not None:
             raise SourceError("webrtc: is live: start and end are for files")
-        from saccade.sources.webrtc.listener import WebRtcListener  # brings aiortc and aiohttp, which nobody else needs
+        from saccade.sources.webrtc.listener import (
+            WebRtcListener,  # imports aiortc and aiohttp, which no other source needs
+        )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
     opener = _live_opener(text, hwaccel, rtsp_transport)
@@ -78,13 +80,13 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | 
             return None
         address = FfmpegInput.of_camera(int(text))
     elif scheme in _RTSP:
-        RtspAddress.parse(text)  # to refuse a wrong one now
+        RtspAddress.parse(text)  # to refuse a malformed one now
         return lambda closed: _open_rtsp(text, closed, hwaccel, transport)
     elif scheme in _STREAMS:
         address = FfmpegInput.of_url(text)
-    else:  # only the scheme is repeated, since the rest may hold a password
+    else:  # only the scheme is shown, since the rest may hold a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, *_STREAMS)), "webrtc:PORT"))
-        raise SourceError(f"{scheme}:// is no kind of source; use {known}, a file, a folder or a webcam's number")
+        raise SourceError(f"{scheme}:// is not a kind of source; use {known}, a file, a folder or a webcam's number")
     return lambda closed: FfmpegConnection(address, closed, hwaccel=hwaccel)
 
 

@@ -33,7 +33,7 @@ _CLOCK_RESTART_S = 1  # timestamps that fall back by more than this are a clock 
 
 
 class FileSource(Source):
-    """A video file as a source. Every iteration reads it anew from the start.
+    """A video file as a source. Every iteration reads it again from the start.
 
     Timestamps are the container's, integers in the stream's time base, made strictly growing where they are not
     (`timestamps`). Frames are turned upright as the container's display matrix says. Damaged packets, and
@@ -87,8 +87,8 @@ class FileSource(Source):
         first_pts = _units(self._start, base, self._origin) if self._start is not None else None
         seeks: list[int | None] = [None]  # None: decode from the beginning
         if first_pts is not None and self._seekable:
-            # Where a container has no index (MPEG-TS), seeking may end after the key frame that is needed: then look
-            # further back, and at last begin at the beginning.
+            # Where a container has no index (MPEG-TS), seeking may end after the key frame that is needed: then seek
+            # further back, and finally decode from the beginning.
             backs = (first_pts - round(back / base) for back in _SEEK_BACK_S)
             seeks = [*(pts for pts in backs if pts > self._origin), None]
         for seek in seeks:
@@ -99,8 +99,8 @@ class FileSource(Source):
             # The container belongs to this iteration alone: close() must not free what another thread decodes with.
             with self._open() as container:
                 stream = video_stream(container, self._path)
-                # A file has no latency to lose, so every kind of threading is welcome; live sources must not use
-                # FRAME, which holds back one frame a thread.
+                # Latency does not matter for a file, so both kinds of threading are allowed; live sources must not
+                # use FRAME, which holds back one frame a thread.
                 stream.thread_type = "AUTO"
                 if seek is not None and not _seek(container, stream, seek):
                     continue
@@ -259,7 +259,7 @@ def check_readable(path: Path) -> None:
 def video_stream(container: InputContainer, path: Path) -> av.VideoStream:
     """The first stream of moving frames, or `SourceError` when there is none or no decoder for it.
 
-    Cover art in a music file is no video; nor is a text file, which FFmpeg's `tty` reader would gladly render.
+    Cover art in a music file is no video; nor is a text file, which FFmpeg's `tty` reader would render.
     """
     cover = av.stream.Disposition.attached_pic
     streams = [s for s in container.streams.video if not s.disposition & cover]

@@ -1,4 +1,4 @@
-"""The one value that leaves a source: a decoded frame with its place in the stream and its clocks.
+"""The value every source yields: a decoded image with its place in the stream and its clocks.
 
 Knows nothing of models, results or sinks.
 """
@@ -16,12 +16,12 @@ CaptureClock = Literal["rtcp", "arrival", "file"]
 """Where `Frame.captured_at` comes from: the sender's RTCP report, its arrival here, or the file's own timestamps."""
 
 RgbImage = NDArray[np.uint8]
-"""A frame of shape (height, width, 3), RGB, uint8, C-contiguous."""
+"""An image of shape (height, width, 3), RGB, uint8, C-contiguous."""
 
 
 @dataclass(slots=True, frozen=True)
 class Frame:
-    """One decoded frame.
+    """One decoded frame: an image with its time and stream.
 
     Attributes:
         image: (height, width, 3) uint8 RGB, already rotated upright. Treat it as read-only: several sinks share it.
@@ -31,7 +31,7 @@ class Frame:
         time_base: seconds of one pts unit.
         captured_at: capture time in seconds; Unix time for live streams, seconds from the start for files.
         capture_clock: what `captured_at` was read from.
-        decoded_at: `time.monotonic()` at the moment the decoder handed the frame over, in seconds.
+        decoded_at: `time.monotonic()` when the decoder returned the frame, in seconds.
         decode_ms: time spent demuxing, decoding and converting this frame, in milliseconds.
         dropped_before: frames of this stream lost between the previous frame handed on and this one.
     """

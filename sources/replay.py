@@ -9,7 +9,7 @@ from dataclasses import replace
 from saccade.sources.base import Source
 from saccade.sources.frame import Frame
 
-_RATE = 25  # frames a second, where the file does not tell
+_RATE = 25  # frames a second, where the file gives none
 
 
 class ReplaySource(Source):

@@ -1,4 +1,4 @@
-"""Decoded frames into upright RGB arrays. Knows nothing of where they come from."""
+"""Converts decoded frames to upright RGB arrays. Knows nothing of where they come from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def upright_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> RgbImage
     """The frame as (height, width, 3) uint8 RGB, turned as its display matrix says.
 
     Give the same reformatter for all frames of a stream: 0.4 ms a 640×360 frame against 7 for
-    `VideoFrame.to_ndarray()`, which builds a scaler and its threads anew each time.
+    `VideoFrame.to_ndarray()`, which builds a scaler and its threads for each call.
     """
     rgb = reformatter.reformat(frame, format="rgb24").to_ndarray()
     turns = quarter_turns(frame)

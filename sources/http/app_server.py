@@ -1,7 +1,7 @@
-"""Serves an application over HTTP to strangers: few places, and none is kept by who does not use it.
+"""Serves an aiohttp application to untrusted clients: a bounded number of connections, and idle ones are closed.
 
-The same for every server of the house. Nothing that a client says is logged, since it may be a token. Knows nothing of
-what is served, nor of who may come in.
+Every HTTP server of the project uses it. Nothing that a client sends is logged, since it may hold a token. Knows
+nothing of what is served, nor of authentication.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from aiohttp import web
 
 MAX_CONNECTIONS = 256
 
-_ASK_S = 15.0  # for a client to make a request, the first as well as the next one
-_TAKE_S = 15.0  # for it to take anything at all of an answer
-_SHUTDOWN_S = 1.0  # for requests that are being answered when all is over
-_LOOP_S = 10.0  # for anything asked of the event loop
+_ASK_S = 15.0  # seconds for a client to make its first or next request
+_TAKE_S = 15.0  # seconds for it to acknowledge any of a response
+_SHUTDOWN_S = 1.0  # seconds for requests in progress at shutdown
+_LOOP_S = 10.0  # seconds for any call to the event loop
 
 T = TypeVar("T")
 
 _library_log = logging.getLogger(f"{__name__}.library")
-_library_log.setLevel(logging.CRITICAL)  # it would print requests that it cannot read
+_library_log.setLevel(logging.CRITICAL)  # it would log requests that it cannot parse
 
 
 class AppServer:
     """Serves an application from construction on, until `close`, on an event loop in a thread of its own.
 
     Attributes:
-        url: where it is, without a path.
+        url: the server's address, without a path.
 
     Args:
         application: what to serve.
         host: address to listen on.
-        port: the port; 0 for any that is free.
-        thread: name of the thread.
+        port: the port; 0 for any free one.
+        thread: name of the server's thread.
 
     Raises:
-        OSError: if the address cannot be had.
+        OSError: if the address cannot be bound.
     """
 
     def __init__(self, application: web.Application, host: str, port: int, thread: str) -> None:
@@ -58,7 +58,7 @@ class AppServer:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
 
     def close(self) -> None:
-        """Let nobody in any more and give the port back. Callable from any other thread, repeatedly."""
+        """Close every connection and the port. Callable from any other thread, repeatedly."""
         with self._closing:
             if self._loop.is_closed():
                 return
@@ -71,7 +71,7 @@ class AppServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LOOP_S)
 
     def _end_loop(self) -> None:
-        with suppress(TimeoutError):  # a handler in a thread may still wait for something
+        with suppress(TimeoutError):  # a handler in a thread may still be blocked
             self._on_loop(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -79,7 +79,7 @@ class AppServer:
 
 
 class _Full(asyncio.Protocol):
-    """For a connection too many: cameras and recordings need the process's files as well."""
+    """Refuses a connection beyond the limit: cameras and recordings need the process's file descriptors as well."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -90,21 +90,21 @@ async def _listen(application: web.Application, host: str, port: int) -> tuple[w
     """Serve `application` on the running event loop until `cleanup` of the runner returned is called.
 
     Returns:
-        The runner, and the port, which is any that is free if 0 was asked for.
+        The runner, and the port bound.
 
     Raises:
-        OSError: if the address cannot be had.
+        OSError: if the address cannot be bound.
     """
     listening: list[asyncio.Server] = []
 
-    async def hang_up(_: web.Application) -> None:
+    async def stop_listening(_: web.Application) -> None:
         for server in listening:
             server.close()
 
-    application.on_shutdown.insert(0, hang_up)
+    application.on_shutdown.insert(0, stop_listening)
     runner = web.AppRunner(
         application,
-        access_log=None,  # it would name tokens, and the secrets of sessions
+        access_log=None,  # it would log tokens and session secrets
         logger=_library_log,
         keepalive_timeout=_ASK_S,
         shutdown_timeout=_SHUTDOWN_S,
@@ -112,7 +112,7 @@ async def _listen(application: web.Application, host: str, port: int) -> tuple[w
     try:
         await runner.setup()
         handlers = runner.server
-        assert handlers is not None  # there is one from setup() on
+        assert handlers is not None  # set by setup()
 
         def connected() -> asyncio.Protocol:
             return handlers() if len(handlers.connections) < MAX_CONNECTIONS else _Full()
@@ -120,13 +120,13 @@ async def _listen(application: web.Application, host: str, port: int) -> tuple[w
         try:
             server = await asyncio.get_running_loop().create_server(connected, host, port)
         except UnicodeError:
-            raise OSError(0, "no host can be called so") from None
+            raise OSError(0, "not a valid host name") from None
         except OSError as error:
             raise OSError(error.errno, str(error.strerror).rpartition(": ")[2]) from None  # asyncio repeats the address
         listening.append(server)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it, and the kernel ends them
-            for place in server.sockets:
-                place.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * _TAKE_S))
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it, and the kernel closes them
+            for listener in server.sockets:
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * _TAKE_S))
     except BaseException:
         await runner.cleanup()
         raise
@@ -134,7 +134,7 @@ async def _listen(application: web.Application, host: str, port: int) -> tuple[w
 
 
 async def _end_tasks() -> None:
-    """End what still runs on this loop: aioice notices only 20 ms later that a connection was closed."""
+    """Cancel what still runs on this loop: aioice notices only 20 ms later that a connection was closed."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,7 +1,6 @@
-"""Who may come in over HTTP: the token, the origin of a page, and how large a body may be.
+"""Authentication of HTTP requests by bearer token and page origin, and limits on the size of a body.
 
-The same rules for every server of the house, whatever it serves. A token is never logged. Knows no frames, results or
-WebRTC.
+Every HTTP server of the project uses these rules. A token is never logged. Knows no frames, results or WebRTC.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-_BODY_S = 5.0  # for a client to send its body in
+_BODY_S = 5.0  # seconds within which a client must send its body
 
 
 class HttpAuth:
-    """Lets requests in, or raises the response that refuses them: one line of text that says why.
+    """Authorizes requests, or raises the HTTP response that refuses them, with the reason in one line of text.
 
     Args:
-        token: what `Authorization: Bearer` or `?token=` must bear; None lets everybody in.
+        token: what `Authorization: Bearer` or `?token=` must carry; None accepts every request.
         origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
     """
 
@@ -31,10 +30,10 @@ class HttpAuth:
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
 
     def authorize(self, request: web.Request) -> dict[str, str]:
-        """Check origin and token; return the headers that let the page read the answer.
+        """Check origin and token; return the CORS headers for the response.
 
         Raises:
-            HTTPForbidden: if a page of another origin asks.
+            HTTPForbidden: if the request comes from a page of another origin.
             HTTPUnauthorized: if the token is missing or wrong.
         """
         cors = self.check_origin(request)
@@ -44,14 +43,14 @@ class HttpAuth:
         return cors
 
     def check_origin(self, request: web.Request) -> dict[str, str]:
-        """Check the origin alone; return the headers that let the page read the answer.
+        """Check the origin alone; return the CORS headers for the response.
 
         Raises:
-            HTTPForbidden: if a page of another origin asks.
+            HTTPForbidden: if the request comes from a page of another origin.
         """
         origin = request.headers.get("Origin")
         if origin is None:
-            return {}  # no page of a browser
+            return {}  # not from a page in a browser
         if not ({origin, "*"} & self._origins or self._is_own_page(origin, request.host)):
             raise refusal(web.HTTPForbidden, "pages of this origin may not connect; list it in `origins`")
         return {
@@ -64,7 +63,7 @@ class HttpAuth:
         """Answer OPTIONS: `methods` as in `POST, DELETE`, and the content type that POST takes.
 
         Raises:
-            HTTPForbidden: if a page of another origin asks.
+            HTTPForbidden: if the request comes from a page of another origin.
         """
         allowed = {
             "Access-Control-Allow-Methods": f"{methods}, OPTIONS",
@@ -83,8 +82,8 @@ class HttpAuth:
     def _is_own_page(self, origin: str, host: str) -> bool:
         """Whether a page comes from this very server.
 
-        A name proves nothing: any page can have its own name resolve to this machine (DNS rebinding) and then is of the
-        same origin. Addresses and `localhost` cannot be had that way, and whoever has the token needs no proof.
+        A host name is no proof: any page can have its own name resolve to this machine (DNS rebinding) and then has the
+        same origin. Addresses and `localhost` cannot be spoofed that way, and a client with the token needs no proof.
         """
         if origin.partition("://")[2].lower() != host.lower():
             return False
@@ -98,13 +97,13 @@ async def read_text(request: web.Request, limit: int, what: str, headers: dict[s
     """The body of a request, as text.
 
     Args:
-        request: whose body was not read yet.
-        limit: most bytes.
-        what: what the body is, as "an offer", for the refusal.
-        headers: of the refusal.
+        request: its body must not have been read yet.
+        limit: maximum size in bytes.
+        what: what the body is, such as "an offer", for the error text.
+        headers: of the error response.
 
     Raises:
-        HTTPRequestEntityTooLarge, HTTPRequestTimeout, HTTPBadRequest: if it is too long, too late, or not UTF-8.
+        HTTPRequestEntityTooLarge, HTTPRequestTimeout, HTTPBadRequest: too long, incomplete after 5 s, not UTF-8.
     """
     too_much = web.HTTPRequestEntityTooLarge(limit, limit, text=f"{what} has at most {limit} bytes\n", headers=headers)
     if (request.content_length or 0) > limit:
@@ -122,11 +121,11 @@ async def read_text(request: web.Request, limit: int, what: str, headers: dict[s
     except UnicodeDecodeError:
         raise refusal(web.HTTPBadRequest, f"{what} is not text in UTF-8", headers) from None
     except web.RequestPayloadError:
-        raise refusal(web.HTTPBadRequest, f"{what} is not coded as its headers say", headers) from None
+        raise refusal(web.HTTPBadRequest, f"{what} is not encoded as its headers declare", headers) from None
 
 
 def refusal(kind: type[web.HTTPException], reason: str, headers: dict[str, str] | None = None) -> web.HTTPException:
-    """A response of the kind, with one line of text that says why."""
+    """An HTTP error response of this type, with the reason as one line of text."""
     return kind(text=f"{reason}\n", headers=headers)
 
 

@@ -1,7 +1,7 @@
-"""Short texts to and from one WebRTC peer, over a data channel that the peer opens.
+"""Short text messages to and from one WebRTC peer, over a data channel that the peer opens.
 
-What goes out is of interest only while it is new: where the peer is slow, the newest text takes the place of the one
-that still waits. Knows nothing of what the texts say, nor of models, results or sinks.
+Only the newest outgoing text matters: when the peer is slow, it replaces the one that still waits. Knows nothing of
+the texts' meaning, nor of models, results or sinks.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 LABEL = "results"
-"""What the peer calls its channel; others are closed."""
+"""Label of the channel; channels with another label are closed."""
 
-MAX_TEXT = 4096  # characters of a text that comes in
-_REPLIES = 256 * 1024  # bytes that may wait: a peer that asks and asks but never reads gets no more answers
+MAX_TEXT = 4096  # characters of an incoming text
+_REPLIES = 256 * 1024  # bytes queued: a peer that never reads gets no more replies
 
 
 class Messages:
-    """The channel of one peer; made on the event loop of its connection. Without a channel, texts go nowhere.
+    """The channel of one peer; made on the event loop of its connection. Without a channel, texts are discarded.
 
     Attributes:
-        answer: called on the event loop with each text that comes; must return at once. What it returns goes back.
+        answer: called on the event loop with each incoming text; must return at once. Its result is sent back.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: Any = None
-        self._newest: deque[str] = deque(maxlen=1)  # put in and taken out in one step each, since threads do both
+        self._newest: deque[str] = deque(maxlen=1)  # append and pop are atomic, since threads do both
         self.answer: Callable[[str], str | None] = lambda text: None
 
     @property
@@ -41,13 +41,13 @@ class Messages:
         return self._channel is not None and self._channel.readyState == "open"
 
     def listen(self, connection: Any) -> None:
-        """Take the channel that the peer of an aiortc connection opens."""
+        """Accept the channel that the peer of an aiortc connection opens."""
         self._loop = asyncio.get_running_loop()
 
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Send `text`, unless a newer one comes before its turn. Callable from any thread; returns at once."""
+        """Send `text`, unless a newer one replaces it first. Callable from any thread; returns at once."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it
@@ -65,16 +65,16 @@ class Messages:
     def _send(self) -> None:
         if self.open and self._channel.bufferedAmount == 0:
             with suppress(IndexError):
-                self._say(self._newest.pop())
+                self._send_now(self._newest.pop())
 
     def _take(self, text: str | bytes) -> None:
         if isinstance(text, bytes) or len(text) > MAX_TEXT:
-            log.debug("a message was too long, or no text")
+            log.debug("ignored a message that was too long or not text")
             return
         answer = self.answer(text)
         if answer is not None and self.open and self._channel.bufferedAmount < _REPLIES:
-            self._say(answer)
+            self._send_now(answer)
 
-    def _say(self, text: str) -> None:
-        with suppress(ValueError):  # longer than the peer said it can take
+    def _send_now(self, text: str) -> None:
+        with suppress(ValueError):  # longer than the peer's maximum message size
             self._channel.send(text)

@@ -1,7 +1,7 @@
-"""`webrtc:8081` as a source: an endpoint of one's own, and the video of whoever publishes to it, one peer at a time.
+"""`webrtc:8081` as a source: a WHIP endpoint and the video of the peer that publishes to it, one at a time.
 
     webrtc:8081                                    http://127.0.0.1:8081/whip
-    webrtc://0.0.0.0:8081/door?token=sesame        http://…:8081/door, for those who know the token
+    webrtc://0.0.0.0:8081/door?token=sesame        http://…:8081/door, for clients with the token
     …?origin=https://example.org                   lets that page connect as well; may be repeated
     …?ice=stun:stun.example.org:3478               a STUN server; may be repeated. None by default
 
@@ -37,7 +37,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(slots=True, frozen=True)
 class ListenTarget:
-    """Where to listen and whom to let in, as a user typed it."""
+    """The address to listen on and the access rules, as typed by the user."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class ListenTarget:
         """Read `webrtc:PORT` or `webrtc://HOST:PORT/PATH?token=…`; every part may be left out.
 
         Raises:
-            SourceError: if it is neither, or would let everybody on the network in.
+            SourceError: if it is neither, or would accept any client on the network.
         """
         rest = text.removeprefix("webrtc:")
         parts = urlsplit(rest if rest.startswith("//") else f"//127.0.0.1:{rest}")
@@ -59,21 +59,21 @@ class ListenTarget:
             port = DEFAULT_PORT if parts.port is None else parts.port
             query = parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
-            raise SourceError("webrtc: give a port, as webrtc:8081, or webrtc://HOST:PORT/PATH?token=…") from None
+            raise SourceError("webrtc: give a port, as in webrtc:8081, or webrtc://HOST:PORT/PATH?token=…") from None
         if unknown := sorted(query.keys() - {"token", "origin", "ice"}):
-            raise SourceError(f"webrtc: no such setting as '{unknown[0]}'; there are token, origin and ice")
+            raise SourceError(f"webrtc: unknown option '{unknown[0]}'; known are token, origin and ice")
         if parts.username is not None:
-            raise SourceError("webrtc: a token is given as ?token=…, not before an @")
+            raise SourceError("webrtc: give the token as ?token=…, not before an @")
         host = parts.hostname or "127.0.0.1"
         token = query.get("token", [None])[0] or None
         if token is None and host not in _LOOPBACK:
-            raise SourceError(f"webrtc: {host} can be reached by others, so a token is needed: ?token=…")
+            raise SourceError(f"webrtc: {host} can be reached from the network, so a token is needed: ?token=…")
         path = parts.path.rstrip("/") or "/whip"
         return cls(host, port, path, token, tuple(query.get("origin", ())), tuple(query.get("ice", ())))
 
 
 class _PublisherLink(Link):
-    """A publisher comes when it likes: there is nothing to try again, and the server decides when one is gone."""
+    """Publishers connect to us: there is nothing to retry, and the server decides when one is gone."""
 
     def silent(self, now: float) -> bool:
         super().silent(now)
@@ -85,13 +85,13 @@ class _PublisherLink(Link):
 
 
 class WebRtcListener(LiveSource):
-    """A source that waits for publishers. A new one takes the place of the old, whose tab may have died unheard.
+    """A source that waits for publishers. A new one replaces the old, whose tab may have died silently.
 
-    It never ends by itself; its timestamps go on from one publisher to the next. The event loop runs in a thread of its
-    own, which ends with `close`.
+    It never ends by itself; timestamps continue from one publisher to the next. The event loop runs in its own thread,
+    which ends with `close`.
 
     Args:
-        target: what the user typed, as above.
+        target: the address typed by the user, as above.
         stream: name of the stream; "webrtc" if None.
         vid_stride: hand on every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
@@ -99,7 +99,7 @@ class WebRtcListener(LiveSource):
         media_hosts, silence_s: as in `Signaling`.
 
     Raises:
-        SourceError: if the target is not understood or its port cannot be had.
+        SourceError: if the target is malformed or its port cannot be bound.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class WebRtcListener(LiveSource):
     ) -> None:
         name = stream if stream is not None else "webrtc"
         super().__init__(
-            target, self._next_feed, stream=name, vid_stride=vid_stride, retry=retry, link=_PublisherLink()
+            target, self._next_connection, stream=name, vid_stride=vid_stride, retry=retry, link=_PublisherLink()
         )
         self._target = ListenTarget.parse(target)
         self._sources: queue.SimpleQueue[WebRtcSource | None] = queue.SimpleQueue()
@@ -147,12 +147,12 @@ class WebRtcListener(LiveSource):
         log.info("%s: publish to %s", name, self.url)
 
     def close(self) -> None:
-        """End the iteration, let the publisher go and give the port back. Callable from any thread, repeatedly."""
+        """End the iteration, close the publisher and the port. Callable from any thread, repeatedly."""
         super().close()
         self._sources.put(None)
         self._web.close()
 
-    def _next_feed(self, closed: threading.Event) -> WebRtcConnection:
+    def _next_connection(self, closed: threading.Event) -> WebRtcConnection:
         source = None if closed.is_set() else self._sources.get()
         if source is None:
             raise LiveError("connection failed", "closed")

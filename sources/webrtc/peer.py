@@ -1,8 +1,8 @@
-"""One WebRTC peer: an aiortc connection that answers an offer, and ends when the peer falls silent.
+"""One WebRTC peer: an aiortc connection that answers an offer, and closes when the peer falls silent.
 
-What flows is the business of its two kinds: one sends video to us (`webrtc.publisher`), the other watches
-(`server.whep_peer`). These three files alone reach into aiortc, and only on single connections: nothing global is
-replaced. Knows nothing of HTTP.
+Its two subclasses handle the media: one receives video (`webrtc.publisher`), the other sends it (`server.whep_peer`).
+Only these three files touch aiortc's internals, and only on single connections: nothing global is replaced. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aiortc.exceptions import OperationError
 from saccade.sources.errors import SourceError
 from saccade.sources.webrtc.data_channel import Messages
 
-_MAX_MEDIA = 8  # parts of an offer, each of which costs a transceiver
+_MAX_MEDIA = 8  # media sections of an offer, each of which costs a transceiver
 _MAX_CANDIDATES = 32
 
 
 class OfferError(Exception):
-    """An offer that cannot be taken: one line for the client. `understood` where it was SDP, but of no use here."""
+    """An offer that cannot be accepted; one line for the client. `understood`: valid SDP, but unusable here."""
 
     def __init__(self, message: str, *, understood: bool = False) -> None:
         super().__init__(message)
@@ -46,12 +46,12 @@ class OfferError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class PeerSettings:
-    """How peers are reached, and when one is gone.
+    """How peers are reached, and when one counts as gone.
 
     Attributes:
         ice_servers: STUN and TURN servers to use.
         media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
-        silence_s: a peer of whom nothing is heard for so long is gone.
+        silence_s: a peer that sends nothing for this many seconds is gone.
     """
 
     ice_servers: Sequence[RTCIceServer]
@@ -60,19 +60,19 @@ class PeerSettings:
 
 
 class Peer(ABC):
-    """A peer that is connected, or will be. Everything here belongs to one event loop.
+    """A peer that is connected, or is being connected. Use it from one event loop.
 
     Attributes:
-        answer: to its offer.
-        messages: the channel that it may open.
+        answer: the SDP answer to its offer.
+        messages: the data channel that it may open.
 
     Args:
-        settings: how it is reached, and when it is gone.
-        on_closed: called when the connection has ended, which it also does when its offer is not accepted.
+        settings: how it is reached, and when it counts as gone.
+        on_closed: called when the connection has closed, also when its offer was not accepted.
     """
 
     requirement: ClassVar[str]
-    """What an offer must be able to do, for those that cannot."""
+    """What an offer must support, for the error text."""
 
     def __init__(self, settings: PeerSettings, on_closed: Callable[[], object]) -> None:
         # An empty list, since None would mean a public STUN server to aiortc.
@@ -89,10 +89,10 @@ class Peer(ABC):
         self.answer = ""
 
     async def accept(self, offer: str) -> None:
-        """Answer an offer; the connection ends if that fails.
+        """Answer an offer; the connection closes if that fails.
 
         Raises:
-            OfferError: if the offer is no SDP, or of no use here.
+            OfferError: if the offer is not SDP, or unusable here.
         """
         connection = self._connection
         try:
@@ -100,30 +100,30 @@ class Peer(ABC):
             chosen = self._select_transceiver()
             for transceiver in connection.getTransceivers():
                 if transceiver is not chosen:
-                    transceiver.direction = "inactive"  # aiortc would decode it and queue it for ever
+                    transceiver.direction = "inactive"  # aiortc would decode it and queue it without bound
             choose_addresses(chosen, self._settings.media_hosts)
             await connection.setLocalDescription(await connection.createAnswer())
             self.answer = connection.localDescription.sdp
             self._start_media(chosen)
         except BaseException:
-            await Peer._close(self)  # its kind has begun nothing yet that would have to end
+            await Peer._close(self)  # the subclass has started nothing yet
             raise
         connection.on("connectionstatechange", self._state_changed)
         self._watch = asyncio.create_task(self._watch_silence())
 
     async def close(self) -> None:
-        """End the connection; returns when it has ended."""
+        """Close the connection; returns when it has closed."""
         self._begin_close()
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
     @abstractmethod
     def _select_transceiver(self) -> RTCRtpTransceiver:
-        """What carries the video, once the offer is applied; raises `OfferError` if nothing does."""
+        """The transceiver of the video, once the offer is applied; raises `OfferError` if there is none."""
 
     @abstractmethod
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
-        """The answer is made: take the connection's video in hand."""
+        """Called when the answer is made: start receiving or sending the video."""
 
     async def _close(self) -> None:
         if self._watch is not None:
@@ -138,20 +138,20 @@ class Peer(ABC):
             self._closing = asyncio.create_task(self._close())
 
     def _call_soon(self, call: Callable[[], None]) -> None:
-        """Have something done on the event loop, from any thread."""
+        """Call something on the event loop, from any thread."""
         with suppress(RuntimeError):  # the loop has ended, and every peer with it
             self._loop.call_soon_threadsafe(call)
 
     def _mark_heard(self) -> None:
-        """Something came from the peer."""
+        """Note that something arrived from the peer."""
         self._heard_at = time.monotonic()
 
     def _take_report(self, packet: object) -> None:
-        """Take in a report (RTCP) before aiortc does."""
+        """Handle an RTCP report before aiortc does."""
         self._mark_heard()
 
     def _intercept_rtcp(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
-        """Have each report that comes for this end of the video taken in."""
+        """Have each RTCP packet for this sender or receiver passed to `_take_report` first."""
 
         async def handle_rtcp(packet: object) -> None:
             self._take_report(packet)
@@ -164,10 +164,10 @@ class Peer(ABC):
             self._begin_close()
 
     async def _watch_silence(self) -> None:
-        """Wait until nothing was heard for `silence_s`: no frame and no report, or no connection at all.
+        """Close the peer when nothing arrived for `silence_s`: no frame and no report, or no connection at all.
 
         Browsers send a report every second; ICE's own consent check takes 30 s and more, and a browser that was killed
-        says no goodbye.
+        sends no BYE.
         """
         while (quiet := time.monotonic() - self._heard_at) < self._settings.silence_s:
             await asyncio.sleep(self._settings.silence_s - quiet)
@@ -178,31 +178,31 @@ class Peer(ABC):
             await self._connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
         except OperationError:
             raise OfferError(f"no codec in common; {self.requirement}", understood=True) from None
-        except Exception:  # aiortc parses with index and key errors, assertions and more
+        except Exception:  # aiortc's parser raises IndexError, KeyError, AssertionError and more
             raise OfferError("the offer is not usable SDP") from None
 
 
 def replace_private(part: object, name: str, ours: object) -> Any:
-    """Put something of ours in the place of something that a part of aiortc keeps to itself; return the latter.
+    """Replace a private attribute of an aiortc object; return the original.
 
     Raises:
-        SourceError: if this aiortc has nothing of that name.
+        SourceError: if this aiortc has no such attribute.
     """
     if not hasattr(part, name):
-        raise SourceError(f"aiortc {version('aiortc')} is not known here; install aiortc 1.16")
+        raise SourceError(f"aiortc {version('aiortc')} is not supported; install aiortc 1.16")
     theirs = getattr(part, name)
     setattr(part, name, ours)
     return theirs
 
 
 def checked_offer(offer: str) -> str:
-    """The offer without candidates that name a host, which would be looked up, and without a flood of them.
+    """The offer without candidates that name a host, which would be resolved, and with at most 32 candidates.
 
-    Browsers hide addresses behind names in `.local`; such a browser is found by its own checks, which come here. That
-    there are no more candidates to come is left out too, for without any ICE would give up at once.
+    Browsers hide addresses behind names in `.local`; such a browser is found by its own connectivity checks. The
+    end-of-candidates line is removed too, because without any candidate ICE would give up at once.
 
     Raises:
-        OfferError: if it is no SDP, or more than anybody needs.
+        OfferError: if it is not SDP, or too large.
     """
     if not offer.startswith("v=0"):
         raise OfferError("the offer is not SDP")
@@ -230,7 +230,7 @@ def _has_address(candidate: str) -> bool:
 
 
 def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
-    """Choose, before they are gathered, the addresses to offer for the media. By itself aioice leaves loopback out."""
+    """Set the addresses to offer for the media, before they are gathered. By default aioice leaves loopback out."""
     gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
     gather = gathering.get_component_candidates
 

@@ -1,8 +1,8 @@
-"""A WebRTC peer that sends video to us, which comes out as it arrives.
+"""A WebRTC peer that sends video to us.
 
-It replaces two things on the receiver of its connection: the jitter buffer, which is late by a frame, freezes for
-seconds on a lost packet and has no room for a big key frame; and the handler of RTCP, because aiortc keeps the sender's
-clock to itself. Decoding is ours too (`saccade.sources.webrtc.source`).
+It replaces two parts of the connection's receiver: the jitter buffer, which is late by a frame, freezes for seconds on
+a lost packet and has no room for a big key frame; and the RTCP handler, because aiortc does not expose the sender's
+clock. Decoding is done here too (`saccade.sources.webrtc.source`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
 
 
 class PublisherPeer(Peer):
-    """A `Peer` whose video is `video`, from `accept` on; its frames come when it has connected.
+    """A `Peer` with its video as `video`, from `accept` on; frames arrive once it has connected.
 
     Args:
         settings, on_closed: as in `Peer`.
@@ -64,7 +64,7 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: Packet) -> tuple[bool, None]:
-        """Take a packet in aiortc's jitter buffer's stead: whether to ask for a key frame, and nothing to decode."""
+        """The `add` of aiortc's jitter buffer, replaced: whether to request a key frame, and nothing to decode."""
         self._mark_heard()
         for frame in self._buffer.add(packet, self._heard_at):
             self.video.take(frame)
@@ -80,5 +80,5 @@ class PublisherPeer(Peer):
 
 
 def _codecs_of(answer: str) -> dict[int, str]:
-    """The payload types of the session and the names of their codecs."""
+    """The session's payload types and the names of their codecs."""
     return {int(number): name for number, name in re.findall(r"^a=rtpmap:(\d+) ([^/\s]+)/", answer, re.MULTILINE)}

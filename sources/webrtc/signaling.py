@@ -1,7 +1,7 @@
-"""Signaling for WebRTC over HTTP: an offer is answered with an answer and the address of a session, to be ended there.
+"""Signaling for WebRTC over HTTP: POST an offer, receive an answer and the URL of a session, DELETE it to end.
 
-What WHIP (RFC 9725) and WHEP have in common, which is all but the direction. It runs on the application's event loop; a
-token, a password or an SDP is never logged. Knows nothing of what flows between the peers.
+What WHIP (RFC 9725) and WHEP have in common: everything but the direction. It runs on the application's event loop; a
+token, a password or an SDP is never logged. Knows nothing of the media.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ P = TypeVar("P", bound=Peer)
 
 
 class Signaling(ABC, Generic[P]):
-    """An endpoint, one kind of peers, and the sessions of those that are here.
+    """An endpoint for one kind of peer, and its sessions.
 
     Args:
-        token: what `Authorization: Bearer` or `?token=` must bear; None lets everybody in.
+        token: what `Authorization: Bearer` or `?token=` must carry; None accepts every request.
         origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
         ice_servers: STUN and TURN servers, for the server's own use and as `Link` headers for the clients. None by
-            default: on one network nobody needs one, and a public one would learn who connects.
+            default: on one network none is needed, and a public one would learn who connects.
         media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
-        silence_s: a peer of whom nothing is heard for so long is gone.
-        max_peers: how many may be connected at a time.
+        silence_s: a peer that sends nothing for this many seconds is gone.
+        max_peers: maximum number of connected peers.
 
     Raises:
-        ValueError: if the address of an ICE server is none.
+        ValueError: if the address of an ICE server is malformed.
     """
 
     activity: ClassVar[str]
-    """What those who are here do, for one too many: "are watching"."""
+    """What the connected peers do, for the 503 text, such as "are watching"."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class Signaling(ABC, Generic[P]):
     ) -> None:
         self._auth = HttpAuth(token, origins)
         for url in (url for server in ice_servers for url in _urls(server)):
-            parse_stun_turn_uri(url)  # now, not with the first peer
+            parse_stun_turn_uri(url)  # raises now, not with the first peer
         self._settings = PeerSettings(list(ice_servers), media_hosts, silence_s)
         self._max_peers = max_peers
-        self._peers: dict[str, P | None] = {}  # by the secret in the session's URL, oldest first; None: being made
+        self._peers: dict[str, P | None] = {}  # by the secret in the session's URL, oldest first; None while connecting
         self._closed = False
 
     async def close(self, application: web.Application | None = None) -> None:
-        """End every peer and let nobody in any more; to be called, as a hook, at the end of what serves the routes."""
+        """Close every peer and refuse new ones; register it as the application's shutdown hook."""
         self._closed = True
         await asyncio.gather(*(peer.close() for peer in list(self._peers.values()) if peer))
 
     @abstractmethod
     def _new_peer(self, on_closed: Callable[[], object]) -> P:
-        """A peer that has not made its offer yet."""
+        """A new peer, before its offer."""
 
     def _session_routes(self, path: str) -> list[web.AbstractRouteDef]:
-        """The routes of offers, at `path`, and of their sessions, below it."""
+        """The routes of offers, at `path`, and of sessions, below it."""
         session = f"{path}/{{session}}"
         return [
             web.post(path, self._post),
@@ -104,19 +104,19 @@ class Signaling(ABC, Generic[P]):
         return await self._auth.preflight(request, "POST, DELETE", "application/sdp")
 
     async def _open(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, P]:
-        """Make a peer of an offer; return its session's secret, and the peer."""
+        """Accept an offer; return its session's secret, and the peer."""
         if self._closed or len(self._peers) >= self._max_peers:
             raise refusal(web.HTTPServiceUnavailable, f"{len(self._peers)} {self.activity}, no more may", cors)
         session = secrets.token_urlsafe(16)
         peer = self._new_peer(lambda: self._forget(session))
-        self._peers[session] = None  # a place is taken from here on, whatever else is waited for
+        self._peers[session] = None  # it counts from here on, also while `accept` is awaited
         try:
             await peer.accept(offer)
         except OfferError as error:
             kind = web.HTTPUnprocessableEntity if error.understood else web.HTTPBadRequest
             raise refusal(kind, str(error), cors) from None
         self._peers[session] = peer
-        if self._closed:  # meanwhile
+        if self._closed:  # while `accept` was awaited
             await peer.close()
             raise refusal(web.HTTPServiceUnavailable, "the server is shutting down", cors)
         return session, peer
@@ -126,7 +126,7 @@ class Signaling(ABC, Generic[P]):
 
 
 def link_of(server: RTCIceServer) -> str:
-    """An ICE server as RFC 9725 tells it to clients: a `Link` header, with all its addresses."""
+    """An ICE server as the `Link` header of RFC 9725, with all its addresses."""
     secret = f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
     return ", ".join(f'<{url}>; rel="ice-server"{secret if server.username else ""}' for url in _urls(server))
 

@@ -1,7 +1,7 @@
-"""One WebRTC peer's video: coded frames in from the network's thread, the newest decoded one out.
+"""One WebRTC peer's video: coded frames in from the network thread, the newest decoded one out.
 
-A thread of its own decodes, because every frame must be decoded and only the newest is wanted. Knows nothing of
-signalling, sockets or asyncio (`saccade.sources.webrtc.peer` does), nor of models, results or sinks.
+It decodes in its own thread, because every frame must be decoded but only the newest is needed. Knows nothing of
+signaling, sockets or asyncio (`saccade.sources.webrtc.peer` does), nor of models, results or sinks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 DECODERS = {"VP8": "libvpx", "H264": "h264"}
 """The codecs that are understood, by their names in SDP, and FFmpeg's decoder of each."""
 
-_BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that begins anew at a key frame
+_BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that restarts at a key frame
 _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
 _PLAUSIBLE_S = 10.0  # a sender's clock further off than this was never set
 
@@ -44,7 +44,7 @@ class WebRtcConnection:
     Args:
         codecs: names in SDP of the payload types that the session uses.
         hwaccel: whether to decode H.264 on the GPU.
-        on_close: called once when the feed is closed, by whomever, in that one's thread.
+        on_close: called once when the connection is closed, in the thread that closes it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WebRtcConnection:
         self._codecs = codecs
         self._hwaccel = hwaccel
         self._on_close = on_close
-        self._changed = threading.Condition()  # over everything from here to `_closed`
+        self._changed = threading.Condition()  # guards everything from here to `_closed`
         self._coded: deque[CodedFrame] = deque()
         self._newest: LiveFrame | None = None
         self._lost = 0  # could not be decoded
@@ -66,40 +66,40 @@ class WebRtcConnection:
         self._codec = ""
         self._decoder: Decoder | None = None
         self.final = True
-        """Whether the end of this peer is the end of the source, or another one may come."""
+        """Whether the source ends with this peer, or waits for another one."""
         self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
         self._thread.start()
 
-    # ---- the network's side
+    # ---- called by the network thread
 
     def take(self, frame: CodedFrame) -> None:
-        """Take in a coded frame; returns at once."""
+        """Queue a coded frame; returns at once."""
         with self._changed:
             if self._closed:
                 return
             if len(self._coded) >= _BACKLOG:
-                self._lose(len(self._coded))
+                self._count_lost(len(self._coded))
                 self._coded.clear()
             self._coded.append(frame)
             self._changed.notify_all()
 
     def heard(self, now: float) -> None:
-        """Something came from the peer."""
+        """Note that something arrived from the peer."""
         self._heard_at = now
 
     def note_report(self, report: SenderReport) -> None:
-        """Take in what the sender says of its clock."""
+        """Store the sender's clock report."""
         self._report = report
 
     def asks_for_key_frame(self, now: float) -> bool:
-        """True when the sender should be asked for a key frame at `now`; then False for half a second."""
+        """Whether to request a key frame at `now`; after True it returns False for half a second."""
         with self._changed:
             if not self._needs_key_frame or now - self._asked_at < _ASK_AGAIN_S:
                 return False
             self._asked_at = now
             return True
 
-    # ---- the reader's side
+    # ---- called by the reader
 
     @property
     def codec(self) -> str:
@@ -118,7 +118,7 @@ class WebRtcConnection:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last came, frames or reports."""
+        """`time.monotonic()` when anything last arrived, frames or reports."""
         return self._heard_at
 
     @property
@@ -127,10 +127,10 @@ class WebRtcConnection:
         return self._lost
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """The newest frame that was not read yet; None if there is none after `timeout_s` seconds.
+        """The newest unread frame; None if there is none after `timeout_s` seconds.
 
         Raises:
-            LiveError, StreamEndedError: if the peer has gone; which of them, `final` says.
+            LiveError, StreamEndedError: if the peer has gone: StreamEndedError if `final`, else LiveError.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._newest is not None or self._closed, timeout_s)
@@ -140,7 +140,7 @@ class WebRtcConnection:
             return newest
 
     def close(self) -> None:
-        """Let the peer go. Callable from any thread, repeatedly."""
+        """Close the connection. Callable from any thread, repeatedly."""
         with self._changed:
             if self._closed:
                 return
@@ -155,7 +155,7 @@ class WebRtcConnection:
         """Wait for the end of the thread that decodes, after `close`."""
         self._thread.join(timeout_s)
 
-    # ---- the thread between the two
+    # ---- the decoder thread
 
     def _decode_all(self) -> None:
         timestamp: int | None = None
@@ -171,11 +171,11 @@ class WebRtcConnection:
                 frames = self._decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:
                 log.debug("a frame could not be decoded (%s)", error.strerror)
-                self._lose(1)
+                self._count_lost(1)
                 continue
             if frames and frames[-1].is_corrupt:
-                self._lose(1)
-            elif frames:  # and not parameter sets alone
+                self._count_lost(1)
+            elif frames:  # none for parameter sets alone
                 self._offer(LiveFrame(frames[-1], timestamp, coded.arrived, self._captured_at(coded)))
 
     def _next_coded(self) -> CodedFrame | None:
@@ -184,15 +184,15 @@ class WebRtcConnection:
             return None if self._closed else self._coded.popleft()
 
     def _decodable(self, coded: CodedFrame, codec: str) -> bool:
-        """Whether all that the frame builds on was decoded. Half a frame would be shown as grey or smeared."""
+        """Whether everything the frame references was decoded; otherwise it would come out grey or smeared."""
         with self._changed:
             if is_key_frame(codec, coded.data):
                 self._needs_key_frame = False
             elif coded.after_loss or self._needs_key_frame or codec != self._codec:
-                self._lose(1)
+                self._count_lost(1)
             return not self._needs_key_frame
 
-    def _lose(self, frames: int) -> None:
+    def _count_lost(self, frames: int) -> None:
         with self._changed:
             self._lost += frames
             self._lost_since += frames
@@ -217,13 +217,13 @@ class WebRtcConnection:
 
 
 class WebRtcSource(LiveSource):
-    """One peer as a source: live, and over when the peer has gone. The size may change in mid-stream.
+    """One peer as a source, which ends when the peer has gone. The size may change in mid-stream.
 
     Args:
-        feed: the peer's video; the source owns it from here on.
+        connection: the peer's video, owned by the source from here on.
         stream: name of the stream.
         vid_stride: hand on every `vid_stride`-th frame.
-        messages: what is said to the peer and by it, beside the video.
+        messages: the peer's data channel.
     """
 
     def __init__(
@@ -234,19 +234,19 @@ class WebRtcSource(LiveSource):
         self.messages = messages or Messages()
 
     def close(self) -> None:
-        """End the iteration at once and let the peer go. Callable from any thread, repeatedly."""
+        """End the iteration at once and close the peer. Callable from any thread, repeatedly."""
         super().close()
         self.connection.close()
 
 
 def is_key_frame(codec: str, data: bytes) -> bool:
-    """Whether `data` begins a frame that needs no other one. A piece from its middle does not count."""
+    """Whether `data` begins a frame that references no other. A fragment from its middle does not count."""
     if codec == "VP8":
         return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
     at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit
     while 0 <= at < len(data) - 4:
         kind = data[at + 4] & 0x1F
         if kind in (1, 5):
-            return kind == 5  # the first slice of the frame; what follows is more of the same
+            return kind == 5  # the first slice of the frame; the others have the same type
         at = data.find(b"\x00\x00\x00\x01", at + 4)
     return False

@@ -3,7 +3,7 @@
     server = WebRtcServer(on_source=start_a_run, token="…")
     application.add_routes(server.routes())
 
-Each accepted peer becomes a `WebRtcSource`. All of it runs on the application's event loop; a token, a password
+Each accepted peer becomes a `WebRtcSource`. Everything runs on the application's event loop; a token, a password
 or an SDP is never logged. Knows nothing of who reads the sources, nor of models, results or sinks.
 """
 
@@ -34,13 +34,13 @@ class WebRtcServer(Signaling[PublisherPeer]):
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.
         token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
-        max_peers: how many may be connected at a time.
-        replace: when there are as many, let the oldest go instead of refusing the newcomer.
+        max_peers: maximum number of connected peers.
+        replace: at the maximum, close the oldest instead of refusing the new one.
         vid_stride: hand on every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
 
     Raises:
-        ValueError: if the address of an ICE server is none.
+        ValueError: if the address of an ICE server is malformed.
         SourceError: if the GPU is insisted on and cannot decode.
     """
 
@@ -60,7 +60,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
         vid_stride: int = 1,
         hwaccel: HwAccel = "none",
     ) -> None:
-        gpu_decoding(hwaccel)  # to tell now that there is no GPU, not with the first peer
+        gpu_decoding(hwaccel)  # to fail now when there is no GPU, not with the first peer
         super().__init__(
             token=token,
             origins=origins,
@@ -77,7 +77,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
 
     @property
     def peers(self) -> int:
-        """How many peers there are, those still connecting among them."""
+        """Number of peers, including those still connecting."""
         return len(self._peers)
 
     def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[web.AbstractRouteDef]:

@@ -127,7 +127,7 @@ def killed(folder: Path) -> Path:
 
 
 @needs_chromium
-def test_chromium_plays_every_segment_to_its_end_also_after_a_kill(
+def test_chromium_plays_every_segment_even_after_a_kill(
     recorded: tuple[list[Path], list[tuple[Fraction, int]]], tmp_path: Path
 ) -> None:
     paths = [*recorded[0], killed(tmp_path)]

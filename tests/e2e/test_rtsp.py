@@ -61,7 +61,7 @@ def told(title: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("fps", [10, 25, 50])
-def test_pictures_come_at_once_where_pyav_gives_them_when_the_next_begins(
+def test_frames_arrive_one_interval_earlier_than_with_pyav(
     fps: int,
 ) -> None:
     with Camera("--fps", fps) as one:
@@ -245,7 +245,7 @@ def test_lost_packets_cost_pictures_but_spoil_none() -> None:
     assert watcher.lost > 0
 
 
-def test_a_stream_joined_between_two_keys_begins_with_a_whole_frame() -> None:
+def test_joining_between_two_keys_starts_with_a_whole_frame() -> None:
     with Camera("--gop", 50) as one, Watcher(live(one.url())) as first:
         wait_for(lambda: len(first.pts) > 20, LONG_S)
         with Watcher(live(one.url())) as second:
@@ -263,9 +263,7 @@ def test_a_stream_joined_between_two_keys_begins_with_a_whole_frame() -> None:
         ("j2k", "bob:p%40ss@", "codec unsupported"),
     ],
 )
-def test_a_bad_target_gives_its_code_in_one_line_without_the_password(
-    locked: Camera, path: str, user: str, reason: str
-) -> None:
+def test_a_bad_target_gives_one_line_without_the_password(locked: Camera, path: str, user: str, reason: str) -> None:
     with pytest.raises(LiveError) as caught:
         next(iter(live(locked.url(path, user), retry=False)))
     assert caught.value.reason == reason
@@ -304,7 +302,7 @@ def test_probe_of_a_camera_that_is_not_there_fails_with_the_code() -> None:
     assert "secret" not in told_by.stderr
 
 
-def test_a_run_waits_for_its_camera_tells_its_states_and_drops_what_is_old() -> None:
+def test_a_run_waits_for_its_camera_and_drops_old_frames() -> None:
     one = Camera()
     command = [sys.executable, "-m", "saccade", "run", one.url(user="bob:secret@"), "--detect", "person"]
     with subprocess.Popen(

@@ -31,11 +31,11 @@ def test_the_first_missing_timestamp_is_the_given_one() -> None:
     assert placed([None, None], first=500) == [500, 540]
 
 
-def test_a_repeated_timestamp_moves_one_unit_and_the_next_is_exact_again() -> None:
+def test_a_repeated_timestamp_moves_on_by_one_unit_only() -> None:
     assert placed([0, 40, 40, 80, 79, 120]) == [0, 40, 41, 80, 81, 120]
 
 
-def test_a_clock_that_begins_again_is_continued_with_its_own_intervals() -> None:
+def test_a_restarted_clock_keeps_its_own_intervals() -> None:
     assert placed([9000, 9040, 0, 50, 90]) == [9000, 9040, 9080, 9130, 9170]
 
 

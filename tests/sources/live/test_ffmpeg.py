@@ -161,14 +161,14 @@ def test_mpeg_ts_over_udp(make_clip: MakeClip) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"), [(401, "auth failed"), (403, "auth failed"), (404, "not found"), (500, "connection failed")]
 )
-def test_what_a_server_refuses_has_its_code(code: int, reason: str) -> None:
+def test_http_errors_map_to_reasons(code: int, reason: str) -> None:
     with http(status(code)) as url, pytest.raises(LiveError) as caught:
         take(live(f"{url.replace('//', '//bob:secret@')}/video", retry=False), 1)
     assert caught.value.reason == reason
     assert "secret" not in str(caught.value)
 
 
-def test_a_page_is_no_video() -> None:
+def test_an_html_page_is_codec_unsupported() -> None:
     def page(request: BaseHTTPRequestHandler) -> None:
         data = b"<html>Welcome to your camera</html>" * 100
         request.send_response(200)
@@ -181,7 +181,7 @@ def test_a_page_is_no_video() -> None:
     assert caught.value.reason == "codec unsupported"
 
 
-def test_nobody_there_is_connection_failed() -> None:
+def test_an_absent_server_is_connection_failed() -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -190,7 +190,7 @@ def test_nobody_there_is_connection_failed() -> None:
     assert caught.value.reason == "connection failed"
 
 
-def test_what_this_build_of_ffmpeg_cannot_open_is_said_in_one_line() -> None:
+def test_an_unsupported_protocol_is_refused_in_one_line() -> None:
     if "v4l2" not in av.formats_available:
         with pytest.raises(SourceError, match="no webcams here"):
             open_source("0")
@@ -200,7 +200,7 @@ def test_what_this_build_of_ffmpeg_cannot_open_is_said_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_insisting_on_a_gpu_that_is_not_there_is_told() -> None:
+def test_insisting_on_a_missing_gpu_raises() -> None:
     try:
         av.CodecContext.create("h264", "r", hwaccel=av.codec.hwaccel.HWAccel("cuda", allow_software_fallback=True))
         pytest.skip("there is a GPU that decodes")

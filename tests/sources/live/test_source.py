@@ -31,7 +31,7 @@ reasons = st.sampled_from(["connection failed", "tls", "timeout", "not found", "
 
 
 @given(reasons=st.lists(reasons, min_size=1, max_size=40), chance=st.floats(0, 1))
-def test_patience_doubles_from_half_a_second_to_thirty_and_never_ends(reasons: list[Reason], chance: float) -> None:
+def test_backoff_doubles_from_half_a_second_to_thirty(reasons: list[Reason], chance: float) -> None:
     link = Link(lambda: chance)
     for number, reason in enumerate(reasons):
         delay = link.failed(reason)
@@ -41,7 +41,7 @@ def test_patience_doubles_from_half_a_second_to_thirty_and_never_ends(reasons: l
 
 
 @given(good_s=st.floats(0, 60), failures=st.integers(1, 20))
-def test_patience_begins_anew_after_ten_good_seconds(good_s: float, failures: int) -> None:
+def test_backoff_resets_after_ten_good_seconds(good_s: float, failures: int) -> None:
     link = Link(lambda: 0.0)
     for _ in range(failures):
         link.failed("timeout")
@@ -51,7 +51,7 @@ def test_patience_begins_anew_after_ten_good_seconds(good_s: float, failures: in
     assert link.failed("timeout") == expected
 
 
-def test_a_refused_password_is_not_tried_so_often_that_the_camera_locks_the_account() -> None:
+def test_a_refused_password_backs_off_to_the_longest_delay() -> None:
     assert Link(lambda: 0.0).failed("auth failed") == LAST_DELAY_S
 
 
@@ -86,7 +86,7 @@ def test_every_state_follows_from_one_that_it_may_follow(events: list[tuple[str,
         assert after.state != "live" or after.reason is None
 
 
-def test_a_frozen_camera_is_stalled_and_one_that_was_never_there_is_not() -> None:
+def test_only_a_camera_that_was_live_can_be_stalled() -> None:
     link = Link()
     link.attempt(0.0)
     assert link.silent(SILENCE_S)
@@ -123,7 +123,7 @@ def test_pts_grow_strictly_whatever_the_senders_do(steps: list[tuple[bool, int |
     assert all(before < after for before, after in itertools.pairwise(placed))
 
 
-def test_intervals_are_kept_within_a_connection_and_time_goes_on_between_two() -> None:
+def test_intervals_hold_within_a_connection_and_time_between() -> None:
     clock = LiveClock()
     assert [clock.place(7_000_000 + step, 1.0 + step / 90_000) for step in (0, 3600, 7201)] == [0, 3600, 7201]
     clock.restart()
@@ -161,7 +161,7 @@ class FakeConnection:
         self.closed = True
 
 
-def test_a_connection_that_ends_is_made_again_and_the_frames_go_on() -> None:
+def test_frames_continue_over_a_reconnect() -> None:
     connections = [
         FakeConnection([live_frame(0), live_frame(1), LiveError("connection failed", "hung up")]),
         FakeConnection([LiveError("not found", "not yet")]),

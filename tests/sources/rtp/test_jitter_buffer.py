@@ -81,7 +81,7 @@ def test_padding_after_the_marker_is_no_misuse_of_it() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_any_order_within_a_window_and_copies_give_the_same_frames(seed: int, window: int) -> None:
+def test_reordered_and_duplicate_packets_give_the_same_frames(seed: int, window: int) -> None:
     chance = random.Random(seed)
     packets = stream(30)
     shuffled = sorted(range(1, len(packets)), key=lambda place: place + chance.uniform(0, window))
@@ -92,7 +92,7 @@ def test_any_order_within_a_window_and_copies_give_the_same_frames(seed: int, wi
     assert not any(p.after_loss for p in frames)
 
 
-def test_a_lost_packet_is_waited_for_and_then_given_up_with_what_it_tore() -> None:
+def test_a_lost_packet_is_waited_for_then_its_frames_dropped() -> None:
     packets = stream(10)
     del packets[4]  # in the middle of frame 1
     buffer = JitterBuffer(patience_s=0.2)

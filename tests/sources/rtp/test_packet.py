@@ -120,9 +120,7 @@ def test_what_was_taken_apart_comes_back_whole(codec: Codec, sizes: list[list[in
 
 
 @given(codec=codecs, sizes=streams, mtu=st.integers(20, 300), marker=st.sampled_from(["never", "always"]))
-def test_a_sender_that_misuses_the_marker_gives_whole_pictures_by_the_timestamp(
-    codec: Codec, sizes: list[list[int]], mtu: int, marker: str
-) -> None:
+def test_a_misused_marker_falls_back_to_timestamps(codec: Codec, sizes: list[list[int]], mtu: int, marker: str) -> None:
     units = [unit_of(codec, number == 0, [*slices, 500], number) for number, slices in enumerate(sizes)]
     found = depacketize(codec, packetize(codec, units, mtu, marker=marker))
     assert [unit.data for unit in found] == [joined(unit) for unit in units[:-1]]
@@ -139,7 +137,7 @@ def test_with_a_right_marker_a_frame_does_not_wait_for_the_next() -> None:
     assert closed_by[3:] == [(number, number) for number in range(3, 6)]
 
 
-def test_a_marker_that_goes_wrong_later_costs_pictures_up_to_the_next_key_and_tears_one_at_most() -> None:
+def test_a_marker_that_goes_wrong_later_tears_one_frame_at_most() -> None:
     good = [unit_of("h264", number == 0, [50], number) for number in range(5)]
     bad = [unit_of("h264", number in (2, 4), [300, 300], 10 + number) for number in range(6)]
     packets = packetize("h264", good, 100)
@@ -159,9 +157,7 @@ def test_a_marker_that_goes_wrong_later_costs_pictures_up_to_the_next_key_and_te
     keys=st.integers(2, 8),
     room=st.sampled_from([0, 32]),
 )
-def test_after_a_loss_nothing_torn_and_nothing_before_the_next_key(
-    codec: Codec, lost: set[int], keys: int, room: int
-) -> None:
+def test_after_a_loss_nothing_passes_before_the_next_key(codec: Codec, lost: set[int], keys: int, room: int) -> None:
     units = [unit_of(codec, number % keys == 0, [120, 40], number) for number in range(40)]
     packets = packetize(codec, units, 60)
     lost = {at for at in lost if at < len(packets) and packets[at].timestamp > 0}
@@ -207,7 +203,7 @@ def test_garbage_never_raises(codec: Codec, datagrams: list[bytes], keep: bool) 
                 depacketizer.push(one, gap, 0.0)
 
 
-def test_a_stream_joined_in_its_middle_begins_at_a_key_and_has_lost_nothing() -> None:
+def test_joining_in_the_middle_starts_at_a_key_without_loss() -> None:
     units = [unit_of("h264", number == 5, [40], number) for number in range(10)]
     found = depacketize("h264", packetize("h264", units, 100))
     assert [unit.timestamp // STEP for unit in found] == [5, 6, 7, 8, 9]
@@ -216,16 +212,14 @@ def test_a_stream_joined_in_its_middle_begins_at_a_key_and_has_lost_nothing() ->
 
 @pytest.mark.parametrize(("missing", "begins_at"), [(0, 0), (2, 4)])
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_a_stream_joined_within_a_frame_does_not_begin_with_its_rest(
-    codec: Codec, missing: int, begins_at: int
-) -> None:
+def test_joining_within_a_frame_skips_the_rest_of_it(codec: Codec, missing: int, begins_at: int) -> None:
     # Parameter sets come with the session description here.
     units = [unit_of(codec, number % 4 == 0, [300, 300], number)[-2:] for number in range(8)]
     found = depacketize(codec, packetize(codec, units, 100)[missing:])
     assert [unit.timestamp // STEP for unit in found] == list(range(begins_at, 8))
 
 
-def test_decoding_may_begin_at_a_recovery_point_for_cameras_that_never_send_a_key() -> None:
+def test_decoding_may_start_at_a_recovery_point() -> None:
     recovery = HEADERS["h264"]["sei"] + b"\x05\x02\xaa\xbb\x06\x01\x80\x80"
     units = [[HEADERS["h264"]["slice"] + bytes(40)] for _ in range(8)]
     units[3].insert(0, recovery)
@@ -267,7 +261,7 @@ def test_headers(data: bytes, payload: bytes | None) -> None:
     assert (packet.payload if packet else None) == payload
 
 
-def test_a_sender_report_gives_the_time_of_capture_across_the_wrap() -> None:
+def test_a_sender_report_gives_capture_time_across_the_wrap() -> None:
     unix_s, stamp = 1_795_262_111.5, (1 << 32) - 45_000
     ntp = int((unix_s + 2_208_988_800) * (1 << 32))
     data = struct.pack(">BBHIQIII", 0x80, 200, 6, 7, ntp, stamp, 0, 0)

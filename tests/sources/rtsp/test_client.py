@@ -135,7 +135,7 @@ def refusal(url: str) -> LiveError:
     return caught.value
 
 
-def test_every_frame_of_a_camera_arrives_and_its_end_is_a_reconnect() -> None:
+def test_every_frame_arrives_and_a_hangup_reconnects() -> None:
     with server(camera(interleaved(coded_frames(25)))) as url, live(url) as source:
         frames = list(itertools.islice(source, 45))
     assert [number_of(frame.image) for frame in frames] == [*range(25), *range(20)]
