@@ -275,7 +275,7 @@ def test_bad_windows_are_refused(make_clip: MakeClip, options: dict[str, float],
     ("target", "expected"),
     [
         ("rtsp://admin:secret@10.0.0.9:port/stream", "is no RTSP address"),
-        ("gopher://admin:secret@x/y", "gopher:// is no kind of source"),
+        ("gopher://admin:secret@x/y", "gopher:// is not a kind of source"),
     ],
 )
 def test_what_is_no_source_says_so_and_repeats_no_password(target: str, expected: str) -> None:
