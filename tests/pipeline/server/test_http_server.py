@@ -167,7 +167,7 @@ BAD = {
     "deeply nested": ("POST", "/streams", b"[" * 60_000, JSON, 400, "not JSON"),
     "not an object": ("POST", "/streams", [1], {}, 422, "should be"),
     "another type": ("POST", "/streams", b"source=a", {"Content-Type": "text/plain"}, 415, "application/json"),
-    "not as told": ("POST", "/streams", b"{}", {**JSON, "Content-Encoding": "gzip"}, 400, "as its headers say"),
+    "not as told": ("POST", "/streams", b"{}", {**JSON, "Content-Encoding": "gzip"}, 400, "as its headers declare"),
     "half a path": ("POST", "/streams", {**GOOD, "source": "a\0b"}, {}, 422, "NUL"),
     "not UTF-8": ("POST", "/streams", b"\xff\xfe", JSON, 400, "UTF-8"),
     "unknown key": ("POST", "/streams", {**GOOD, "detct": "a"}, {}, 422, "did you mean 'detect'?"),
