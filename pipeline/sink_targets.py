@@ -15,7 +15,7 @@ from saccade.pipeline.core.config import STREAM, RunConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_run import Output
 from saccade.sinks import DisplaySink, JsonlSink, Sink, open_sink
-from saccade.sinks.urls import redact
+from saccade.sinks.urls import redact_target
 from saccade.sinks.video.segments import is_pattern
 from saccade.sources import Source
 
@@ -69,7 +69,7 @@ def targets_of(config: RunConfig) -> list[Target]:
 def shown_targets(config: RunConfig) -> list[str]:
     """Every output, for a person to read: those of several streams once, and none with a secret in it."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
-    return [redact(target.text).partition("?")[0] for target in targets if target.text != "display"]
+    return [redact_target(target.text).partition("?")[0] for target in targets if target.text != "display"]
 
 
 def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
@@ -109,7 +109,7 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
     output = Output(_open(target, source, vid_stride), NEWEST if watched else None)
     if source is None and not output.sink.shared:
         output.sink.close()
-        what = redact(target.text)
+        what = redact_target(target.text)
         raise ConfigError(f"{target.flag}: {what} is for one stream; for several, write {STREAM} in it, for its name")
     return output
 

@@ -1,6 +1,6 @@
 """Where results go. Knows frames and results, but no source, model or pipeline."""
 
-from saccade.sinks.base import EndsStreams, Sink, SinkClosedError, SinkError
+from saccade.sinks.base import Sink, SinkClosedError, SinkError, SourceHints, SupportsStreamEnd
 from saccade.sinks.callback import CallbackSink
 from saccade.sinks.display import DisplaySink
 from saccade.sinks.factory import open_sink
@@ -15,7 +15,6 @@ from saccade.sinks.video.segmented_mp4 import RecordingSink
 __all__ = [
     "CallbackSink",
     "DisplaySink",
-    "EndsStreams",
     "JsonlSink",
     "Latency",
     "Mp4Sink",
@@ -24,6 +23,8 @@ __all__ = [
     "Sink",
     "SinkClosedError",
     "SinkError",
+    "SourceHints",
+    "SupportsStreamEnd",
     "WebhookSink",
     "color_of",
     "draw",

@@ -1,10 +1,12 @@
-"""What every sink has in common: its face and its errors.
+"""What every sink has in common: its interface and its errors.
 
 Knows frames and results, but no source, model or pipeline.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, Protocol, runtime_checkable
 
 from saccade.engine.results import Result
@@ -17,7 +19,20 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """The one who was watching has gone: window closed, pipe closed. The run should end, but nothing went wrong."""
+    """The reader of this sink has gone: the window was closed, or the pipe. No failure, but the sink has ended."""
+
+
+@dataclass(slots=True, frozen=True)
+class SourceHints:
+    """What a sink may know about the stream it will be written; everything is optional.
+
+    Attributes:
+        rate: frames per second; None when unknown.
+        audio_from: file whose audio a video copies; it is never overwritten. None for a silent video.
+    """
+
+    rate: Fraction | None = None
+    audio_from: str | None = None
 
 
 class Sink(Protocol):
@@ -25,7 +40,7 @@ class Sink(Protocol):
 
     Attributes:
         shared: whether several streams may write to one such sink, each from its own thread; it is closed once, when
-            all have ended. Others have one stream, and one thread that writes and closes them.
+            all have ended. Other sinks have one stream, and one thread that writes and closes them.
     """
 
     shared: ClassVar[bool]
@@ -34,8 +49,9 @@ class Sink(Protocol):
         """Take one frame, what was found on it and how long that took.
 
         Raises:
-            SinkClosedError: if the one who was watching has gone.
-            SinkError: if the result could not be delivered, such as on a full disk.
+            SinkClosedError: if the reader has gone.
+            SinkError: if the result could not be delivered, such as on a full disk. The sink stays usable: a later
+                call tries again.
         """
         ...
 
@@ -49,9 +65,9 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class EndsStreams(Protocol):
-    """A shared sink that wants to know when one of its streams has ended while others go on."""
+class SupportsStreamEnd(Protocol):
+    """A shared sink that is to be informed when one of its streams has ended while others go on."""
 
     def end(self, stream: str) -> None:
-        """Take note that nothing more comes of `stream`, until it is written again."""
+        """Note that nothing more comes from `stream`, until it is written again."""
         ...

@@ -18,10 +18,10 @@ from saccade.sources.frame import Frame
 class CallbackSink:
     """Calls `function(frame, result, latency)` for every frame, one call at a time, also when streams share it.
 
-    What the function raises ends the run as an error; a `SinkClosedError` ends it without one.
+    An exception of the function ends the run as an error; a `SinkClosedError` ends it without one.
 
     Args:
-        function: is called in a thread of the pipeline. It should be quick, or hand its work on: results wait for it.
+        function: called in a thread of the pipeline. It should return quickly or hand its work on: results wait for it.
     """
 
     shared: ClassVar[bool] = True
@@ -43,6 +43,6 @@ class CallbackSink:
             self._function(frame, result, latency)
 
     def close(self) -> None:
-        """Call the function no more. A second call does nothing."""
+        """Stop calling the function. A second call does nothing."""
         with self._lock:
             self._closed = True

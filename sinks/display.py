@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import cv2
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkClosedError, SinkError
+from saccade.sinks.base import SinkClosedError, SinkError, SourceHints
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
 from saccade.sources.frame import Frame
@@ -40,15 +40,20 @@ class DisplaySink:
         self._shown = False
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             raise SinkError("no screen here (neither DISPLAY nor WAYLAND_DISPLAY is set); write to a file instead")
-        # The window toolkit ends the whole process when the screen refuses it, so a child tries first.
+        # The window toolkit ends the whole process when the screen refuses it, so a child process tries first.
         try:
-            tried = subprocess.run(
+            probe = subprocess.run(
                 [sys.executable, "-c", _PROBE], capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise SinkError("the screen does not answer; write to a file instead") from None
-        if tried.returncode != 0:
+            raise SinkError("the screen does not respond; write to a file instead") from None
+        if probe.returncode != 0:
             raise SinkError("no window can be opened on this screen; write to a file instead")
+
+    @classmethod
+    def open(cls, target: str, hints: SourceHints) -> Self:
+        """Open the window that the target `display` asks for; raises as the constructor does."""
+        return cls()
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Show one frame.
@@ -56,11 +61,11 @@ class DisplaySink:
         Raises:
             SinkClosedError: if the user closed the window or pressed q or Esc.
         """
-        picture = draw(frame.image, result, drawn_latency(frame, latency))
+        image = draw(frame.image, result, drawn_latency(frame, latency))
         if not self._shown:
             cv2.namedWindow(self._title, cv2.WINDOW_NORMAL)
             cv2.resizeWindow(self._title, frame.width, frame.height)
-        cv2.imshow(self._title, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+        cv2.imshow(self._title, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
         key = cv2.waitKey(1)
         self._shown = True
         if key & 0xFF in _QUIT_KEYS or cv2.getWindowProperty(self._title, cv2.WND_PROP_VISIBLE) < 1:

@@ -1,20 +1,61 @@
-"""Finds the right sink for what a user typed. Knows no source, model or pipeline."""
+"""Opens the sink that a target names: an address, a path, `-` or `display`. Knows no source, model or pipeline.
+
+A new sink is one file and one line in `SINKS`. Order of imports in this package:
+record <- base <- urls, outbox, overlay <- callback, display, jsonl, video, websocket, messaging <- factory.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from importlib import import_module
 
-from saccade.sinks.base import Sink, SinkError
-from saccade.sinks.display import DisplaySink
-from saccade.sinks.jsonl import JsonlSink
-from saccade.sinks.urls import redact, split_path
-from saccade.sinks.video.mp4 import Mp4Sink
-from saccade.sinks.video.segmented_mp4 import RecordingSink
-from saccade.sinks.video.segments import DEFAULT_S, is_pattern
+from saccade.sinks.base import Sink, SinkError, SourceHints
+from saccade.sinks.urls import redact_target, split_path
 
-_MP4_SUFFIXES = (".mp4", ".m4v")
-_JSONL_SUFFIXES = (".jsonl", ".ndjson")
+Opener = Callable[[str, SourceHints], Sink]
+
+
+@dataclass(slots=True, frozen=True)
+class SinkKind:
+    """How one kind of sink is recognised and opened.
+
+    Attributes:
+        opener: `module:name`, or `module:Class.name`, of an `Opener`. Imported at the first use, since each sink
+            brings a library that no other needs; or the opener itself.
+        schemes: of the addresses it takes.
+        suffixes: of the files it writes, in lower case.
+        words: targets it takes as a whole, such as `-`.
+    """
+
+    opener: str | Opener
+    schemes: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def open(self, target: str, hints: SourceHints) -> Sink:
+        """Open `target`, which is of this kind; raises SinkError if that fails."""
+        if not isinstance(self.opener, str):
+            return self.opener(target, hints)
+        module, _, name = self.opener.partition(":")
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        sink: Sink = found(target, hints)  # type: ignore[operator]
+        return sink
+
+
+SINKS: list[SinkKind] = [
+    SinkKind("saccade.sinks.jsonl:JsonlSink.open", suffixes=(".jsonl", ".ndjson"), words=("-",)),
+    SinkKind("saccade.sinks.video.segmented_mp4:open_mp4", suffixes=(".mp4", ".m4v")),
+    SinkKind("saccade.sinks.display:DisplaySink.open", words=("display",)),
+    SinkKind("saccade.sinks.websocket.server:WebSocketSink.open", schemes=("ws", "wss")),
+    SinkKind("saccade.sinks.messaging.mqtt:MqttSink.open", schemes=("mqtt", "mqtts")),
+    SinkKind("saccade.sinks.messaging.webhook:WebhookSink.open", schemes=("http", "https")),
+]
+"""Every kind of sink that `open_sink` knows; the first that matches is taken."""
 
 
 def open_sink(
@@ -23,7 +64,7 @@ def open_sink(
     rate: Fraction | None = None,
     audio_from: str | os.PathLike[str] | None = None,
 ) -> Sink:
-    """Open the sink that `target` asks for.
+    """Open the sink that `target` names.
 
     - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: the same in segments.
     - `out.jsonl`: records; `out.jsonl?max_mb=100&keep=5`: rotated by size. `-`: records on standard output.
@@ -35,56 +76,32 @@ def open_sink(
     Args:
         target: one of the above.
         rate: frames per second of the source; a hint for videos.
-        audio_from: file whose sound a video takes over; it is never overwritten.
+        audio_from: file whose audio a video copies; it is never overwritten.
 
     Raises:
         SinkError: if there is no such sink or it cannot be opened, in one line for the user.
     """
     text = os.fspath(target)
+    hints = SourceHints(rate, None if audio_from is None else os.fspath(audio_from))
+    kind = kind_of(text)
+    if kind is not None:
+        return kind.open(text, hints)
     scheme, separator, _ = text.partition("://")
-    if separator:
-        return _open_address(text, scheme.lower())
     if text.partition(":")[0].lower() == "whep":
-        raise _whep()
-    if text == "display":
-        return DisplaySink()
-    if text == "-":
-        return JsonlSink(text)
-    path, options = split_path(text, _MP4_SUFFIXES + _JSONL_SUFFIXES)
-    if path.lower().endswith(_JSONL_SUFFIXES):
-        megabytes, keep = options.number("max_mb"), options.count("keep", 5, 1000)
-        options.done()
-        if options and megabytes is None:
-            raise SinkError(f"{path}: keep is for files with max_mb, such as {path}?max_mb=100&keep={keep}")
-        return JsonlSink(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep)
-    if path.lower().endswith(_MP4_SUFFIXES):
-        segment = options.seconds("segment", DEFAULT_S)
-        segmented = is_pattern(path) or bool(options)
-        options.done()
-        if segmented:
-            return RecordingSink(path, length_s=segment, rate=rate, audio_from=audio_from)
-        return Mp4Sink(path, rate=rate, audio_from=audio_from)
+        raise SinkError("whep: needs the streams themselves; it belongs to `saccade run --sink whep:PORT`")
+    if separator:
+        known = ", ".join(kind.schemes[0] for kind in SINKS if kind.schemes)
+        raise SinkError(f"there are no {scheme.lower()}:// sinks: {redact_target(text)} should be {known}, or a file")
     raise SinkError(f"cannot tell what to write to {text}: end it in .mp4 or .jsonl, or use '-' or 'display'")
 
 
-def _open_address(text: str, scheme: str) -> Sink:
-    # Imported here: each brings a library that none of the others needs.
-    if scheme in ("ws", "wss"):
-        from saccade.sinks.websocket.server import WebSocketSink
-
-        return WebSocketSink(text)
-    if scheme in ("mqtt", "mqtts"):
-        from saccade.sinks.messaging.mqtt import MqttSink
-
-        return MqttSink(text)
-    if scheme in ("http", "https"):
-        from saccade.sinks.messaging.webhook import WebhookSink
-
-        return WebhookSink(text)
-    if scheme == "whep":
-        raise _whep()
-    raise SinkError(f"there are no {scheme}:// sinks: {redact(text)} should be ws, mqtt or http, or a file")
-
-
-def _whep() -> SinkError:
-    return SinkError("whep: needs the streams themselves; it belongs to `saccade run --sink whep:PORT`")
+def kind_of(target: str) -> SinkKind | None:
+    """The kind of sink that `target` names; None if there is none."""
+    scheme, separator, _ = target.partition("://")
+    if separator:
+        return next((kind for kind in SINKS if scheme.lower() in kind.schemes), None)
+    for kind in SINKS:
+        path, _ = split_path(target, kind.suffixes)
+        if target in kind.words or (kind.suffixes and path.lower().endswith(kind.suffixes)):
+            return kind
+    return None

@@ -1,4 +1,4 @@
-"""The record that goes over every wire, one a frame: JSON lines today, other transports the same.
+"""The record of one frame, as every transport sends it: files, WebSocket, MQTT and webhooks.
 
 Knows frames and results, but no source, model or pipeline.
 """
@@ -14,7 +14,7 @@ from saccade.sources.frame import Frame
 
 SCHEMA = "saccade/1"
 
-# Coordinates are bins of 1/1024: five decimals keep them apart, and are 0.04 pixels of a 3840 pixel picture.
+# Coordinates are bins of 1/1024: five decimals keep them apart, and are 0.04 pixels of an image 3840 pixels wide.
 _NORM_DIGITS = 5
 _PIXEL_DIGITS = 1
 _SCORE_DIGITS = 3
@@ -26,7 +26,7 @@ class Latency:
     """Where the time of one frame went, in milliseconds.
 
     Attributes:
-        decode: demuxing, decoding and converting the picture.
+        decode: demuxing, decoding and converting the frame.
         queue: waiting between the stages.
         prefill: the engine's work on the image and the prompts.
         decode_tokens: the engine's work on the answers.
@@ -43,10 +43,10 @@ class Latency:
 
 
 def drawn_latency(frame: Frame, latency: Latency) -> float:
-    """What a picture should say of its latency, in milliseconds.
+    """The latency to draw on a frame, in milliseconds.
 
-    On a live stream, how old it is. A file is read ahead and held back, so there the wait says nothing about the
-    program: what is left is the time spent on the picture.
+    On a live stream it is the age of the frame. A file is read ahead and held back, so its waiting time says nothing
+    about the program: what is left is the time spent on the frame.
     """
     return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
 
@@ -55,7 +55,7 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
     """Build the record of one frame, ready for `json.dumps`.
 
     Boxes are `[x1, y1, x2, y2]`, in pixels with one decimal (`box`) and as fractions of width and height with five
-    (`box_norm`). Whatever is not known, such as track numbers and zones, is left out.
+    (`box_norm`).
     """
     width, height = frame.width, frame.height
     return {
@@ -98,7 +98,7 @@ def to_json(record: dict[str, Any]) -> bytes:
     """A record as one line of compact UTF-8 that any JSON parser takes.
 
     Raises:
-        ValueError: if a number in it is none.
+        ValueError: if a number in it is not finite.
     """
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Takes apart what a user typed for an output: where it goes, and the options behind it; prints it without its secrets.
+"""Parses the target of a sink: an address or path and the options behind it; and shows it without its secrets.
 
 Pure text. Knows nothing of files or connections.
 """
@@ -21,12 +21,12 @@ _NO = ("0", "false", "no", "off")
 _HOST = re.compile(r"([^\s:@\[\]]*|\[[^\]]*\])(:\d*)?")
 
 
-def redact(text: str) -> str:
-    """What may be said aloud of a target: of an address only `scheme://host:port`, since paths hold keys as well."""
+def redact_target(text: str) -> str:
+    """A target as logs may show it: of an address only `scheme://host:port`, since paths hold keys as well."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text
-    for place in (rest, rest.rpartition("@")[2]):  # the second for passwords with a /, ? or # that should be a %XX
+    for place in (rest, rest.rpartition("@")[2]):  # the second: a password with an unescaped /, ? or #
         host = re.split(r"[/?#]", place, maxsplit=1)[0].rpartition("@")[2]
         if _HOST.fullmatch(host):
             return f"{scheme}://{host}"
@@ -34,14 +34,14 @@ def redact(text: str) -> str:
 
 
 class Options:
-    """The options of a target, `name=value&name=value`; each is asked for by name, and `done` refuses the rest.
+    """The options of a target, `name=value&name=value`; each is read by name, and `reject_unknown` refuses the rest.
 
     Args:
-        text: the options as typed.
+        text: the options.
         target: what they belong to, free of secrets, for messages.
 
     Raises:
-        SinkError: by every method, if an option is not what it should be.
+        SinkError: by every method, if an option has a wrong value.
     """
 
     def __init__(self, text: str, target: str) -> None:
@@ -54,34 +54,34 @@ class Options:
         return bool(self._given)
 
     def text(self, name: str, default: str = "") -> str:
-        """The option as typed."""
+        """The option as it was given."""
         self._known.append(name)
         return self._given.get(name, default)
 
     def texts(self, name: str) -> list[str]:
-        """An option that may be repeated, as typed; empty when absent."""
+        """The values of an option that may be repeated; empty when absent."""
         self._known.append(name)
         return [value for key, value in self._pairs if key == name]
 
     def flag(self, name: str) -> bool:
-        """A switch, off unless told: 1, true, yes or on; 0, false, no or off."""
+        """A switch, off by default: 1, true, yes or on; 0, false, no or off."""
         value = self.text(name, "0").lower()
         if value not in _YES + _NO:
-            raise self._bad(name, value, "0 or 1")
+            raise self._wrong_value(name, value, "0 or 1")
         return value in _YES
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
-        """One of `allowed`, the first unless told."""
+        """One of `allowed`, by default the first."""
         value = self.text(name, allowed[0])
         if value not in allowed:
-            raise self._bad(name, value, " or ".join(allowed))
+            raise self._wrong_value(name, value, " or ".join(allowed))
         return value
 
     def count(self, name: str, default: int, most: int = 10**9) -> int:
         """A whole number from 1 to `most`."""
         value = self.text(name, str(default))
         if not re.fullmatch(r"\d{1,10}", value) or not 1 <= int(value) <= most:
-            raise self._bad(name, value, f"a whole number from 1 to {most}")
+            raise self._wrong_value(name, value, f"a whole number from 1 to {most}")
         return int(value)
 
     def number(self, name: str) -> float | None:
@@ -97,11 +97,11 @@ class Options:
         found = re.fullmatch(r"([\d.]+)([smh]?)", value)
         shape = "a time such as 90, 10m or 1h"
         if found is None:
-            raise self._bad(name, value, shape)
+            raise self._wrong_value(name, value, shape)
         return self._positive(name, value, found[1], shape) * _UNITS[found[2]]
 
-    def done(self) -> None:
-        """Every option has been asked for: what is left is a slip of the pen."""
+    def reject_unknown(self) -> None:
+        """Refuse the options that have not been read."""
         for name in self._given:
             if name not in self._known:
                 near = difflib.get_close_matches(name, self._known, n=1)
@@ -114,10 +114,10 @@ class Options:
         except ValueError:
             number = math.nan
         if not 0 < number < math.inf:
-            raise self._bad(name, value, shape)
+            raise self._wrong_value(name, value, shape)
         return number
 
-    def _bad(self, name: str, value: str, shape: str) -> SinkError:
+    def _wrong_value(self, name: str, value: str, shape: str) -> SinkError:
         return SinkError(f"{self._target}: {name} should be {shape}, not {value!r}")
 
 
@@ -131,14 +131,14 @@ def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
 
 @dataclass(slots=True, frozen=True, repr=False)
 class Address:
-    """A server's address taken apart.
+    """A server's address, parsed.
 
     Attributes:
         scheme: in small letters.
         host, port: where to connect.
         user, password: decoded; None when the address holds none.
         path: what follows the host, decoded, without slashes around it.
-        shown: the address without what is secret.
+        shown: the address without its secrets.
     """
 
     scheme: str
@@ -154,26 +154,28 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, ports: dict[str, int], example: str) -> Self:
-        """Take the address apart.
+        """Parse an address.
 
         Args:
-            text: as typed, with or without options.
-            ports: the schemes that may be, and the port each has by itself.
-            example: shown to whoever typed something else.
+            text: the address, with or without options.
+            ports: the default port of each allowed scheme.
+            example: a valid address, for the error message.
 
         Raises:
-            SinkError: if it is none.
+            SinkError: if it is not valid.
         """
-        shown = redact(text)
+        shown = redact_target(text)
         try:
             parts = urlsplit(text)
             port = parts.port if parts.port is not None else ports[parts.scheme]
             host = parts.hostname or ""
-            host.encode("idna")  # as will be done to look it up
+            host.encode("idna")  # as the lookup will do
         except (ValueError, KeyError):
             host, port = "", 0
         if not host or re.search(r"\s", host) or not 1 <= port <= 65535:
-            raise SinkError(f"{shown} is no address: use {example}; write special characters of a password as %XX")
+            raise SinkError(
+                f"{shown} is not a valid address: use {example}; write special characters of a password as %XX"
+            )
         user, password = parts.username, parts.password
         return cls(
             scheme=parts.scheme,

@@ -30,7 +30,7 @@ MAY_IMPORT = {
 
 ORDER = {
     "sources": "frame timestamps rtp http | base rgb | urls file replay | images live | rtsp webrtc | factory",
-    "sinks": "overlay record | base | urls callback display jsonl | messaging video | websocket | factory",
+    "sinks": "overlay record | base | urls outbox callback | display jsonl messaging video websocket | factory",
     "engine": "errors results tasks kernels | models vocabulary | scheduling | backends | runtime | model_loader | "
     "text_stream | engine | training | evaluation",
     "pipeline": "core | server | sink_targets | session | bench | cli",

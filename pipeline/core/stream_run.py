@@ -25,7 +25,7 @@ from saccade.engine.results import Result
 from saccade.engine.tasks import Task
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from saccade.pipeline.core.stats import Report, Stats
-from saccade.sinks import EndsStreams, Latency, Sink, SinkClosedError
+from saccade.sinks import Latency, Sink, SinkClosedError, SupportsStreamEnd
 from saccade.sources import Frame, Source
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class Run:
     def _finish(self, output: Output) -> None:
         if not output.shared:
             output.sink.close()
-        elif isinstance(output.sink, EndsStreams):
+        elif isinstance(output.sink, SupportsStreamEnd):
             output.sink.end(self.name)
 
     def _note_waiting(self, since: float | None) -> None:

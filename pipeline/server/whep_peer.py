@@ -43,9 +43,9 @@ class _Track(VideoStreamTrack):
         while True:
             frame = self.viewer.take() if self.viewer is not None else None
             if frame is not None:
-                self._on_record(frame.record, frame.coded.pts)
-                packet: Any = av.Packet(frame.coded.data)
-                packet.pts, packet.time_base = frame.coded.pts, TIME_BASE
+                self._on_record(frame.record, frame.encoded.pts)
+                packet: Any = av.Packet(frame.encoded.data)
+                packet.pts, packet.time_base = frame.encoded.pts, TIME_BASE
                 return packet
             if self.viewer is not None and self.viewer.ended:
                 raise MediaStreamError
@@ -107,7 +107,7 @@ class ViewerPeer(Peer):
     def _ask(self) -> None:
         """Ask for a key frame, as he does."""
         if self._track.viewer is not None:
-            self._track.viewer.ask()
+            self._track.viewer.request_key_frame()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
         """Send a record, just before its frame, with the RTP timestamp that the frame will have.

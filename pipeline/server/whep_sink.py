@@ -93,7 +93,7 @@ def open_whep(target: str) -> ViewerSink:
     address = Address.parse(f"whep:{place}", {"whep": DEFAULT_PORT}, "whep:8082 or whep://HOST:PORT?token=…")
     options = Options(query, address.shown)
     token, origins = options.text("token") or None, tuple(options.texts("origin"))
-    options.done()
+    options.reject_unknown()
     if address.user is not None or address.path:
         raise SinkError(f"{address.shown}: only a host and a port are needed, and ?token=…")
     return ViewerSink(address.host, address.port, token, origins)

@@ -1,4 +1,4 @@
-"""A thread with an event loop, for a sink that talks to a server: woken from any thread, ended in bounded time.
+"""An event loop in a thread, for a sink that talks to a server: woken from any thread, ended in bounded time.
 
 Knows nothing of what the sink does, nor of frames and results.
 """
@@ -23,20 +23,20 @@ _CANCEL_S = 3.0
 
 
 def backoff_s(failures: int, chance: Callable[[], float] = random.random) -> float:
-    """How long to wait after so many failures in a row, from 1: 0.5 s, doubling to 30 s, a random quarter of it off."""
+    """Seconds to wait after the nth failure in a row, from 1: 0.5, doubling to 30, less up to a quarter at random."""
     longest = min(_LAST_DELAY_S, _FIRST_DELAY_S * (1 << min(failures - 1, 16)))
     return longest * (1 - 0.25 * chance())
 
 
-class Worker:
-    """Runs the coroutine `work(worker)` in a thread of its own from construction on, until it returns.
+class BackgroundLoop:
+    """Runs the coroutine `work(loop)` in a thread of its own from construction on, until it returns.
 
     Args:
         name: of the thread.
-        work: returns soon after `stopping` has become true; looks at it whenever `pause` comes back.
+        work: returns soon after `stopping` has become true; checks it whenever `wait` returns.
     """
 
-    def __init__(self, name: str, work: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, name: str, work: Callable[[BackgroundLoop], Coroutine[Any, Any, None]]) -> None:
         self._name = name
         self._work = work
         self._woken = asyncio.Event()
@@ -53,43 +53,43 @@ class Worker:
         return self._stopping
 
     def check(self) -> None:
-        """Do nothing as long as the work goes on.
+        """Do nothing while the work goes on.
 
         Raises:
-            SinkError: if it has failed; it deals itself with all that is to be expected, so this is a fault of ours.
+            SinkError: if it has failed: it handles all expected errors itself, so this is a bug.
         """
         if self._error is not None:
             raise SinkError(f"{self._name} failed: {self._error!r}")
 
     def wake(self) -> None:
-        """Let `pause` come back. Callable from any thread."""
+        """Let `wait` return. Callable from any thread."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def pause(self, at_most_s: float) -> None:
-        """Wait until there was a call of `wake` since the last pause, or so many seconds."""
+    async def wait(self, timeout_s: float) -> None:
+        """Return after a call of `wake` since the last `wait`, or after `timeout_s` seconds."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(at_most_s):
+            async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
         self._woken.clear()
 
-    async def rest(self, seconds: float) -> None:
-        """Wait so long, whatever happens, except for `close`."""
+    async def sleep(self, seconds: float) -> None:
+        """Wait `seconds`, whatever happens, except for `close`."""
         end = self._loop.time() + seconds
         while not self._stopping and (left := end - self._loop.time()) > 0:
-            await self.pause(left)
+            await self.wait(left)
 
-    def close(self, patience_s: float) -> None:
-        """Let the work come to its end within `patience_s` seconds, then cut it short. A second call does nothing."""
+    def close(self, timeout_s: float) -> None:
+        """Let the work finish within `timeout_s` seconds, then cancel it. A second call does nothing."""
         self._stopping = True
         self.wake()
-        self._thread.join(patience_s)
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join(_CANCEL_S)
         if self._thread.is_alive():
-            log.warning("%s does not end; left behind", self._name)
+            log.warning("%s does not end; its thread is abandoned", self._name)
 
     def _cancel(self) -> None:
         if self._task is not None:

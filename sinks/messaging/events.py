@@ -1,4 +1,4 @@
-"""What is where, and since when: turns what is seen picture by picture into events that begin, change and end.
+"""Events: turns what is detected frame by frame into objects that appear, change and leave.
 
 Pure: time comes in as an argument. Knows results, but no frames, topics or connections.
 """
@@ -15,45 +15,46 @@ from typing import Any, Literal
 from saccade.engine.results import Result
 
 HOLD_S = 3.0
-_RISE = 0.05  # of the best score, that is worth telling
+_RISE = 0.05  # of the best score, that makes an update
 _ID_LETTERS = string.ascii_lowercase + string.digits
 
 Kind = Literal["new", "update", "end"]
 
 
 @dataclass(slots=True, frozen=True)
-class Sighting:
-    """One object on one picture: its label, its score from 0 to 1, and its box (x1, y1, x2, y2) in pixels."""
+class Observation:
+    """One object on one frame: its label, its score from 0 to 1, and its box (x1, y1, x2, y2) in pixels."""
 
     label: str
     score: float
     box: tuple[int, int, int, int]
 
 
-def sightings_of(result: Result, width: int, height: int) -> list[Sighting]:
-    """The boxes of a result on a `width` × `height` picture; for labels that have only points, those without size."""
+def observations_of(result: Result, width: int, height: int) -> list[Observation]:
+    """The boxes of a result on a `width` × `height` frame; for labels with points only, boxes without size."""
     found = [
-        Sighting(box.label, round(box.score, 3), _whole(box.pixels(width, height))) for box in result.detections.boxes
+        Observation(box.label, round(box.score, 3), _whole(box.pixels(width, height)))
+        for box in result.detections.boxes
     ]
-    boxed = {sighting.label for sighting in found}
+    boxed = {observation.label for observation in found}
     for spot in result.points.points:
         if spot.label not in boxed:
-            found.append(Sighting(spot.label, round(spot.score, 3), _whole(spot.pixels(width, height) * 2)))
+            found.append(Observation(spot.label, round(spot.score, 3), _whole(spot.pixels(width, height) * 2)))
     return found
 
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """One label on one stream, from the first picture that shows it to the last.
+    """One label on one stream, from the first frame that shows it to the last.
 
     Attributes:
-        id: of the event, as Frigate writes one: the time of its beginning and six letters.
-        stream: where.
-        label: what.
-        start_time, end_time: of the first and last picture that show it, in seconds; None while it goes on.
-        score: of the surest object on the newest picture that shows any.
+        id: of the event, as in Frigate: the time of its beginning and six letters.
+        stream: name of the stream.
+        label: the class of the objects.
+        start_time, end_time: of the first and last frame that show it, in seconds; end_time is None while it goes on.
+        score: of the best-scored object on the newest frame that shows any.
         top_score: the best score so far.
-        box: that of the surest object, as for `score`.
+        box: that of the best-scored object, as for `score`.
         count: how many there are, 0 at the end.
     """
 
@@ -70,14 +71,14 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A step of an event; `before` is what was told of it last, and at the beginning the same as `after`."""
+    """A step of an event; `before` is the event as last published, and at the beginning the same as `after`."""
 
     kind: Kind
     before: Event
     after: Event
 
     def as_json(self) -> dict[str, Any]:
-        """The message that Frigate sends, with what we know; `camera` is Frigate's word for the stream."""
+        """The message that Frigate sends, as far as known; `camera` is Frigate's word for the stream."""
         return {
             "type": self.kind,
             "before": {"camera": self.before.stream, **asdict(self.before)},
@@ -85,16 +86,16 @@ class Change:
         }
 
 
-class Presence:
+class EventTracker:
     """Follows the labels of any number of streams. For one thread at a time.
 
-    The count of a label is the most that one picture of the last `hold_s` seconds showed, so that an object missed on
-    a few pictures is still there. An event lasts as long as the count is not 0; a change of the count, or of the best
+    The count of a label is the most that one frame of the last `hold_s` seconds showed, so that an object missed on
+    a few frames is still counted. An event lasts as long as the count is not 0; a change of the count, or of the best
     score by 0.05, is an update.
 
     Args:
-        hold_s: seconds to go on counting what is not seen any more.
-        chance: gives numbers from 0 to 1, for the ids.
+        hold_s: seconds for which an object that is no longer detected is still counted.
+        chance: returns random numbers from 0 to 1, for the ids.
     """
 
     def __init__(self, hold_s: float = HOLD_S, chance: Callable[[], float] = random.random) -> None:
@@ -102,25 +103,25 @@ class Presence:
         self._chance = chance
         self._streams: dict[str, dict[str, _Label]] = {}
 
-    def see(self, stream: str, at_s: float, time: float, sightings: Iterable[Sighting]) -> list[Change]:
-        """Take what the next picture of a stream shows, and return what has changed.
+    def update(self, stream: str, at_s: float, time: float, observations: Iterable[Observation]) -> list[Change]:
+        """Take the observations of a stream's next frame, and return what has changed.
 
         Args:
-            stream: which.
-            at_s: time of the picture on the stream's own clock, in seconds.
-            time: when the picture was taken, as told in events, in seconds.
-            sightings: what is on it.
+            stream: name of the stream.
+            at_s: time of the frame on the stream's own clock, in seconds.
+            time: when the frame was captured, as written into events, in seconds.
+            observations: the objects on it.
         """
-        seen: dict[str, list[Sighting]] = {}
-        for sighting in sightings:
-            seen.setdefault(sighting.label, []).append(sighting)
+        seen: dict[str, list[Observation]] = {}
+        for observation in observations:
+            seen.setdefault(observation.label, []).append(observation)
         labels = self._streams.setdefault(stream, {})
         changes = []
         for name in [*labels, *(name for name in seen if name not in labels)]:
             label = labels.get(name)
             if label is None:
                 label = labels[name] = _Label(self._first(stream, time, seen[name]))
-            change = label.see(at_s, time, seen.get(name, []), self._hold_s)
+            change = label.update(at_s, time, seen.get(name, []), self._hold_s)
             if change is not None:
                 changes.append(change)
                 if change.kind == "end":
@@ -130,11 +131,11 @@ class Presence:
         return changes
 
     def end(self, stream: str) -> list[Change]:
-        """End all events of a stream, of which nothing more comes."""
+        """End all events of a stream from which nothing more comes."""
         return [label.end() for label in self._streams.pop(stream, {}).values()]
 
-    def _first(self, stream: str, time: float, sightings: list[Sighting]) -> Event:
-        best = _surest(sightings)
+    def _first(self, stream: str, time: float, observations: list[Observation]) -> Event:
+        best = _best(observations)
         letters = "".join(_ID_LETTERS[int(self._chance() * len(_ID_LETTERS)) % len(_ID_LETTERS)] for _ in range(6))
         return Event(f"{time:.6f}-{letters}", stream, best.label, time, None, best.score, best.score, best.box, 0)
 
@@ -142,49 +143,49 @@ class Presence:
 class _Label:
     """An event that goes on."""
 
-    __slots__ = ("_last_time", "_now", "_recent", "_told")
+    __slots__ = ("_last_time", "_now", "_published", "_recent")
 
     def __init__(self, first: Event) -> None:
         self._now = first
-        self._told: Event | None = None
+        self._published: Event | None = None
         self._last_time = first.start_time
-        # (time, count) of pictures, times growing and counts falling: the first is the most of the last `hold_s`
+        # (time, count) of frames, times growing and counts falling: the first is the most of the last `hold_s`
         # seconds, and what is followed by as many or more can never be that again.
         self._recent: deque[tuple[float, int]] = deque()
 
-    def see(self, at_s: float, time: float, sightings: list[Sighting], hold_s: float) -> Change | None:
-        if sightings:
-            while self._recent and self._recent[-1][1] <= len(sightings):
+    def update(self, at_s: float, time: float, observations: list[Observation], hold_s: float) -> Change | None:
+        if observations:
+            while self._recent and self._recent[-1][1] <= len(observations):
                 self._recent.pop()
-            self._recent.append((at_s, len(sightings)))
-            best = _surest(sightings)
+            self._recent.append((at_s, len(observations)))
+            best = _best(observations)
             top = max(self._now.top_score, best.score)
             self._now = replace(self._now, score=best.score, top_score=top, box=best.box)
             self._last_time = time
-        while self._recent and not 0 <= at_s - self._recent[0][0] <= hold_s:  # below 0: a clock that began again
+        while self._recent and not 0 <= at_s - self._recent[0][0] <= hold_s:  # below 0: a clock that restarted
             self._recent.popleft()
         if not self._recent:
             return self.end()
         self._now = replace(self._now, count=self._recent[0][1])
-        told = self._told
-        if told is None:
-            return self._tell("new")
-        if self._now.count != told.count or self._now.top_score >= told.top_score + _RISE:
-            return self._tell("update")
+        published = self._published
+        if published is None:
+            return self._change("new")
+        if self._now.count != published.count or self._now.top_score >= published.top_score + _RISE:
+            return self._change("update")
         return None
 
     def end(self) -> Change:
         self._now = replace(self._now, count=0, end_time=self._last_time)
-        return self._tell("end")
+        return self._change("end")
 
-    def _tell(self, kind: Kind) -> Change:
-        change = Change(kind, self._told or self._now, self._now)
-        self._told = self._now
+    def _change(self, kind: Kind) -> Change:
+        change = Change(kind, self._published or self._now, self._now)
+        self._published = self._now
         return change
 
 
-def _surest(sightings: list[Sighting]) -> Sighting:
-    return max(sightings, key=lambda sighting: sighting.score)
+def _best(observations: list[Observation]) -> Observation:
+    return max(observations, key=lambda observation: observation.score)
 
 
 def _whole(box: tuple[float, float, float, float]) -> tuple[int, int, int, int]:

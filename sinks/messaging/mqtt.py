@@ -13,12 +13,12 @@ import ssl
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkError
-from saccade.sinks.messaging.background_loop import Worker, backoff_s
-from saccade.sinks.messaging.events import HOLD_S, Change, Presence, sightings_of
+from saccade.sinks.base import SinkError, SourceHints
+from saccade.sinks.messaging.background_loop import BackgroundLoop, backoff_s
+from saccade.sinks.messaging.events import HOLD_S, Change, EventTracker, observations_of
 from saccade.sinks.messaging.mqtt_backlog import Backlog
 from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sinks.record import Latency, make_record, to_json
@@ -45,26 +45,26 @@ class MqttSink:
 
     - `saccade/available`: online or offline, retained; offline is the last will, so also after a crash.
     - `saccade/STREAM/available`: the same for one stream; offline when it has ended or been silent for 30 s.
-    - `saccade/STREAM/LABEL`: how many there are, retained, on change. See `Presence` for what counts.
+    - `saccade/STREAM/LABEL`: how many there are, retained, on change. See `EventTracker` for what is counted.
     - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`, `after`.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
-    A broker that is not there is tried again for ever. What is retained is brought up to date then; events wait for it,
-    the newest 1000 of them; of the records, the newest 256.
+    A broker that cannot be reached is tried again without end. What is retained is then brought up to date; the newest
+    1000 events and the newest 256 records wait for it.
 
     Args:
-        target: the address, with options behind it: `records=1`; `hold=3`, the seconds to go on counting what is not
-            seen any more; `ca=FILE`, certificates to trust instead of the system's.
+        target: the address, with options behind it: `records=1`; `hold=3`, the seconds for which what is no
+            longer detected is still counted; `ca=FILE`, certificates to trust instead of the system's.
 
     Raises:
-        SinkError: if the address is none, or aiomqtt is not installed.
+        SinkError: if the address is not valid, or aiomqtt is not installed.
     """
 
     shared: ClassVar[bool] = True
 
     def __init__(self, target: str) -> None:
         try:
-            import aiomqtt  # noqa: F401 - here for those who lack it, and not to be loaded by those who do not need it
+            import aiomqtt  # noqa: F401 - to report at once that it is missing
         except ImportError:
             raise SinkError("mqtt:// needs aiomqtt: pip install 'saccade[mqtt]'") from None
         self._address = Address.parse(target, PORTS, EXAMPLE)
@@ -72,108 +72,113 @@ class MqttSink:
         self._with_records = options.flag("records")
         hold_s = options.seconds("hold", HOLD_S)
         self._tls = _tls(self._address, options.text("ca"))
-        options.done()
+        options.reject_unknown()
         self._topics = Topics(self._address.path or "saccade")
-        # One name for all connections: the broker then ends the old one, will and all, before the new one begins.
+        # One client id for all connections: the broker then ends the old one, with its will, before the new one begins.
         self._client_id = f"saccade-{uuid.uuid4().hex[:12]}"
 
-        self._lock = threading.Lock()  # over everything below, which several threads write and the worker reads
-        self._presence = Presence(hold_s)
-        self._heard: dict[str, float] = {}  # the streams that are online, and when each last had a record
-        self._unasked: dict[str, None] = {}  # streams of which the broker may have counts of an earlier run
+        self._lock = threading.Lock()  # over everything below, which several threads write and the loop's thread reads
+        self._events = EventTracker(hold_s)
+        self._last_record_at: dict[str, float] = {}  # of the streams that are online
+        self._to_query: dict[str, None] = {}  # streams whose counts of an earlier run the broker may have
         self._backlog = Backlog(over=frozenset({"0", "offline"}))
         self._backlog.set(self._topics.available, "online")
-        self._may_ask = True  # on the worker's thread only
+        self._can_query = True  # used by the loop's thread only
         self._closed = False
-        self._worker = Worker(self._address.shown, self._work)
+        self._loop = BackgroundLoop(self._address.shown, self._work)
+
+    @classmethod
+    def open(cls, target: str, hints: SourceHints) -> Self:
+        """Open the sink that `target` names; raises as the constructor does."""
+        return cls(target)
 
     @property
     def dropped(self) -> int:
-        """Events and records that were lost because the broker was away or slow."""
+        """Events and records dropped because the broker was away or slow."""
         with self._lock:
             return self._backlog.dropped
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Take what a frame shows; callable from several threads, and never waits for the broker.
+        """Take the result of a frame; callable from several threads, and never waits for the broker.
 
         Raises:
-            SinkError: if the sink itself has failed.
+            SinkError: if the sink itself has failed, which is a bug.
         """
-        self._worker.check()
+        self._loop.check()
         record = to_json(make_record(frame, result, latency)) if self._with_records else None
         with self._lock:
             if self._closed:
                 return
-            if frame.stream not in self._heard:
-                self._unasked[frame.stream] = None
+            if frame.stream not in self._last_record_at:
+                self._to_query[frame.stream] = None
                 self._backlog.set(self._topics.stream_available(frame.stream), "online")
-            self._heard[frame.stream] = time.monotonic()
+            self._last_record_at[frame.stream] = time.monotonic()
             at_s = float(frame.pts * frame.time_base)
-            seen = sightings_of(result, frame.width, frame.height)
-            self._tell(self._presence.see(frame.stream, at_s, frame.captured_at, seen))
+            observations = observations_of(result, frame.width, frame.height)
+            self._queue_events(self._events.update(frame.stream, at_s, frame.captured_at, observations))
             if record is not None:
                 self._backlog.record(self._topics.record(frame.stream), record)
-        self._worker.wake()
+        self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """End the events of a stream and say that it is offline, until it is written again."""
+        """End the events of a stream and publish it as offline, until it is written again."""
         with self._lock:
             self._end(stream)
-        self._worker.wake()
+        self._loop.wake()
 
     def close(self) -> None:
-        """End all streams, say goodbye and disconnect, within some seconds. A second call does nothing."""
+        """End all streams, publish that, and disconnect, within some seconds. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
-                for stream in list(self._heard):
+                for stream in list(self._last_record_at):
                     self._end(stream)
                 self._backlog.set(self._topics.available, "offline")
-        self._worker.close(CLOSE_S)
+        self._loop.close(CLOSE_S)
         with self._lock:
             if self._backlog and not closed:
                 log.warning("%s: closed; messages undelivered: %d", self._address.shown, len(self._backlog))
 
     # ---- under the lock
 
-    def _tell(self, changes: list[Change]) -> None:
+    def _queue_events(self, changes: list[Change]) -> None:
         for change in changes:
             now = change.after
             self._backlog.event(self._topics.events, json.dumps(change.as_json()).encode())
             self._backlog.set(self._topics.count(now.stream, now.label), str(now.count))
 
     def _end(self, stream: str) -> None:
-        if self._heard.pop(stream, None) is not None:
-            self._tell(self._presence.end(stream))
+        if self._last_record_at.pop(stream, None) is not None:
+            self._queue_events(self._events.end(stream))
             self._backlog.set(self._topics.stream_available(stream), "offline")
 
     def _end_silent(self) -> None:
         """End the streams that have been silent for too long."""
-        for stream, heard in list(self._heard.items()):
-            if time.monotonic() - heard > SILENT_S:
+        for stream, at in list(self._last_record_at.items()):
+            if time.monotonic() - at > SILENT_S:
                 self._end(stream)
 
-    # ---- on the worker's thread
+    # ---- on the loop's thread
 
-    async def _work(self, worker: Worker) -> None:
+    async def _work(self, loop: BackgroundLoop) -> None:
         import aiomqtt
 
-        failures, told = 0, ""
-        while not worker.stopping:
+        failures, last_reason = 0, ""
+        while not loop.stopping:
             connected_at = None
             try:
                 async with self._client() as client:
                     connected_at = time.monotonic()
                     log.info("%s: connected", self._address.shown)
-                    told = ""
-                    await self._session(client, worker)
+                    last_reason = ""
+                    await self._session(client, loop)
             except aiomqtt.MqttError as error:
                 failures = 1 if connected_at is not None and time.monotonic() - connected_at > 10 else failures + 1
                 reason = "connection lost" if connected_at is not None else _ERRNO.sub("", " ".join(str(error).split()))
-                if reason != told:
+                if reason != last_reason:
                     log.warning("%s: %s; trying again", self._address.shown, reason)
-                    told = reason
-                await worker.rest(backoff_s(failures))
+                    last_reason = reason
+                await loop.sleep(backoff_s(failures))
 
     def _client(self) -> aiomqtt.Client:
         import aiomqtt
@@ -191,14 +196,14 @@ class MqttSink:
             will=aiomqtt.Will(self._topics.available, "offline", qos=1, retain=True),
         )
 
-    async def _session(self, client: aiomqtt.Client, worker: Worker) -> None:
+    async def _session(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
         with self._lock:
             self._backlog.connected()
-            self._unasked = dict.fromkeys(self._heard)
-        # Both, since a connection that breaks is told to whoever listens, and not to whoever waits for an answer.
+            self._to_query = dict.fromkeys(self._last_record_at)
+        # Both, since a broken connection ends the iteration over messages, and not the wait for an acknowledgement.
         tasks = {
-            asyncio.create_task(self._deliver(client, worker)),
-            asyncio.create_task(self._listen(client, worker)),
+            asyncio.create_task(self._deliver(client, loop)),
+            asyncio.create_task(self._listen(client, loop)),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -209,15 +214,15 @@ class MqttSink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _deliver(self, client: aiomqtt.Client, worker: Worker) -> None:
+    async def _deliver(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
         while True:
-            stopping = worker.stopping  # before looking for work: what close() left behind is still done
+            stopping = loop.stopping  # read first: what close() has queued is still published
             with self._lock:
                 self._end_silent()
-                unasked, self._unasked = self._unasked, {}
+                to_query, self._to_query = self._to_query, {}
                 item = self._backlog.next(records=not self._closed)
-            for stream in unasked:
-                await self._ask(client, self._topics.all_of(stream))
+            for stream in to_query:
+                await self._query_retained(client, self._topics.all_of(stream))
             if item is not None:
                 await client.publish(item.topic, item.payload, item.qos, item.retain)
                 with self._lock:
@@ -225,30 +230,30 @@ class MqttSink:
             elif stopping:
                 return
             else:
-                await worker.pause(SILENT_S / 6)
+                await loop.wait(SILENT_S / 6)
 
-    async def _ask(self, client: aiomqtt.Client, topics: str) -> None:
-        """Have what is retained sent to `_listen`. Unsubscribed at once: it has been sent by then."""
+    async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
+        """Have the retained messages sent to `_listen`. Unsubscribed at once: they have been sent by then."""
         import aiomqtt
 
-        if not self._may_ask:
+        if not self._can_query:
             return
         try:
             await client.subscribe(topics, qos=1)
             await client.unsubscribe(topics)
         except aiomqtt.MqttError:
-            self._may_ask = False  # some brokers throw out those who may not read, and would each time
+            self._can_query = False  # some brokers disconnect a client without read access, and would each time
             raise
 
-    async def _listen(self, client: aiomqtt.Client, worker: Worker) -> None:
-        """Set to 0 the counts that an earlier run left behind; fail as soon as the connection does."""
+    async def _listen(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
+        """Set the counts that an earlier run left behind to 0; fail as soon as the connection does."""
         async for message in client.messages:
             topic = message.topic.value
             if message.retain and message.payload != b"0" and self._topics.is_count(topic):
                 with self._lock:
                     if topic not in self._backlog:
                         self._backlog.set(topic, "0")
-                worker.wake()
+                loop.wake()
 
 
 def _tls(address: Address, authorities: str) -> ssl.SSLContext | None:

@@ -1,4 +1,4 @@
-"""What an MQTT broker should know and does not yet: what is, then what happened, then the records.
+"""What is still to be published to an MQTT broker: first the state of topics, then events, then records.
 
 Pure data, for one thread at a time. Knows nothing of connections or of what the topics mean.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.sinks.messaging.outbox import Message, Outbox
+from saccade.sinks.outbox import Message, Outbox
 
 MAX_EVENTS = 1000
 
 
 @dataclass(slots=True, frozen=True)
 class Item:
-    """Something to be published; `qos` and `retain` as MQTT means them."""
+    """A message to be published; `qos` and `retain` as MQTT means them."""
 
     topic: str
     payload: bytes
@@ -25,11 +25,11 @@ class Item:
 class Backlog:
     """State is kept by topic and published again to every new connection; events and records wait in outboxes.
 
-    Nothing leaves before it is `published`: what was on its way when a connection broke comes `next` again.
+    Nothing is removed before it is `published`: a message on its way when a connection broke comes `next` again.
 
     Args:
-        over: payloads that say that there is nothing: their topics are forgotten once published, since streams and
-            labels come and go for ever.
+        over: payloads that mean nothing is there: their topics are forgotten once published, since streams and labels
+            come and go without end.
     """
 
     def __init__(self, over: frozenset[str]) -> None:
@@ -37,12 +37,12 @@ class Backlog:
         self._state: dict[str, str] = {}
         self._stale: dict[str, None] = {}  # topics whose state the broker may not have; a set that keeps its order
         self._events = Outbox(max_records=MAX_EVENTS)
-        self._event: Item | None = None  # the one under way
+        self._event: Item | None = None  # the one being published
         self._records = Outbox()
         self._record: Item | None = None  # the same
 
     def __len__(self) -> int:
-        """How many topics and events the broker still has to hear of; records do not count."""
+        """How many topics and events are still to be published; records do not count."""
         return len(self._stale) + len(self._events) + (self._event is not None)
 
     def __contains__(self, topic: str) -> bool:
@@ -50,29 +50,29 @@ class Backlog:
 
     @property
     def dropped(self) -> int:
-        """Events and records that were lost because too many were waiting."""
+        """Events and records dropped because too many were waiting."""
         return self._events.dropped + self._records.dropped
 
     def set(self, topic: str, payload: str) -> None:
-        """Let `payload` be the state of a topic from now on."""
+        """Set the state of a topic."""
         if self._state.get(topic) != payload:
             self._state[topic] = payload
             self._stale[topic] = None
 
     def event(self, topic: str, payload: bytes) -> None:
-        """Something has happened."""
+        """Queue an event."""
         self._events.put(Message(topic, payload))
 
     def record(self, topic: str, payload: bytes) -> None:
-        """Something was seen."""
+        """Queue a record."""
         self._records.put(Message(topic, payload))
 
     def connected(self) -> None:
-        """There is a new connection, to a broker that may have forgotten everything."""
+        """Publish every state again: there is a new connection, to a broker that may have lost all."""
         self._stale = dict.fromkeys(self._state)
 
     def next(self, *, records: bool = True) -> Item | None:
-        """What to publish next, records among it if asked for; None if there is nothing."""
+        """The next message to publish, with `records` a record too; None if there is none."""
         if self._stale:
             topic = next(iter(self._stale))
             return Item(topic, self._state[topic].encode(), qos=1, retain=True)
@@ -87,7 +87,7 @@ class Backlog:
         return self._record
 
     def published(self, item: Item) -> None:
-        """The broker has it."""
+        """Remove a message that the broker has taken."""
         if item is self._event:
             self._event = None
         elif item is self._record:

@@ -16,7 +16,7 @@ class Topics:
         prefix: such as `saccade` or `home/saccade`.
 
     Raises:
-        SinkError: if it cannot begin a topic.
+        SinkError: if no topic may begin with it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -27,27 +27,27 @@ class Topics:
         self.events = f"{prefix}/events"
 
     def stream_available(self, stream: str) -> str:
-        """Whether a stream gives pictures."""
-        return f"{self._prefix}/{_word(stream)}/{_AVAILABLE}"
+        """Whether a stream delivers frames."""
+        return f"{self._prefix}/{_level(stream)}/{_AVAILABLE}"
 
     def record(self, stream: str) -> str:
         """The records of a stream."""
-        return f"{self._prefix}/{_word(stream)}/{_RECORD}"
+        return f"{self._prefix}/{_level(stream)}/{_RECORD}"
 
     def count(self, stream: str, label: str) -> str:
-        """How many of a label there are on a stream."""
-        word = _word(label)
-        return f"{self._prefix}/{_word(stream)}/{word}{'_' if word in (_AVAILABLE, _RECORD) else ''}"
+        """The count of a label on a stream."""
+        level = _level(label)
+        return f"{self._prefix}/{_level(stream)}/{level}{'_' if level in (_AVAILABLE, _RECORD) else ''}"
 
     def all_of(self, stream: str) -> str:
         """A filter for the topics of a stream."""
-        return f"{self._prefix}/{_word(stream)}/+"
+        return f"{self._prefix}/{_level(stream)}/+"
 
     def is_count(self, topic: str) -> bool:
         """Whether a topic of a stream is one of its counts."""
         return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD)
 
 
-def _word(name: str) -> str:
-    """A name as one level of a topic: what means something there, or is no text, becomes a dash."""
+def _level(name: str) -> str:
+    """A name as one level of a topic: characters with a meaning there, and invalid ones, become a dash."""
     return re.sub(r"[/+#\x00-\x1f\x7f-\x9f\ud800-\udfff]", "-", name)[:200] or "-"

@@ -1,1 +1,19 @@
-"""Results as video: MP4 files, recordings in segments, and what live viewers are sent."""
+"""Results as video: MP4 files, recordings in segments, and the live video of every stream."""
+
+from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer, ViewerFrame
+from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder
+from saccade.sinks.video.mp4 import Mp4Sink
+from saccade.sinks.video.segmented_mp4 import RecordingSink
+
+__all__ = [
+    "BroadcastSink",
+    "Codec",
+    "EncodedImage",
+    "LiveEncoder",
+    "Mp4Sink",
+    "NoSuchStreamError",
+    "RecordingSink",
+    "View",
+    "Viewer",
+    "ViewerFrame",
+]

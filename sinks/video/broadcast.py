@@ -1,7 +1,7 @@
-"""The video of every stream for people who watch now: coded once for all of them, newest picture always.
+"""The live video of every stream: encoded once for all its viewers, always the newest frame.
 
-Nothing is drawn or coded for a stream that nobody watches. Knows frames and results, but no network, source, model or
-pipeline: `saccade.pipeline.server.whep_server` brings the coded pictures to browsers.
+Nothing is drawn or encoded for a stream without viewers. Knows frames and results, but no network, source, model or
+pipeline: `saccade.pipeline.server.whep_server` brings the encoded frames to browsers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from saccade.engine.results import Result
 from saccade.sinks.base import SinkError
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency, make_record
-from saccade.sinks.video.live_encoder import TIME_BASE, Codec, Coded, LiveEncoder
+from saccade.sinks.video.live_encoder import TIME_BASE, Codec, EncodedImage, LiveEncoder
 from saccade.sources.frame import Frame, RgbImage
 
-_BACKLOG = 8  # coded pictures: a viewer further behind than that goes on at the next key frame
-_KEY_FRAMES_S = 0.5  # between two key frames: one viewer who asks on and on must not spoil the picture of the others
+_BACKLOG = 8  # frames: a viewer further behind than that goes on at the next key frame
+_KEY_FRAMES_S = 0.5  # between two key frames: requests of one viewer must not lower the quality for the others
 _RATE_MEMORY = 0.1  # weight of the newest interval in the mean
 
 
 class NoSuchStreamError(Exception):
-    """Nobody sends a stream of that name."""
+    """There is no stream of that name."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,59 +40,59 @@ class View:
 
 
 @dataclass(slots=True, frozen=True)
-class Picture:
-    """What a viewer gets: a coded picture, and the record of the frame that it shows."""
+class ViewerFrame:
+    """What a viewer gets: an encoded frame and its record."""
 
-    coded: Coded
+    encoded: EncodedImage
     record: dict[str, Any]
 
 
 class Viewer:
-    """One who watches. `take` and `ask` are for whoever brings the pictures to him, in any thread.
+    """One viewer of a stream. `take` and `request_key_frame` may be called from any thread.
 
     Args:
-        wake: called in the sink's thread whenever something can be taken, or the stream has ended; returns at once.
+        wake: called in the sink's thread whenever a frame can be taken, or the stream has ended; returns at once.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
-        self._pictures: deque[Picture] = deque()
-        self._needs_key = True
+        self._frames: deque[ViewerFrame] = deque()
+        self._needs_key_frame = True
         self._ended = False
         self.skipped = 0
-        """Pictures not delivered because he was too slow."""
+        """Frames not delivered because the viewer was too slow."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the stream has ended."""
         return self._ended
 
     @property
-    def needs_key(self) -> bool:
-        """Whether he can go on only at a key frame."""
-        return self._needs_key
+    def needs_key_frame(self) -> bool:
+        """Whether it can go on only at a key frame."""
+        return self._needs_key_frame
 
-    def take(self) -> Picture | None:
-        """The next picture; None if there is none yet."""
+    def take(self) -> ViewerFrame | None:
+        """The next frame; None if there is none yet."""
         with self._lock:
-            return self._pictures.popleft() if self._pictures else None
+            return self._frames.popleft() if self._frames else None
 
-    def ask(self) -> None:
-        """Ask for a key frame, as a decoder does that lost something."""
-        self._needs_key = True
+    def request_key_frame(self) -> None:
+        """Request a key frame, as a decoder does after a loss."""
+        self._needs_key_frame = True
 
-    def _give(self, picture: Picture) -> None:
+    def _offer(self, frame: ViewerFrame) -> None:
         with self._lock:
-            if len(self._pictures) >= _BACKLOG:
-                self.skipped += len(self._pictures)
-                self._pictures.clear()
-                self._needs_key = True
-            if self._needs_key and not picture.coded.key:
+            if len(self._frames) >= _BACKLOG:
+                self.skipped += len(self._frames)
+                self._frames.clear()
+                self._needs_key_frame = True
+            if self._needs_key_frame and not frame.encoded.key:
                 self.skipped += 1
                 return
-            self._needs_key = False
-            self._pictures.append(picture)
+            self._needs_key_frame = False
+            self._frames.append(frame)
         self._wake()
 
     def _end(self) -> None:
@@ -101,31 +101,31 @@ class Viewer:
 
 
 class _Rendition:
-    """One encoder and those who watch what it makes."""
+    """One encoder and the viewers of its output."""
 
     def __init__(self, codec: Codec) -> None:
-        self.viewers: tuple[Viewer, ...] = ()  # replaced, never changed: pictures go out while others come and leave
+        self.viewers: tuple[Viewer, ...] = ()  # replaced, never changed: frames go out while viewers join and leave
         self._encoder = LiveEncoder(codec)
         self._key_at = -_KEY_FRAMES_S
 
     def send(self, image: RgbImage, record: dict[str, Any], now: float, rate: float) -> None:
         viewers = self.viewers
-        key = now - self._key_at >= _KEY_FRAMES_S and any(viewer.needs_key for viewer in viewers)
-        # The time of day here, not the source's: a file is read at any pace, and what is shown is shown now.
-        coded = self._encoder.encode(image, round(now / TIME_BASE), rate, key=key)
-        if coded is None:
+        key = now - self._key_at >= _KEY_FRAMES_S and any(viewer.needs_key_frame for viewer in viewers)
+        # This machine's clock, not the source's: a file is read at any pace, and a viewer is shown it now.
+        encoded = self._encoder.encode(image, round(now / TIME_BASE), rate, key=key)
+        if encoded is None:
             return
-        if coded.key:
+        if encoded.key:
             self._key_at = now
         for viewer in viewers:
-            viewer._give(Picture(coded, record))
+            viewer._offer(ViewerFrame(encoded, record))
 
 
 class _Stream:
-    """The renditions that are watched of one stream."""
+    """The renditions of one stream that have viewers."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # over the renditions: viewers come and go in another thread than the pictures
+        self._lock = threading.Lock()  # over the renditions: viewers join and leave in other threads than the writer's
         self._renditions: dict[View, _Rendition] = {}
         self._last = 0.0
         self._interval = 1 / 30
@@ -170,9 +170,9 @@ class _Stream:
 
 
 class BroadcastSink:
-    """A sink that any number of streams share, and that others watch.
+    """Encodes the streams that have viewers; any number of streams may share it.
 
-    It draws and codes in the thread that writes; give it an outbox that keeps only the newest.
+    It draws and encodes in the thread that writes; give it a queue that keeps only the newest.
     """
 
     shared: ClassVar[bool] = True
@@ -183,37 +183,37 @@ class BroadcastSink:
 
     @property
     def streams(self) -> list[str]:
-        """Names of the streams that can be watched."""
+        """Names of the streams that can be viewed."""
         with self._lock:
             return list(self._streams)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Show one frame to all who watch its stream; does nothing where nobody does.
+        """Encode one frame for the viewers of its stream; does nothing where there are none.
 
         Raises:
-            SinkError: if it cannot be coded.
+            SinkError: if it cannot be encoded.
         """
         with self._lock:
             stream = self._streams.setdefault(frame.stream, _Stream())
         try:
             stream.send(frame, result, latency)
         except av.error.FFmpegError as error:
-            raise SinkError(f"{frame.stream}: a picture cannot be coded for its viewers: {error.strerror}") from error
+            raise SinkError(f"{frame.stream}: a frame cannot be encoded for its viewers: {error.strerror}") from error
 
     def end(self, stream: str) -> None:
-        """Let the viewers of `stream` go: nothing more will come of it."""
+        """End the viewers of `stream`: nothing more comes from it."""
         with self._lock:
             ended = self._streams.pop(stream, None)
         if ended is not None:
             ended.end()
 
     def close(self) -> None:
-        """Let all viewers go. A second call does nothing."""
+        """End all viewers. A second call does nothing."""
         for name in self.streams:
             self.end(name)
 
     def join(self, stream: str, view: View, wake: Callable[[], None]) -> tuple[Viewer, Callable[[], None]]:
-        """Watch a stream from the next picture on.
+        """View a stream from its next frame on.
 
         Args:
             stream: its name.
@@ -221,15 +221,15 @@ class BroadcastSink:
             wake: as in `Viewer`.
 
         Returns:
-            The viewer, and what to call when he leaves; may be called repeatedly, from any thread.
+            The viewer, and a function to call when it leaves, which may be called repeatedly and from any thread.
 
         Raises:
             NoSuchStreamError: if there is no such stream.
         """
         with self._lock:
-            watched = self._streams.get(stream)
-            if watched is None:
+            found = self._streams.get(stream)
+            if found is None:
                 raise NoSuchStreamError(stream)
             viewer = Viewer(wake)
-            watched.join(view, viewer)
-        return viewer, lambda: watched.leave(view, viewer)
+            found.join(view, viewer)
+        return viewer, lambda: found.leave(view, viewer)

@@ -23,17 +23,17 @@ from saccade.engine.results import Result
 from saccade.sinks.base import SinkError
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
-from saccade.sinks.video.audio_copy import SoundCopy
+from saccade.sinks.video.audio_copy import AudioCopy
 from saccade.sources.frame import Frame, RgbImage
 
 log = logging.getLogger(__name__)
 
-_GOP_S = 2  # what a kill may cost, in seconds of video
+_GOP_S = 2  # between key frames, in seconds; a kill costs at most that
 _FIRST_AT_MOST_S = 1  # a first frame later than this (a live stream, a start in the middle) is moved to 0
 DEFAULT_RATE = Fraction(25)
-_LONGEST_UNITS = 2**31 - 2  # that a picture can be shown in an MP4
+_LONGEST_UNITS = 2**31 - 2  # the longest time that an MP4 can show a frame
 _CRF = "23"
-_THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each picture into one slice a thread; more cost quality
+_THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each frame into one slice a thread; more cost quality
 
 
 class Mp4Sink:
@@ -41,18 +41,18 @@ class Mp4Sink:
 
     - Timestamps are the source's own, exactly: pts × time_base of every frame is kept, and so is a variable frame rate.
       Only where the first frame comes later than 1 s is the whole clock moved so that the file starts at 0.
-    - A picture of odd width or height is padded by repeating its last column or row. Pictures of another size than the
+    - A frame of odd width or height is padded by repeating its last column or row. Frames of another size than the
       first are fitted into it with black borders.
     - Until it is closed the file is fragmented, one fragment a group of pictures of 2 s, so a killed process loses at
-      most the last group; closing turns it into an ordinary MP4.
-    - Sound is copied, not encoded again, as far as the video goes.
-    - The index of all pictures is kept in memory, 9 MB an hour at 30 a second: for a stream without end, there is
+      most the last one; closing turns it into an ordinary MP4.
+    - Audio is copied, not encoded again, as far as the video goes.
+    - The index of all frames is kept in memory, 9 MB an hour at 30 a second: for an endless stream, use
       `RecordingSink`.
 
     Args:
-        path: file to write, replaced if it is there.
+        path: file to write, replaced if it exists.
         rate: frames per second of the source, as a hint for the encoder and for how long the last frame is shown.
-        audio_from: file to copy the sound from, in general the source itself; None for a silent video.
+        audio_from: file to copy the audio from, usually the source itself; None for a silent video.
 
     Raises:
         SinkError: if the file cannot be written, or is `audio_from` itself.
@@ -74,7 +74,7 @@ class Mp4Sink:
             raise SinkError(f"{self._path} is the source itself; write to another file")
         self._created = not self._path.exists()
         try:
-            with self._path.open("ab"):  # refuses now what could not be written later; an old file stays until then
+            with self._path.open("ab"):  # fails now rather than at the first frame; an old file stays until then
                 pass
         except OSError as error:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
@@ -95,7 +95,7 @@ class Mp4Sink:
             raise SinkError(f"cannot write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Finish the file; where no frame came, no file is left behind. A second call does nothing.
+        """Finish the file; where no frame came, no file is left. A second call does nothing.
 
         Raises:
             SinkError: if the end of the file cannot be written.
@@ -115,11 +115,11 @@ class Mp4Sink:
 
 
 class Mp4Writer:
-    """An MP4 being written. Exists from the first frame on, which gives size and clock.
+    """An MP4 being written. Created with the first frame, which gives size and clock.
 
     Args:
         path: the file.
-        first: the frame that will be added first.
+        first: the frame that is added first.
         rate, audio_from: as for `Mp4Sink`.
         from_zero: move the clock so that the file starts at 0, however early the first frame is.
     """
@@ -132,59 +132,59 @@ class Mp4Writer:
         self._height = first.height + first.height % 2
         early = 0 <= first.pts * self._base < _FIRST_AT_MOST_S
         self._shift = 0 if early and not from_zero else first.pts
-        self._step = max(1, round(1 / (rate * self._base)))  # how long the newest frame is shown, as far as known
+        self._step = max(1, round(1 / (rate * self._base)))  # how long the newest frame is shown, as an estimate
         self._last_pts: int | None = None
-        self._held: av.Packet[av.VideoStream] | None = None  # the newest: how long it is shown, the next one tells
+        self._held: av.Packet[av.VideoStream] | None = None  # the newest: the next one gives its duration
         self._key_pts = first.pts
         self._longest = int(_LONGEST_UNITS / _timescale(self._base) / self._base)
         self._reformatter = VideoReformatter()
         self._container = _open_mp4(path, self._base)
         self._video = self._add_video(rate)
-        self._sound = SoundCopy.open(
+        self._audio = AudioCopy.open(
             audio_from, self._container, start_s=first.pts * self._base, shift_s=self._shift * self._base
         )
 
     def add(self, frame: Frame, image: RgbImage) -> None:
-        """Encode `image` at the time of `frame`, after the sound up to there."""
+        """Encode `image` at the time of `frame`, after the audio up to then."""
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
-            log.warning("%s: a silence of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
+            log.warning("%s: a gap of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
             self._shift += too_long
-        picture = self._reformatter.reformat(
-            av.VideoFrame.from_ndarray(self._fitted(image), format="rgb24"),
+        encoded = self._reformatter.reformat(
+            av.VideoFrame.from_ndarray(self._fit(image), format="rgb24"),
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709,
             dst_color_range=ColorRange.MPEG,
         )
-        picture.pts = frame.pts - self._shift
-        picture.time_base = self._base
-        picture.pict_type = PictureType.NONE
+        encoded.pts = frame.pts - self._shift
+        encoded.time_base = self._base
+        encoded.pict_type = PictureType.NONE
         if self._last_pts is None or (frame.pts - self._key_pts) * self._base >= _GOP_S:
-            picture.pict_type = PictureType.I
+            encoded.pict_type = PictureType.I
             self._key_pts = frame.pts
         if self._last_pts is not None:
             self._step = frame.pts - self._last_pts
         self._last_pts = frame.pts
-        if self._sound is not None:
-            self._sound.copy_until(frame.pts * self._base)
-        self._mux(picture)
+        if self._audio is not None:
+            self._audio.copy_until(frame.pts * self._base)
+        self._mux(encoded)
 
     def close(self, until_pts: int | None = None) -> None:
-        """Write the rest of the sound and make an ordinary MP4 of the file.
+        """Write the rest of the audio and turn the file into an ordinary MP4.
 
         Args:
-            until_pts: how long the last picture is shown; None for as long as the one before it.
+            until_pts: end of the last frame's display; None to show it as long as the one before it.
         """
         try:
             if self._last_pts is not None:
                 if until_pts is not None:
                     self._step = until_pts - self._last_pts
-                if self._sound is not None:
-                    self._sound.copy_until((self._last_pts + self._step) * self._base)
+                if self._audio is not None:
+                    self._audio.copy_until((self._last_pts + self._step) * self._base)
             self._mux(None)
             self._release(self._step)
         finally:
-            if self._sound is not None:
-                self._sound.close()
+            if self._audio is not None:
+                self._audio.close()
             self._container.close()
 
     def _add_video(self, rate: Fraction) -> av.VideoStream:
@@ -200,28 +200,28 @@ class Mp4Writer:
         video.time_base = self._base
         context = video.codec_context
         context.time_base = self._base
-        context.gop_size = 2**16  # key frames are asked for by time, see add(); x264 adds one at a cut
+        context.gop_size = 2**16  # key frames are requested by time, see add(); x264 adds one at a cut
         context.thread_count = _THREADS
-        # Said aloud in the stream: players guess from the size otherwise, and each guesses differently. BT.709 has the
+        # Written into the stream: players guess from the size otherwise, and each guesses differently. BT.709 has the
         # same number in all three lists.
         context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
         context.color_range = ColorRange.MPEG
         return video
 
-    def _mux(self, picture: av.VideoFrame | None) -> None:
-        for packet in self._video.encode(picture):
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._video.encode(frame):
             if self._held is not None:
                 self._release((packet.pts or 0) - (self._held.pts or 0))
             self._held = packet
 
-    def _release(self, shown: int) -> None:
+    def _release(self, duration: int) -> None:
         if self._held is not None:
-            self._held.duration = shown
+            self._held.duration = duration
             self._container.mux(self._held)
             self._held = None
 
-    def _fitted(self, image: RgbImage) -> RgbImage:
-        """The picture in the size of the video, which is that of the first picture, made even."""
+    def _fit(self, image: RgbImage) -> RgbImage:
+        """The image in the size of the video, which is that of the first frame, made even."""
         height, width = image.shape[:2]
         if (height, width) == (self._height, self._width):
             return image
@@ -241,7 +241,7 @@ def _timescale(base: Fraction) -> int:
     """Units a second of the file's clocks.
 
     They are the source's own, so that its timestamps stay the same integers; coarse ones are made finer, since players
-    take less than a millisecond for granted.
+    expect less than a millisecond.
     """
     timescale = base.denominator
     while timescale < 1000:
@@ -256,7 +256,7 @@ def _open_mp4(path: Path, base: Fraction) -> OutputContainer:
         # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.
         "movflags": "hybrid_fragmented+frag_keyframe+delay_moov",
         "flush_packets": "1",
-        # Video need not wait for sound that has ended: the muxer would hold back 10 s of it.
+        # Do not hold back video, by up to 10 s, for audio that has ended.
         "max_interleave_delta": "1",
         "video_track_timescale": str(timescale),
         "movie_timescale": str(timescale),

@@ -1,4 +1,4 @@
-"""Where one segment of a recording ends and the next begins, and what each is called. Pure: no files, no video."""
+"""Where one segment of a recording ends and the next begins, and how each is named. Pure: no files, no video."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fractions import Fraction
 from pathlib import Path
 
 DEFAULT_S = 600.0
-GAP_S = 30  # a longer silence, such as of a camera that was off, is not recorded: the next segment begins after it
+GAP_S = 30  # a longer gap, such as of a camera that was off, is not recorded: the next segment begins after it
 
 _STAMP = "-%Y%m%d-%H%M%S"
 _DIRECTIVE = re.compile(r"%[aAbBdfHIjmMpsSuUVwWyYzZ]")
 
 
-class Cuts:
-    """Decides for each picture whether a segment begins with it.
+class Segmenter:
+    """Decides for each frame whether a segment begins with it.
 
-    One does at the first picture, after `length_s`, after a silence of more than `GAP_S`, where the picture changes
-    its size, and where the clock goes back or counts in other units.
+    One does at the first frame, after `length_s`, after a gap of more than `GAP_S`, where the frame size changes, and
+    where the clock goes back or counts in other units.
 
     Args:
-        length_s: of a segment, in seconds; it is as much longer as its last picture is shown.
+        length_s: of a segment, in seconds; it is longer by the time its last frame is shown.
     """
 
     __slots__ = ("_base", "_last", "_length_s", "_size", "_start")
@@ -33,20 +33,20 @@ class Cuts:
         self._last = 0
         self._size = (0, 0)
 
-    def begins(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
-        """Whether a segment begins with the next picture, of `size` pixels at `pts` × `base` seconds."""
+    def starts_segment(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
+        """Whether a segment begins with the next frame, of `size` pixels at `pts` × `base` seconds."""
         cut = self._start is None or not self._continues(pts, base, size) or self._age(pts) >= self._length_s
         if cut:
             self._start, self._base, self._size = pts, base, size
         self._last = pts
         return cut
 
-    def follows(self, pts: int, base: Fraction) -> bool:
-        """Whether the picture follows the last one closely enough for that to be shown until then."""
+    def is_continuous(self, pts: int, base: Fraction) -> bool:
+        """Whether the frame follows the last one closely enough for that to be shown until then."""
         return base == self._base and 0 < (pts - self._last) * base <= GAP_S
 
     def _continues(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
-        return self.follows(pts, base) and size == self._size
+        return self.is_continuous(pts, base) and size == self._size
 
     def _age(self, pts: int) -> Fraction:
         return (pts - (self._start or 0)) * self._base
@@ -68,15 +68,15 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """The folder that has to be there; those below it have the time in their names."""
+        """The folder that has to exist; those below it have the time in their names."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
 
-    def at(self, time: datetime, take: int = 0) -> Path:
-        """The name of a segment that begins at `time`; `take` tells apart those of the same time, counted from 0."""
+    def at(self, time: datetime, number: int = 0) -> Path:
+        """The name of a segment that begins at `time`; `number` distinguishes those of the same time, from 0."""
         path = Path(time.strftime(self.pattern))
-        return path.with_name(f"{path.stem}-{take}{path.suffix}") if take else path
+        return path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
 
 
 def is_pattern(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where a feed listens and whom it lets in: the address a user typed, and the answer to each client's request.
+"""Where the feed listens and which clients it admits: the target, and the decision on each request.
 
 Pure but for reading the certificate. Knows nothing of connections.
 """
@@ -15,7 +15,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
 from saccade.sinks.base import SinkError
-from saccade.sinks.urls import Options, redact
+from saccade.sinks.urls import Options, redact_target
 from saccade.sinks.websocket.subscription import Subscription
 
 DEFAULT_PORT = 8765
@@ -23,7 +23,7 @@ MAX_CLIENTS = 32
 
 
 class RefusedError(Exception):
-    """A client may not come in. The message is one line for it.
+    """A client is refused. The message is one line for it.
 
     Attributes:
         status: of the HTTP response.
@@ -36,12 +36,12 @@ class RefusedError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class FeedTarget:
-    """Where to listen and whom to let in.
+    """Where to listen and which clients to admit.
 
     Attributes:
-        host, port: where to listen; port 0 is any that is free.
-        path: what clients must ask for.
-        token: what they must know; None lets everybody in.
+        host, port: where to listen; port 0 is any free one.
+        path: that clients must request.
+        token: that clients must present; None for no authentication.
         origins: pages that may connect besides those of this machine; "*" is any.
         max_clients: how many may be connected at a time.
         tls: with the certificate; None for no encryption.
@@ -60,14 +60,14 @@ class FeedTarget:
         """Read `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`; every part may be left out.
 
         Raises:
-            SinkError: if it is neither, or would let everybody on the network in.
+            SinkError: if it is neither, or would be open to the whole network without a token.
         """
-        shown = redact(text)
+        shown = redact_target(text)
         try:
             parts = urlsplit(text)
             port = DEFAULT_PORT if parts.port is None else parts.port
         except ValueError:
-            raise SinkError(f"{shown} is no address to listen on; use ws://HOST:PORT/PATH?token=…") from None
+            raise SinkError(f"{shown} is not an address to listen on; use ws://HOST:PORT/PATH?token=…") from None
         if parts.username is not None:
             raise SinkError(f"{shown}: a token is given by the option token, not before an @")
         options = Options(parts.query, shown)
@@ -75,24 +75,24 @@ class FeedTarget:
         origins = frozenset(origin.rstrip("/") for origin in options.texts("origin"))
         max_clients = options.count("max_clients", MAX_CLIENTS, 10_000)
         tls = _certificate(options, shown) if parts.scheme == "wss" else None
-        options.done()
+        options.reject_unknown()
         host = parts.hostname or "127.0.0.1"
         if token is None and not _is_loopback(host):
-            raise SinkError(f"{shown} can be reached by others, so it needs a token: add the option token")
+            raise SinkError(f"{shown} can be reached from the network, so it needs a token: add the option token")
         if token is not None and any(character.isspace() for character in token):
-            raise SinkError(f"{shown}: a token has no spaces; write + as %2B")
+            raise SinkError(f"{shown}: a token must not contain spaces; write + as %2B")
         return cls(host, port, parts.path or "/", token, origins, max_clients, tls)
 
     def admit(self, request: str, origins: Sequence[str], authorizations: Sequence[str]) -> Subscription:
-        """Decide on a client; what it subscribes to, if it may come in.
+        """Decide whether to admit a client; return its subscription.
 
         Args:
-            request: path and query that it asks for.
-            origins: its headers `Origin`, as they came.
+            request: path and query of its request.
+            origins: its headers `Origin`, as received.
             authorizations: its headers `Authorization`.
 
         Raises:
-            RefusedError: if it may not.
+            RefusedError: if it is refused.
         """
         path, _, query = request.partition("?")
         if path != self.path:
@@ -103,15 +103,15 @@ class FeedTarget:
             hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
             for given in _tokens(query, authorizations)
         ):
-            raise RefusedError(HTTPStatus.UNAUTHORIZED, "a token is needed, and this is not it")
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "a valid token is needed")
         try:
-            return Subscription.of_query(query)
+            return Subscription.from_query(query)
         except ValueError as error:
             raise RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
 def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
-    """What a client offers: a browser cannot set headers for a WebSocket, so the address counts as well."""
+    """The tokens of a request: a browser cannot set headers for a WebSocket, so the query counts as well."""
     pairs = [line.partition(" ") for line in authorizations]
     bearer = [given.strip() for kind, _, given in pairs if kind.lower() == "bearer"]
     return bearer + parse_qs(query).get("token", [])
@@ -123,9 +123,9 @@ def _certificate(options: Options, shown: str) -> ssl.SSLContext:
         raise SinkError(f"{shown}: give a certificate, with the options cert and key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key or None, password="")  # and never ask on the terminal
-    except OSError as error:  # which SSLError is as well
-        why = "it does not fit its key, or is none" if isinstance(error, ssl.SSLError) else error.strerror
+        context.load_cert_chain(certificate, key or None, password="")  # which also prevents a prompt on the terminal
+    except OSError as error:  # SSLError is one
+        why = "it does not match its key, or is none" if isinstance(error, ssl.SSLError) else error.strerror
         raise SinkError(f"{shown}: cannot read the certificate {certificate}: {why}") from None
     return context
 
@@ -137,9 +137,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_local_page(origin: str) -> bool:
-    """Whether a page was served by the very machine that its browser runs on: it is as good as a program there.
+    """Whether a page was served by the machine that its browser runs on: it is trusted like a program there.
 
-    Its address is what the user's browser was told, so no name that somebody else makes up (DNS rebinding) is one.
+    Only the literal addresses and localhost count, so a name that resolves to them (DNS rebinding) does not.
     """
     with suppress(ValueError):
         parts = urlsplit(origin)

@@ -1,4 +1,4 @@
-"""What a client of a feed wants: which streams, and every record or the newest only. Said in an address or in JSON.
+"""What a client subscribes to: which streams, and every record or only the newest. Read from a query or from JSON.
 
 Pure text. Knows nothing of sockets or records.
 """
@@ -17,30 +17,30 @@ _SHAPE = '{"subscribe": ["door", …] or "all", "mode": "all" or "newest"}'
 
 @dataclass(slots=True, frozen=True)
 class Subscription:
-    """What a client wants.
+    """What a client subscribes to.
 
     Attributes:
-        streams: names of the streams, which need not exist yet; None for every stream.
+        streams: names of the streams, which need not exist yet; None for all streams.
         mode: "all" records, as far as the client keeps up, or the "newest" of each stream.
     """
 
     streams: frozenset[str] | None = None
     mode: Mode = "all"
 
-    def wants(self, stream: str) -> bool:
+    def includes(self, stream: str) -> bool:
         """Whether records of `stream` are to be sent."""
         return self.streams is None or stream in self.streams
 
     def as_json(self) -> dict[str, Any]:
-        """The same as a client would say it."""
+        """The same as the client's message has it."""
         return {"subscribe": "all" if self.streams is None else sorted(self.streams), "mode": self.mode}
 
     @classmethod
-    def of_query(cls, query: str) -> Subscription:
-        """Read `stream=door&stream=yard&mode=newest`; every part may be left out, and `token` is somebody else's.
+    def from_query(cls, query: str) -> Subscription:
+        """Read `stream=door&stream=yard&mode=newest`; every part may be left out, and `token` is ignored.
 
         Raises:
-            ValueError: if it is not that, in one line for the client.
+            ValueError: if it is not valid, in one line for the client.
         """
         given = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(given.keys() - {"stream", "mode", "token"}):
@@ -48,41 +48,41 @@ class Subscription:
         streams = frozenset(given["stream"]) if "stream" in given else None
         return cls(streams, _mode(given.get("mode", ["all"])[-1]))
 
-    def changed_by(self, text: str | bytes) -> Subscription:
-        """What is wanted after the client's message; what it leaves out stays as it was.
+    def updated_by(self, text: str | bytes) -> Subscription:
+        """The subscription after the client's message; what that leaves out stays as it was.
 
         Raises:
-            ValueError: if the message is none, in one line for the client.
+            ValueError: if the message is not valid, in one line for the client.
         """
         try:
-            said = json.loads(text)
+            received = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError(f"this is not JSON; send {_SHAPE}") from None
-        if not isinstance(said, dict) or not said or said.keys() - {"subscribe", "mode"}:
-            raise ValueError(f"not understood; send {_SHAPE}")
-        wanted = self
-        if "subscribe" in said:
-            wanted = replace(wanted, streams=_streams(said["subscribe"]))
-        if "mode" in said:
-            wanted = replace(wanted, mode=_mode(said["mode"]))
-        return wanted
+        if not isinstance(received, dict) or not received or received.keys() - {"subscribe", "mode"}:
+            raise ValueError(f"not a valid message; send {_SHAPE}")
+        subscription = self
+        if "subscribe" in received:
+            subscription = replace(subscription, streams=_streams(received["subscribe"]))
+        if "mode" in received:
+            subscription = replace(subscription, mode=_mode(received["mode"]))
+        return subscription
 
 
-def _streams(said: object) -> frozenset[str] | None:
-    if said == "all":
+def _streams(received: object) -> frozenset[str] | None:
+    if received == "all":
         return None
-    if isinstance(said, list) and all(isinstance(name, str) for name in said):
-        return frozenset(said)
+    if isinstance(received, list) and all(isinstance(name, str) for name in received):
+        return frozenset(received)
     raise ValueError('subscribe should be "all" or a list of names of streams')
 
 
-def _mode(said: object) -> Mode:
-    match said:
+def _mode(received: object) -> Mode:
+    match received:
         case "all" | "newest":
-            return said
-    raise ValueError(f'mode should be "all" or "newest", not {_short(said)}')
+            return received
+    raise ValueError(f'mode should be "all" or "newest", not {_short(received)}')
 
 
-def _short(said: object) -> str:
-    text = json.dumps(said)
+def _short(received: object) -> str:
+    text = json.dumps(received)
     return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,4 +1,4 @@
-"""The README's JavaScript client in a real browser: what was found in a real clip arrives in a page, as it is found."""
+"""The README's JavaScript client in a real browser: the records of a real clip arrive in a page as they are made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.browser import browsing, needs_chromium
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
 PAGE = """<!doctype html><script>
-const tell = (what) => fetch("/said", {method: "POST", body: JSON.stringify(what)})
+const report = (what) => fetch("/reports", {method: "POST", body: JSON.stringify(what)})
 function watch(address, onRecord) {
   const feed = new WebSocket(address)
   feed.onmessage = ({data}) => {
@@ -35,17 +35,17 @@ function watch(address, onRecord) {
   feed.onclose = () => setTimeout(watch, 1000, address, onRecord)
   return feed
 }
-const feed = watch("ADDRESS", (record) => tell({frame: record.frame, objects: record.objects}))
-feed.onopen = () => tell("open")
-feed.addEventListener("close", ({code}) => tell(`closed ${code}`))
+const feed = watch("ADDRESS", (record) => report({frame: record.frame, objects: record.objects}))
+feed.onopen = () => report("open")
+feed.addEventListener("close", ({code}) => report(`closed ${code}`))
 </script>"""
 
 
 class Site:
-    """The page, and what it says. Runs its own event loop in a thread."""
+    """The page, and what it reports. Runs its own event loop in a thread."""
 
     def __init__(self, page: str) -> None:
-        self.said: list[Any] = []
+        self.reports: list[Any] = []
         self._page = page
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -54,7 +54,7 @@ class Site:
 
     async def _open(self) -> str:
         application = web.Application()
-        application.add_routes([web.get("/", self._show), web.post("/said", self._hear)])
+        application.add_routes([web.get("/", self._show), web.post("/reports", self._hear)])
         self._runner = web.AppRunner(application, shutdown_timeout=1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -64,7 +64,7 @@ class Site:
         return web.Response(text=self._page, content_type="text/html")
 
     async def _hear(self, request: web.Request) -> web.Response:
-        self.said.append(json.loads(await request.text()))
+        self.reports.append(json.loads(await request.text()))
         return web.Response()
 
     def close(self) -> None:
@@ -81,12 +81,12 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_a_page_sees_what_is_found_in_a_clip(tmp_path: Path) -> None:
+def test_a_page_receives_every_record_of_a_clip(tmp_path: Path) -> None:
     sink = WebSocketSink("ws://127.0.0.1:0?token=sesame")
     site = Site(PAGE.replace("ADDRESS", f"{sink.url}?token=sesame"))
     try:
         with Engine.load("nano") as engine, browsing(site.url, tmp_path):
-            until(lambda: "open" in site.said)
+            until(lambda: "open" in site.reports)
             source = open_source(str(REPO / "pipeline/assets/demo.mp4"), vid_stride=10)
             run = Run(source, engine, [Detect("person")], [Output(sink)])
             run.start()
@@ -94,11 +94,11 @@ def test_a_page_sees_what_is_found_in_a_clip(tmp_path: Path) -> None:
             assert run.error is None
             frames = run.report().frames
             sink.close()
-            until(lambda: "closed 1001" in site.said)
+            until(lambda: "closed 1001" in site.reports)
     finally:
         sink.close()
         site.close()
-    records = [said for said in site.said if isinstance(said, dict)]
+    records = [report for report in site.reports if isinstance(report, dict)]
     assert frames > 5
     assert sorted(record["frame"] for record in records) == list(range(0, 10 * frames, 10))
     assert {found["label"] for record in records for found in record["objects"]} == {"person"}

@@ -14,14 +14,14 @@ import pytest
 from tests.support import REPO
 
 SHARED = REPO.parent / "shared" / "clips" / "one-by-one-person.mp4"
-CLIP = SHARED if SHARED.exists() else REPO / "pipeline" / "assets" / "demo.mp4"  # the same pictures
+CLIP = SHARED if SHARED.exists() else REPO / "pipeline" / "assets" / "demo.mp4"  # the same frames
 END_S = 12
 FRAMES = 120
 LONG_S = 300
 
 Box = tuple[float, float, float, float]
 
-# Drawn by hand on every tenth picture: the one person there is, as fractions of width and height. Nobody is there at 60
+# Drawn by hand on every tenth frame: the one person there is, as fractions of width and height. There is none at 60
 # and 70; at 50 only a shadow is.
 STANDS_LEFT: Box = (0.50, 0.03, 0.67, 0.91)
 STANDS_RIGHT: Box = (0.50, 0.00, 0.71, 0.88)
@@ -62,14 +62,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
     return folder / "out.mp4", [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 
 
-def test_every_picture_is_there_with_its_own_time(run: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_every_frame_is_written_with_its_own_time(run: tuple[Path, list[dict[str, Any]]]) -> None:
     video, records = run
     with av.open(str(CLIP)) as container:
-        times = [picture.pts * picture.time_base for picture in container.decode(video=0)][:FRAMES]
+        times = [frame.pts * frame.time_base for frame in container.decode(video=0)][:FRAMES]
     with av.open(str(video)) as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.pix_fmt, stream.width, stream.height) == ("h264", "yuv420p", 640, 360)
-        assert [picture.pts * picture.time_base for picture in container.decode(video=0)] == times
+        assert [frame.pts * frame.time_base for frame in container.decode(video=0)] == times
     assert [record["frame"] for record in records] == list(range(FRAMES))
     assert [record["pts"] * Fraction(record["time_base"]) for record in records] == times
     assert all(record["dropped_since_last"] == 0 for record in records)
@@ -85,4 +85,4 @@ def test_people_are_found_where_they_are(run: tuple[Path, list[dict[str, Any]]])
             for thing in records[number]["objects"]
         )
     ]
-    assert len(found) >= len(PEOPLE) / 3, f"a person was found only in pictures {found}"
+    assert len(found) >= len(PEOPLE) / 3, f"a person was found only in frames {found}"

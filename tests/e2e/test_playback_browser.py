@@ -51,7 +51,7 @@ def write(sink: Sink, number: int, stream: str = "door") -> None:
 
 @contextmanager
 def feeding(sink: Sink) -> Iterator[list[int]]:
-    """Write thirty pictures a second; yields the number of the newest."""
+    """Write thirty frames a second; yields the number of the newest."""
     over, newest = threading.Event(), [0]
 
     def feed() -> None:
@@ -87,7 +87,7 @@ def test_chromium_plays_a_stream_as_it_goes_on(tmp_path: Path) -> None:
             assert sorted(ages)[5] < 15, ages  # half a second at most, with the test's own way to the page
             assert page.eval("document.getElementById('streams').innerText") == "door"
             sink.end("door")
-            page.until("document.getElementById('status').dataset.state !== 'live'")  # it was told
+            page.until("document.getElementById('status').dataset.state !== 'live'")  # it noticed
             page.until("document.getElementById('status').dataset.state === 'live'")  # and it comes back by itself
             assert all("404" in line for line in page.said), page.said  # while there was no stream of that name
             page.do("Page.navigate", url="about:blank")

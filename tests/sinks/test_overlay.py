@@ -24,7 +24,7 @@ def result(boxes: tuple[Box, ...] = (), spots: tuple[Spot, ...] = (), texts: tup
 
 
 def near(image: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
-    """Where the picture has that colour."""
+    """Where the image has that colour."""
     return np.abs(image.astype(int) - color).max(axis=2) <= 6
 
 
@@ -40,7 +40,7 @@ EVERYTHING = result(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_picture_given_is_not_touched(size: tuple[int, int]) -> None:
+def test_the_given_image_is_not_changed(size: tuple[int, int]) -> None:
     image = np.full((size[1], size[0], 3), 90, np.uint8)
     image.flags.writeable = False
     drawn = draw(image, EVERYTHING, 12.3)
@@ -50,7 +50,7 @@ def test_the_picture_given_is_not_touched(size: tuple[int, int]) -> None:
     assert not (drawn == image).all()
 
 
-def test_nothing_found_leaves_the_picture_as_it_is() -> None:
+def test_an_empty_result_leaves_the_image_as_it_is() -> None:
     image = np.random.default_rng(0).integers(0, 255, (90, 160, 3), dtype=np.uint8)
     assert (draw(image, result()) == image).all()
 
@@ -72,16 +72,16 @@ def test_a_box_is_drawn_where_it_is_in_its_colour(size: tuple[int, int]) -> None
     assert line[:y1, x1:middle_x].any()  # the label sits above
 
 
-def test_a_box_over_the_whole_picture_is_visible_on_every_side() -> None:
+def test_a_box_over_the_whole_image_shows_on_every_side() -> None:
     drawn = draw(np.zeros((360, 640, 3), np.uint8), result((Box("person", 0.9, 0.0, 0.0, 1.0, 1.0),)))
     line = near(drawn, color_of("person"))
     for side in (line[180, :4], line[180, -4:], line[:4, 320], line[-4:, 320]):
         assert side.any()
 
 
-@pytest.mark.parametrize("ground", [0, 128, 255])
-def test_points_and_labels_stand_out_from_any_ground(ground: int) -> None:
-    drawn = draw(np.full((360, 640, 3), ground, np.uint8), result(spots=(Spot("cup", 0.7, 0.5, 0.5),)))
+@pytest.mark.parametrize("background", [0, 128, 255])
+def test_points_and_labels_stand_out_from_any_background(background: int) -> None:
+    drawn = draw(np.full((360, 640, 3), background, np.uint8), result(spots=(Spot("cup", 0.7, 0.5, 0.5),)))
     assert near(drawn, color_of("cup"))[180, 320]
     around = drawn[170:191, 310:331].astype(int).sum(axis=2)
     assert around.max() > 600  # a light ring
@@ -94,17 +94,17 @@ def label_area(image: np.ndarray, color: tuple[int, int, int]) -> int:
 
 
 def test_labels_of_neighbours_do_not_cover_each_other() -> None:
-    ground = np.full((360, 640, 3), 128, np.uint8)
+    background = np.full((360, 640, 3), 128, np.uint8)
     boxes = tuple(Box(name, 0.9, 0.3, 0.4 + 0.01 * n, 0.7, 0.8) for n, name in enumerate(("person", "car", "cat")))
-    together = draw(ground, result(boxes))
+    together = draw(background, result(boxes))
     for box in boxes:
-        alone = label_area(draw(ground, result((box,))), color_of(box.label))
+        alone = label_area(draw(background, result((box,))), color_of(box.label))
         assert alone > 100
         # Where a label joins a line of its colour, a little more is left.
         assert label_area(together, color_of(box.label)) >= 0.6 * alone
 
 
-def test_latency_and_answers_have_their_corners() -> None:
+def test_latency_and_answers_are_in_their_corners() -> None:
     image = np.full((360, 640, 3), 200, np.uint8)
     changed = (draw(image, result(), 18.4) != 200).any(axis=2)
     assert changed[:40, :100].any()
@@ -120,8 +120,8 @@ def test_colours_are_the_same_in_every_process() -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from saccade import sinks; "
         "print([*map(sinks.color_of, sys.argv[2:])])"
     )
-    told = subprocess.run([sys.executable, "-c", code, str(REPO), *names], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == str([color_of(n) for n in names])
+    done = subprocess.run([sys.executable, "-c", code, str(REPO), *names], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([color_of(n) for n in names])
     assert color_of("Person") == color_of("person")
     assert len({color_of(n) for n in names[:11]}) == 11
 

@@ -1,4 +1,4 @@
-"""What a user typed for an output: paths, addresses, options, and what may be said of them aloud."""
+"""Targets of sinks: paths, addresses and options, and how they are shown without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from saccade.sinks import SinkError, open_sink
-from saccade.sinks.urls import Address, Options, redact, split_path
+from saccade.sinks.urls import Address, Options, redact_target, split_path
 from tests.support import REPO
 
 PORTS = {"mqtt": 1883, "https": 443}
@@ -30,8 +30,8 @@ PORTS = {"mqtt": 1883, "https": 443}
         ("http://me:secret secret", "http://***"),
     ],
 )
-def test_only_the_host_is_said_aloud(target: str, shown: str) -> None:
-    assert redact(target) == shown
+def test_a_redacted_target_shows_only_the_host(target: str, shown: str) -> None:
+    assert redact_target(target) == shown
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,19 @@ def test_only_the_host_is_said_aloud(target: str, shown: str) -> None:
         ("https://[::1]:8443/x", ("https", "::1", 8443, None, None, "x")),
     ],
 )
-def test_an_address_is_taken_apart(text: str, expected: tuple[object, ...]) -> None:
+def test_an_address_is_parsed(text: str, expected: tuple[object, ...]) -> None:
     address = Address.parse(text, PORTS, "mqtt://host")
     found = (address.scheme, address.host, address.port, address.user, address.password, address.path)
     assert found == expected
-    assert repr(address) == f"Address('{redact(text)}')"
+    assert repr(address) == f"Address('{redact_target(text)}')"
 
 
 @pytest.mark.parametrize(
     "text",
     ["mqtt://", "mqtt://h:x", "mqtt://h:0", "mqtt://h:70000", "ftp://h", "mqtt://[::1", "mqtt://a..b", "mqtt://a b/x"],
 )
-def test_what_is_no_address_is_told_what_one_is(text: str) -> None:
-    with pytest.raises(SinkError, match=r"is no address: use mqtt://host"):
+def test_an_invalid_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(SinkError, match=r"is not a valid address: use mqtt://host"):
         Address.parse(text, PORTS, "mqtt://host")
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_address_is_told_what_one_is(text: str) -> None:
         ("a.txt?x=1", "a.txt?x=1", False),
     ],
 )
-def test_a_question_mark_in_a_name_stays(text: str, path: str, options: bool) -> None:
+def test_a_question_mark_in_a_file_name_is_kept(text: str, path: str, options: bool) -> None:
     found, given = split_path(text, (".mp4",))
     assert (found, bool(given)) == (path, options)
 
@@ -107,14 +107,14 @@ REFUSED: dict[str, tuple[Callable[[Options], object], str]] = {
     "x=inf": (lambda o: o.number("x"), "out: x should be a number above 0, not 'inf'"),
     "x=": (lambda o: o.number("x"), "out: x should be a number above 0, not ''"),
     "x=1d": (lambda o: o.seconds("x", 1), "out: x should be a time such as 90, 10m or 1h, not '1d'"),
-    "kep=1": (lambda o: (o.count("keep", 5), o.done()), "out: unknown option 'kep'; did you mean 'keep'?"),
-    "z=1": (lambda o: (o.flag("records"), o.done()), "out: unknown option 'z'; known: records"),
-    "q=1": (lambda o: o.done(), "out: unknown option 'q'; known: none"),
+    "kep=1": (lambda o: (o.count("keep", 5), o.reject_unknown()), "out: unknown option 'kep'; did you mean 'keep'?"),
+    "z=1": (lambda o: (o.flag("records"), o.reject_unknown()), "out: unknown option 'z'; known: records"),
+    "q=1": (lambda o: o.reject_unknown(), "out: unknown option 'q'; known: none"),
 }
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_options_that_cannot_be_are_one_line(text: str) -> None:
+def test_a_wrong_option_is_refused_in_one_line(text: str) -> None:
     ask, expected = REFUSED[text]
     with pytest.raises(SinkError) as caught:
         ask(Options(text, "out"))
@@ -122,16 +122,16 @@ def test_options_that_cannot_be_are_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["whep:8080", "whep://127.0.0.1:8080?token=secret", "WHEP:1"])
-def test_whep_is_for_the_pipeline(target: str) -> None:
+def test_whep_is_refused_with_the_right_command(target: str) -> None:
     with pytest.raises(SinkError, match="saccade run --sink whep:PORT") as caught:
         open_sink(target)
     assert "secret" not in str(caught.value)
 
 
-def test_no_library_is_loaded_before_its_sink_is_asked_for() -> None:
+def test_a_sink_loads_its_library_only_when_opened() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import saccade.sinks\n"
         "print([name for name in ('torch', 'aiomqtt', 'paho', 'aiohttp', 'websockets') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code, str(REPO)], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code, str(REPO)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""A real MQTT broker as a process on 127.0.0.1, and someone who listens to it."""
+"""A real MQTT broker as a process on 127.0.0.1, and a client that listens to it."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from websockets.sync.client import ClientConnection
 
 from saccade.engine.results import Result, Text
 from saccade.sinks.websocket.server import WebSocketSink
-from tests.sinks.test_record import FRAME, LATENCY, RESULT
+from tests.support.results import FRAME, LATENCY, RESULT
 
 UNREAD: dict[str, Any] = {"compression": None, "max_queue": 1, "close_timeout": 0.5}
-"""A client that takes nothing from its connection that nobody asks for."""
+"""A client that reads from its connection only when `recv` is called."""
 ASKING = (
     b"GET / HTTP/1.1\r\nHost: feed\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"

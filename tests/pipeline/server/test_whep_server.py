@@ -64,12 +64,12 @@ def test_a_lost_frame_brings_a_key_frame() -> None:
         assert viewer is not None
         receiver = watcher.connection.getReceivers()[0]
         asked: list[Any] = []
-        ask = viewer.ask
-        viewer.ask = lambda: (asked.append(True), ask())[1]  # type: ignore[method-assign]
+        ask = viewer.request_key_frame
+        viewer.request_key_frame = lambda: (asked.append(True), ask())[1]  # type: ignore[method-assign]
         stage.do(receiver._send_rtcp_pli(peer._sender._ssrc))
         until(lambda: asked)
         before = len(watcher.numbers)
-        until(lambda: len(watcher.numbers) > before + 5 and not viewer.needs_key)
+        until(lambda: len(watcher.numbers) > before + 5 and not viewer.needs_key_frame)
 
 
 def test_a_viewer_who_vanishes_is_gone_soon() -> None:

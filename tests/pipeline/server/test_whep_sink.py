@@ -30,10 +30,10 @@ def status(url: str) -> int:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("whep:door", "no address"),
-        ("whep:99999", "no address"),
-        ("whep:0", "no address"),
-        ("whep://", "no address"),
+        ("whep:door", "not a valid address"),
+        ("whep:99999", "not a valid address"),
+        ("whep:0", "not a valid address"),
+        ("whep://", "not a valid address"),
         ("whep://127.0.0.1:8082/door", "only a host and a port"),
         ("whep:8082?tokn=x", "did you mean 'token'"),
         ("whep://0.0.0.0:8082", "token"),

@@ -1,4 +1,4 @@
-"""Presence: what becomes an event, an update, an end; held against a slow and obvious model."""
+"""EventTracker: what becomes an event, an update, an end; compared with a slow and simple model."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.sinks.messaging.events import Change, Presence, Sighting
+from saccade.sinks.messaging.events import Change, EventTracker, Observation
 
 BOX = (0, 0, 10, 10)
 
 
-def seen(**counts: int) -> list[Sighting]:
-    return [Sighting(label, 0.8, BOX) for label, count in counts.items() for _ in range(count)]
+def seen(**counts: int) -> list[Observation]:
+    return [Observation(label, 0.8, BOX) for label, count in counts.items() for _ in range(count)]
 
 
-def told(changes: list[Change]) -> list[tuple[str, str, int]]:
+def steps(changes: list[Change]) -> list[tuple[str, str, int]]:
     return [(change.kind, change.after.label, change.after.count) for change in changes]
 
 
-# Pictures as (second, sightings, what is told), with a hold of 3 s.
+# Frames as (second, observations, expected steps), with a hold of 3 s.
 STORIES = {
     "one passes": [
         (0, seen(), []),
@@ -29,7 +29,7 @@ STORIES = {
         (5.1, seen(), [("end", "person", 0)]),
         (6, seen(), []),
     ],
-    "missed on a few pictures": [
+    "missed on a few frames": [
         (0, seen(person=1), [("new", "person", 1)]),
         (1, seen(), []),
         (2.9, seen(person=1), []),
@@ -67,31 +67,33 @@ STORIES = {
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_what_is_told(story: str) -> None:
-    presence = Presence(3)
-    for second, sightings, expected in STORIES[story]:
-        assert told(presence.see("door", second, second, sightings)) == expected
+def test_observations_become_the_expected_events(story: str) -> None:
+    tracker = EventTracker(3)
+    for second, observations, expected in STORIES[story]:
+        assert steps(tracker.update("door", second, second, observations)) == expected
 
 
-def test_a_better_score_is_told_and_a_little_better_one_is_not() -> None:
-    presence = Presence()
+def test_only_a_clearly_better_score_is_an_update() -> None:
+    tracker = EventTracker()
     scores = [0.5, 0.52, 0.54, 0.56, 0.4, 0.6, 0.62]
     kinds = []
     for second, score in enumerate(scores):
-        changes = presence.see("door", second / 10, 7.0 + second, [Sighting("cat", score, (second, 0, 9, 9))])
+        changes = tracker.update("door", second / 10, 7.0 + second, [Observation("cat", score, (second, 0, 9, 9))])
         kinds.append([(c.kind, c.after.top_score, c.after.score, c.after.box[0]) for c in changes])
     assert kinds == [[("new", 0.5, 0.5, 0)], [], [], [("update", 0.56, 0.56, 3)], [], [], [("update", 0.62, 0.62, 6)]]
 
 
-def test_the_surest_object_gives_score_and_box() -> None:
-    (change,) = Presence().see("door", 0, 5.0, [Sighting("cat", 0.6, BOX), Sighting("cat", 0.9, (5, 5, 6, 6))])
+def test_the_best_object_gives_score_and_box() -> None:
+    (change,) = EventTracker().update(
+        "door", 0, 5.0, [Observation("cat", 0.6, BOX), Observation("cat", 0.9, (5, 5, 6, 6))]
+    )
     assert (change.after.score, change.after.box, change.after.count) == (0.9, (5, 5, 6, 6), 2)
 
 
-def test_the_message_is_frigates() -> None:
-    presence = Presence(chance=lambda: 0.999)
-    (new,) = presence.see("door", 0, 1607123955.475377, [Sighting("cat", 0.6, BOX)])
-    (end,) = presence.end("door")
+def test_an_event_has_frigates_json_form() -> None:
+    tracker = EventTracker(chance=lambda: 0.999)
+    (new,) = tracker.update("door", 0, 1607123955.475377, [Observation("cat", 0.6, BOX)])
+    (end,) = tracker.end("door")
     message = end.as_json()
     assert message["type"] == "end"
     assert message["before"] == new.as_json()["after"]
@@ -109,13 +111,13 @@ def test_the_message_is_frigates() -> None:
     }
 
 
-def test_streams_are_apart_and_end_alone() -> None:
-    presence = Presence()
+def test_streams_are_separate_and_end_separately() -> None:
+    tracker = EventTracker()
     for stream in ("a", "b"):
-        presence.see(stream, 0, 0, seen(cat=1, dog=1))
-    assert told(presence.end("a")) == [("end", "cat", 0), ("end", "dog", 0)]
-    assert presence.end("a") == []
-    assert presence.see("b", 1, 1, seen(cat=1, dog=1)) == []
+        tracker.update(stream, 0, 0, seen(cat=1, dog=1))
+    assert steps(tracker.end("a")) == [("end", "cat", 0), ("end", "dog", 0)]
+    assert tracker.end("a") == []
+    assert tracker.update("b", 1, 1, seen(cat=1, dog=1)) == []
 
 
 STEPS = st.lists(
@@ -128,10 +130,8 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(1, 30))
 @settings(max_examples=150)
-def test_counts_are_the_most_of_the_last_while_and_events_are_well_formed(
-    steps: list[tuple[str, int, dict[str, int]]], hold: int
-) -> None:
-    presence = Presence(hold)
+def test_counts_and_events_match_a_simple_model(steps: list[tuple[str, int, dict[str, int]]], hold: int) -> None:
+    tracker = EventTracker(hold)
     history: dict[tuple[str, str], list[tuple[int, int]]] = {}
     open_events: dict[tuple[str, str], Change] = {}
     ids = set()
@@ -141,7 +141,7 @@ def test_counts_are_the_most_of_the_last_while_and_events_are_well_formed(
         now = clock[stream]
         for label in "xyz":
             history.setdefault((stream, label), []).append((now, counts.get(label, 0)))
-        for change in presence.see(stream, now, now, seen(**counts)):
+        for change in tracker.update(stream, now, now, seen(**counts)):
             key = (change.after.stream, change.after.label)
             if change.kind == "new":
                 assert key not in open_events
@@ -163,5 +163,5 @@ def test_counts_are_the_most_of_the_last_while_and_events_are_well_formed(
             event = open_events.get((stream, label))
             assert (event.after.count if event else 0) == most
     for stream in ("a", "b"):
-        assert {c.after.label for c in presence.end(stream)} == {name for at, name in open_events if at == stream}
-    assert presence._streams == {}
+        assert {c.after.label for c in tracker.end(stream)} == {name for at, name in open_events if at == stream}
+    assert tracker._streams == {}

@@ -12,34 +12,19 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from saccade.engine.results import Box, Detections, Points, Result, Spot
-from saccade.sinks import EndsStreams, Latency, MqttSink, SinkError, make_record, open_sink
-from saccade.sinks.messaging import background_loop as worker_module
+from saccade.engine.results import Points, Result, Spot
+from saccade.sinks import MqttSink, SinkError, SupportsStreamEnd, make_record, open_sink
+from saccade.sinks.messaging import background_loop as loop_module
 from saccade.sinks.messaging import mqtt as mqtt_module
 from saccade.sinks.messaging.mqtt_topics import Topics
-from saccade.sinks.messaging.outbox import MAX_RECORDS
-from saccade.sources import Frame
+from saccade.sinks.outbox import MAX_RECORDS
 from tests.support import REPO
 from tests.support.broker import LONG_S, Broker, Listener, needs_mosquitto, wait_for
-
-LATENCY = Latency(total=5.0)
-IMAGE = np.zeros((100, 200, 3), np.uint8)
-
-
-def frame_at(second: float, stream: str = "door") -> Frame:
-    pts = round(second * 90000)
-    return Frame(IMAGE, stream, round(second * 10), pts, Fraction(1, 90000), 1.7e9 + second, "arrival", 0.0, 1.0)
-
-
-def showing(*labels: str, score: float = 0.9) -> Result:
-    boxes = tuple(Box(label, score, 0.1, 0.1, 0.5, 0.5) for label in labels)
-    return Result(Detections(boxes, 200, 100), Points((), 200, 100))
+from tests.support.results import LATENCY, live_frame, showing
 
 
 @pytest.fixture
@@ -59,14 +44,14 @@ def url(broker: Broker, rest: str = "") -> str:
 
 
 @needs_mosquitto
-def test_a_visit_in_frigates_topics(broker: Broker, listener: Listener) -> None:
+def test_a_visit_is_published_in_frigates_topics(broker: Broker, listener: Listener) -> None:
     sink = open_sink(url(broker))
     assert isinstance(sink, MqttSink)
     assert sink.shared
-    assert isinstance(sink, EndsStreams)
-    pictures = [[], ["person"], ["person"], ["person", "person", "cat"], ["person"], [], [], [], [], []]
-    for second, labels in enumerate(pictures):
-        sink.write(frame_at(second), showing(*labels), LATENCY)
+    assert isinstance(sink, SupportsStreamEnd)
+    frames = [[], ["person"], ["person"], ["person", "person", "cat"], ["person"], [], [], [], [], []]
+    for second, labels in enumerate(frames):
+        sink.write(live_frame(second), showing(*labels), LATENCY)
     wait_for(lambda: len(listener.events()) == 6)
     sink.close()
     sink.close()
@@ -74,8 +59,8 @@ def test_a_visit_in_frigates_topics(broker: Broker, listener: Listener) -> None:
 
     assert listener.of("saccade/available") == ["online", "offline"]
     assert listener.of("saccade/door/available") == ["online", "offline"]
-    told = [(e["type"], e["after"]["label"], e["after"]["count"]) for e in listener.events()]
-    assert told == [
+    steps = [(e["type"], e["after"]["label"], e["after"]["count"]) for e in listener.events()]
+    assert steps == [
         ("new", "person", 1),
         ("update", "person", 2),
         ("new", "cat", 1),
@@ -121,7 +106,7 @@ def test_records_of_several_streams_from_several_threads(broker: Broker, listene
 
     def run(stream: str) -> None:
         for n in range(20):
-            sink.write(frame_at(n / 10, stream), showing("cup"), LATENCY)
+            sink.write(live_frame(n / 10, stream), showing("cup"), LATENCY)
             time.sleep(0.005)
 
     threads = [threading.Thread(target=run, args=(stream,)) for stream in ("door", "hall/2")]
@@ -131,17 +116,17 @@ def test_records_of_several_streams_from_several_threads(broker: Broker, listene
         thread.join()
     wait_for(lambda: len(listener.of("home/eyes/door/record")) == len(listener.of("home/eyes/hall-2/record")) == 20)
     sink.close()
-    assert json.loads(listener.of("home/eyes/door/record")[3]) == make_record(frame_at(0.3), showing("cup"), LATENCY)
+    assert json.loads(listener.of("home/eyes/door/record")[3]) == make_record(live_frame(0.3), showing("cup"), LATENCY)
     frames = [json.loads(text)["frame"] for text in listener.of("home/eyes/hall-2/record")]
     assert frames == list(range(20))
     assert sink.dropped == 0
 
 
 @needs_mosquitto
-def test_points_count_too(broker: Broker, listener: Listener) -> None:
+def test_points_are_counted_like_boxes(broker: Broker, listener: Listener) -> None:
     sink = MqttSink(url(broker))
     spots = (Spot("cup", 0.8, 0.5, 0.5), Spot("cup", 0.7, 0.1, 0.1), Spot("person", 0.6, 0.1, 0.1))
-    sink.write(frame_at(0), Result(showing("person").detections, Points(spots, 200, 100)), LATENCY)
+    sink.write(live_frame(0), Result(showing("person").detections, Points(spots, 200, 100)), LATENCY)
     wait_for(lambda: listener.last("saccade/door/person") == "1")
     wait_for(lambda: listener.last("saccade/door/cup") == "2")
     wait_for(lambda: len(listener.events()) == 2)
@@ -156,16 +141,16 @@ def heard_frame(listener: Listener) -> int | None:
 
 
 @needs_mosquitto
-def test_nothing_but_the_gap_is_lost_when_the_broker_restarts(
+def test_a_broker_restart_loses_only_records_of_the_gap(
     broker: Broker, listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_FIRST_DELAY_S", 2.0)  # the listener shall be back before the sink is
+    monkeypatch.setattr(loop_module, "_FIRST_DELAY_S", 2.0)  # the listener shall be back before the sink is
     caplog.set_level(logging.INFO, "saccade.sinks")
     sink = MqttSink(url(broker, "/?records=1"))
     seconds = iter(range(10_000))
 
     def feed(*labels: str) -> int:
-        sink.write(frame_at(second := next(seconds)), showing(*labels), LATENCY)
+        sink.write(live_frame(second := next(seconds)), showing(*labels), LATENCY)
         return second
 
     feed("person")
@@ -179,11 +164,11 @@ def test_nothing_but_the_gap_is_lost_when_the_broker_restarts(
     wait_for(lambda: not listener.subscribed.is_set())
     broker.on()
     wait_for(listener.subscribed.is_set)
-    wait_for(lambda: listener.last("saccade/door/dog") == "2")  # what is, though it was not told when it came to be
+    wait_for(lambda: listener.last("saccade/door/dog") == "2")  # the state, though it changed while the broker was away
     assert listener.last("saccade/available") == listener.last("saccade/door/available") == "online"
     wait_for(lambda: len(listener.events()) >= 3)  # what happened meanwhile
-    told = [(e["type"], e["after"]["label"]) for e in listener.events()]
-    assert [one for one in told if one[0] != "update"] == [("end", "person"), ("new", "dog")]
+    steps = [(e["type"], e["after"]["label"]) for e in listener.events()]
+    assert [one for one in steps if one[0] != "update"] == [("end", "person"), ("new", "dog")]
     wait_for(lambda: heard_frame(listener) == 10 * gap[-1])
     after = [feed("dog", "dog") for _ in range(20)]
     wait_for(lambda: heard_frame(listener) == 10 * after[-1])
@@ -200,7 +185,7 @@ def test_nothing_but_the_gap_is_lost_when_the_broker_restarts(
 
 
 @needs_mosquitto
-def test_a_restart_is_noticed_at_once_by_a_busy_sink(
+def test_a_busy_sink_notices_a_broker_restart_at_once(
     broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mqtt_module, "PUBLISH_S", 10.0 * LONG_S)  # an answer that will never come
@@ -210,7 +195,7 @@ def test_a_restart_is_noticed_at_once_by_a_busy_sink(
     def run() -> None:
         second = 0
         while not stop.is_set():
-            sink.write(frame_at(second), showing(*("cat",) * (1 + second % 3)), LATENCY)
+            sink.write(live_frame(second), showing(*("cat",) * (1 + second % 3)), LATENCY)
             second += 1
             time.sleep(0.001)  # busy, but without keeping the interpreter from the sink's own thread
 
@@ -229,11 +214,11 @@ def test_a_restart_is_noticed_at_once_by_a_busy_sink(
 
 
 @needs_mosquitto
-def test_a_broker_that_comes_later_hears_all_that_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_starts_later_gets_all_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker(tmp_path)
     with caplog.at_level(logging.INFO):
         sink = MqttSink(url(broker))
-        sink.write(frame_at(0), showing("person"), LATENCY)
+        sink.write(live_frame(0), showing("person"), LATENCY)
         wait_for(lambda: "trying again" in caplog.text)
         with broker, Listener(broker) as listener:
             wait_for(lambda: listener.last("saccade/door/person") == "1")
@@ -244,27 +229,28 @@ def test_a_broker_that_comes_later_hears_all_that_is(tmp_path: Path, caplog: pyt
 WILL = """
 import sys, os, time
 sys.path.insert(0, sys.argv[1])
-from tests.sinks.messaging.test_mqtt import *
+from saccade.sinks import MqttSink
+from tests.support.results import LATENCY, live_frame, showing
 sink = MqttSink(sys.argv[2])
-sink.write(frame_at(0), showing("person", "person"), LATENCY)
+sink.write(live_frame(0), showing("person", "person"), LATENCY)
 print("written", flush=True)
 time.sleep(60)
 """
 
 
 @needs_mosquitto
-def test_the_last_will_is_seen_after_a_kill_and_the_next_run_clears_up(broker: Broker, listener: Listener) -> None:
+def test_after_a_kill_the_will_is_sent_and_the_next_run_cleans(broker: Broker, listener: Listener) -> None:
     command = [sys.executable, "-c", WILL, str(REPO), url(broker)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         wait_for(lambda: listener.last("saccade/door/person") == "2")
         assert listener.of("saccade/available") == ["online"]
         os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: listener.last("saccade/available") == "offline")
-    assert listener.last("saccade/door/person") == "2"  # nobody was there to take it back
+    assert listener.last("saccade/door/person") == "2"  # the process could not set it back
 
     listener.publish("saccade/hall/person", "7")  # another one's stream
     sink = MqttSink(url(broker))
-    sink.write(frame_at(0), showing("cat"), LATENCY)
+    sink.write(live_frame(0), showing("cat"), LATENCY)
     wait_for(lambda: listener.last("saccade/door/person") == "0")
     wait_for(lambda: listener.last("saccade/door/cat") == "1")
     sink.close()
@@ -277,7 +263,7 @@ def test_a_stream_that_ends_is_offline_while_others_go_on(
 ) -> None:
     sink = MqttSink(url(broker))
     for stream in ("door", "hall"):
-        sink.write(frame_at(0, stream), showing("person"), LATENCY)
+        sink.write(live_frame(0, stream), showing("person"), LATENCY)
     wait_for(lambda: len(listener.events()) == 2)
     sink.end("door")
     sink.end("never heard of")
@@ -285,7 +271,7 @@ def test_a_stream_that_ends_is_offline_while_others_go_on(
     wait_for(lambda: listener.last("saccade/door/person") == "0")
     wait_for(lambda: [e["type"] for e in listener.events()] == ["new", "new", "end"])
     assert listener.last("saccade/hall/available") == "online"
-    sink.write(frame_at(0, "door"), showing("person"), LATENCY)  # it is back, its clock from the beginning
+    sink.write(live_frame(0, "door"), showing("person"), LATENCY)  # it is back, its clock from the beginning
     wait_for(lambda: listener.last("saccade/door/available") == "online")
     wait_for(lambda: listener.last("saccade/door/person") == "1")
     sink.close()
@@ -295,14 +281,16 @@ def test_a_stream_that_ends_is_offline_while_others_go_on(
 def test_a_silent_stream_is_offline(broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mqtt_module, "SILENT_S", 0.5)
     sink = MqttSink(url(broker))
-    sink.write(frame_at(0), showing("person"), LATENCY)
+    sink.write(live_frame(0), showing("person"), LATENCY)
     wait_for(lambda: listener.of("saccade/door/available") == ["online", "offline"])
     wait_for(lambda: listener.of("saccade/door/person") == ["1", "0"])
     sink.close()
 
 
 @needs_mosquitto
-def test_a_frozen_broker_holds_nobody_up(broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_broker_does_not_delay_writers(
+    broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mqtt_module, "PUBLISH_S", 1.0)
     sink = MqttSink(url(broker, "?records=1"))
     wait_for(lambda: listener.last("saccade/available") == "online")
@@ -310,8 +298,8 @@ def test_a_frozen_broker_holds_nobody_up(broker: Broker, listener: Listener, mon
     try:
         begun = time.monotonic()
         for n in range(500):
-            sink.write(frame_at(n), showing("person"), LATENCY)
-        sink.write(frame_at(500), showing("person", "dog"), LATENCY)
+            sink.write(live_frame(n), showing("person"), LATENCY)
+        sink.write(live_frame(500), showing("person", "dog"), LATENCY)
         assert time.monotonic() - begun < 5
         time.sleep(1.5)
     finally:
@@ -345,25 +333,25 @@ def test_passwords_are_used_and_never_logged(tmp_path: Path, caplog: pytest.LogC
 
 
 @needs_mosquitto
-def test_tls_needs_a_certificate_that_is_trusted(
+def test_tls_requires_a_trusted_certificate(
     tmp_path: Path, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with Broker(tmp_path, certificate=certificate) as broker, Listener(broker) as listener:
-        stranger = MqttSink(f"mqtts://127.0.0.1:{broker.tls_port}")
+        untrusting = MqttSink(f"mqtts://127.0.0.1:{broker.tls_port}")
         wait_for(lambda: "certificate verify failed" in caplog.text)
-        stranger.close()
+        untrusting.close()
         assert listener.heard == []
         sink = MqttSink(f"mqtts://127.0.0.1:{broker.tls_port}?ca={certificate[0]}")
         wait_for(lambda: listener.last("saccade/available") == "online")
         sink.close()
 
 
-def test_close_without_a_broker_is_quick_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_without_a_broker_is_quick_and_logs_the_loss(caplog: pytest.LogCaptureFixture) -> None:
     sink = MqttSink("mqtt://127.0.0.1:9")
-    sink.write(frame_at(0), showing("person"), LATENCY)
+    sink.write(live_frame(0), showing("person"), LATENCY)
     begun = time.monotonic()
     sink.close()
-    sink.write(frame_at(1), showing("person"), LATENCY)
+    sink.write(live_frame(1), showing("person"), LATENCY)
     assert time.monotonic() - begun < LONG_S / 2
     assert "undelivered" in caplog.text
     assert not [thread for thread in threading.enumerate() if "mqtt://127.0.0.1:9" in thread.name]
@@ -372,10 +360,10 @@ def test_close_without_a_broker_is_quick_and_says_what_is_lost(caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("mqtt://", "is no address: use mqtt://user:password@host:1883/saccade"),
-        ("mqtt://host:port", "is no address"),
-        ("mqtt://host:99999", "is no address"),
-        ("mqtt://me:secret@host:0/x", "is no address"),
+        ("mqtt://", "is not a valid address: use mqtt://user:password@host:1883/saccade"),
+        ("mqtt://host:port", "is not a valid address"),
+        ("mqtt://host:99999", "is not a valid address"),
+        ("mqtt://me:secret@host:0/x", "is not a valid address"),
         ("mqtt://me:sec/ret@host", "special characters of a password as %XX"),
         ("mqtt://host/a/+/b", "cannot begin an MQTT topic"),
         ("mqtt://host/$SYS", "cannot begin an MQTT topic"),
@@ -386,7 +374,7 @@ def test_close_without_a_broker_is_quick_and_says_what_is_lost(caplog: pytest.Lo
         ("mqtts://host?ca=/no/such.pem", "cannot read certificates from /no/such.pem: No such file or directory"),
     ],
 )
-def test_a_target_that_cannot_be_is_refused_in_one_line(target: str, expected: str) -> None:
+def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) -> None:
     with pytest.raises(SinkError) as caught:
         open_sink(target)
     assert expected in str(caught.value)
@@ -394,7 +382,7 @@ def test_a_target_that_cannot_be_is_refused_in_one_line(target: str, expected: s
     assert "sec" not in str(caught.value)
 
 
-def test_without_aiomqtt_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_aiomqtt_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiomqtt", None)
     with pytest.raises(SinkError, match=r"pip install 'saccade\[mqtt\]'"):
         open_sink("mqtt://host")
@@ -411,7 +399,7 @@ def test_without_aiomqtt_one_line_says_what_to_install(monkeypatch: pytest.Monke
         ("", "\x00\ud800", "eyes/-/--"),
     ],
 )
-def test_any_name_makes_a_topic(stream: str, label: str, topic: str) -> None:
+def test_any_name_makes_a_valid_topic(stream: str, label: str, topic: str) -> None:
     topics = Topics("eyes")
     assert topics.count(stream, label) == topic
     assert topics.is_count(topic)
@@ -419,9 +407,9 @@ def test_any_name_makes_a_topic(stream: str, label: str, topic: str) -> None:
     assert not topics.is_count(topics.stream_available(stream))
 
 
-def test_frames_of_a_file_are_told_with_their_own_times() -> None:
+def test_events_of_a_file_have_the_times_of_its_frames() -> None:
     sink = MqttSink("mqtt://127.0.0.1:9")
-    sink.write(replace(frame_at(2), captured_at=2.0, capture_clock="file"), showing("cup"), LATENCY)
+    sink.write(replace(live_frame(2), captured_at=2.0, capture_clock="file"), showing("cup"), LATENCY)
     items = []
     while (item := sink._backlog.next()) is not None:
         items.append(item)

@@ -1,4 +1,4 @@
-"""Backlog: what the broker is told and in which order, through lost connections, held against an obvious model."""
+"""Backlog: what is published and in which order, through lost connections, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from saccade.sinks.messaging import mqtt_backlog as backlog_module
 from saccade.sinks.messaging.mqtt_backlog import Backlog, Item
-from saccade.sinks.messaging.outbox import MAX_RECORDS
+from saccade.sinks.outbox import MAX_RECORDS
 
 OVER = frozenset({"0", "offline"})
 
@@ -20,7 +20,7 @@ def drain(backlog: Backlog) -> list[tuple[str, bytes]]:
     return items
 
 
-def test_what_is_comes_before_what_happened_and_that_before_the_records() -> None:
+def test_state_is_published_before_events_and_records() -> None:
     backlog = Backlog(OVER)
     backlog.record("r", b"1")
     backlog.event("e", b"2")
@@ -31,7 +31,7 @@ def test_what_is_comes_before_what_happened_and_that_before_the_records() -> Non
     assert len(backlog) == 0
 
 
-def test_only_the_last_state_is_told_and_only_once() -> None:
+def test_only_the_last_state_is_published_and_only_once() -> None:
     backlog = Backlog(OVER)
     for payload in ("1", "2", "2"):
         backlog.set("s", payload)
@@ -40,7 +40,7 @@ def test_only_the_last_state_is_told_and_only_once() -> None:
     assert drain(backlog) == []
 
 
-def test_state_that_changes_on_its_way_is_told_again() -> None:
+def test_state_that_changes_while_sent_is_published_again() -> None:
     backlog = Backlog(OVER)
     backlog.set("s", "1")
     item = backlog.next()
@@ -50,7 +50,7 @@ def test_state_that_changes_on_its_way_is_told_again() -> None:
     assert drain(backlog) == [("s", b"2")]
 
 
-def test_a_new_connection_is_told_all_that_is_and_nothing_that_is_over() -> None:
+def test_a_new_connection_gets_all_state_that_still_holds() -> None:
     backlog = Backlog(OVER)
     backlog.set("a", "1")
     backlog.set("b", "1")
@@ -61,7 +61,7 @@ def test_a_new_connection_is_told_all_that_is_and_nothing_that_is_over() -> None
     assert drain(backlog) == [("a", b"1")]
 
 
-def test_what_is_under_way_when_a_connection_breaks_comes_again() -> None:
+def test_a_message_on_its_way_when_disconnected_is_repeated() -> None:
     backlog = Backlog(OVER)
     backlog.event("e", b"1")
     backlog.record("r", b"2")
@@ -76,16 +76,16 @@ def test_what_is_under_way_when_a_connection_breaks_comes_again() -> None:
         assert backlog.next(records=False) is None
 
 
-def test_it_is_bounded_and_counts_what_goes() -> None:
+def test_a_backlog_is_bounded_and_counts_what_it_drops() -> None:
     backlog = Backlog(OVER)
     for n in range(backlog_module.MAX_EVENTS + 5):
         backlog.event("e", b"%d" % n)
     for n in range(MAX_RECORDS + 7):
         backlog.record("r", b"%d" % n)
     assert backlog.dropped == 12
-    told = drain(backlog)
-    assert told[0] == ("e", b"5")
-    assert told[-1] == ("r", b"%d" % (MAX_RECORDS + 6))
+    published = drain(backlog)
+    assert published[0] == ("e", b"5")
+    assert published[-1] == ("r", b"%d" % (MAX_RECORDS + 6))
 
 
 STEPS = st.lists(
@@ -99,7 +99,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_broker_that_forgets_knows_everything_in_the_end(steps: list[tuple[str, str, str]]) -> None:
+def test_a_broker_that_forgets_has_all_state_in_the_end(steps: list[tuple[str, str, str]]) -> None:
     backlog = Backlog(OVER)
     wanted: dict[str, str] = {}
     known: dict[str, str] = {}

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 
 from saccade.engine.results import Detections, Points, Result, Spot, Text
-from saccade.sinks import EndsStreams, SinkError, WebhookSink, make_record, open_sink
-from saccade.sinks.messaging import background_loop as worker_module
+from saccade.sinks import SinkError, SupportsStreamEnd, WebhookSink, make_record, open_sink
+from saccade.sinks.messaging import background_loop as loop_module
 from saccade.sinks.messaging import webhook as webhook_module
-from tests.sinks.messaging.test_mqtt import LATENCY, frame_at, showing
 from tests.support.broker import wait_for
+from tests.support.results import LATENCY, live_frame, showing
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -87,8 +87,8 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(worker_module, "_LAST_DELAY_S", 0.2)
+    monkeypatch.setattr(loop_module, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(loop_module, "_LAST_DELAY_S", 0.2)
 
 
 NOTHING = showing()
@@ -96,29 +96,29 @@ POINT = Result(Detections((), 1, 1), Points((Spot("cup", 0.5, 0.5, 0.5),), 1, 1)
 ANSWER = Result(Detections((), 1, 1), Points((), 1, 1), (Text("what", "that"),))
 
 
-def test_records_with_something_on_them_are_posted_in_order(receiver: Receiver) -> None:
+def test_records_with_objects_are_posted_in_order(receiver: Receiver) -> None:
     sink = open_sink(receiver.url("/a/b?key=1%202"))
     assert isinstance(sink, WebhookSink)
     assert sink.shared
-    assert isinstance(sink, EndsStreams)
+    assert isinstance(sink, SupportsStreamEnd)
     results = [NOTHING, showing("cat"), POINT, NOTHING, ANSWER]
     for second, result in enumerate(results):
-        sink.write(frame_at(second), result, LATENCY)
+        sink.write(live_frame(second), result, LATENCY)
     sink.close()
     sink.close()
-    assert receiver.bodies == [make_record(frame_at(n), results[n], LATENCY) for n in (1, 2, 4)]
+    assert receiver.bodies == [make_record(live_frame(n), results[n], LATENCY) for n in (1, 2, 4)]
     url, headers, _ = receiver.posts[0]
     assert url == "/a/b?key=1%202"
     assert headers["Content-Type"] == "application/json"
     assert sink.dropped == 0
 
 
-def test_all_records_on_request_from_several_threads(receiver: Receiver) -> None:
+def test_send_all_posts_every_record_of_every_thread(receiver: Receiver) -> None:
     sink = WebhookSink(receiver.url("#send=all"))
 
     def run(stream: str) -> None:
         for n in range(20):
-            sink.write(frame_at(n, stream), NOTHING, LATENCY)
+            sink.write(live_frame(n, stream), NOTHING, LATENCY)
 
     threads = [threading.Thread(target=run, args=(stream,)) for stream in "abc"]
     for thread in threads:
@@ -130,15 +130,15 @@ def test_all_records_on_request_from_several_threads(receiver: Receiver) -> None
         assert [body["frame"] for body in receiver.bodies if body["stream"] == stream] == [10 * n for n in range(20)]
 
 
-def test_events_on_request(receiver: Receiver) -> None:
+def test_send_events_posts_events(receiver: Receiver) -> None:
     sink = WebhookSink(receiver.url("/?x=1#send=events&hold=2"))
     for second, result in enumerate([NOTHING, showing("cat"), NOTHING, NOTHING, NOTHING, showing("dog")]):
-        sink.write(frame_at(second), result, LATENCY)
-    sink.write(frame_at(0, "hall"), showing("cat"), LATENCY)
+        sink.write(live_frame(second), result, LATENCY)
+    sink.write(live_frame(0, "hall"), showing("cat"), LATENCY)
     sink.end("door")
     sink.close()
-    told = [(body["type"], body["after"]["stream"], body["after"]["label"]) for body in receiver.bodies]
-    assert told == [
+    steps = [(body["type"], body["after"]["stream"], body["after"]["label"]) for body in receiver.bodies]
+    assert steps == [
         ("new", "door", "cat"),
         ("end", "door", "cat"),
         ("new", "door", "dog"),
@@ -164,11 +164,11 @@ async def cut(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("trouble", [500, 503, 408, busy, hang, cut])
-def test_what_fails_is_posted_again_and_nothing_is_lost(receiver: Receiver, trouble: Answer | int) -> None:
+def test_a_failed_post_is_retried_and_nothing_is_lost(receiver: Receiver, trouble: Answer | int) -> None:
     receiver.answers = [200, trouble, trouble]
     sink = WebhookSink(receiver.url("/#timeout=0.3"))
     for second in range(4):
-        sink.write(frame_at(second), showing("cat"), LATENCY)
+        sink.write(live_frame(second), showing("cat"), LATENCY)
     wait_for(lambda: len(receiver.posts) == 4)
     sink.close()
     assert [body["frame"] for body in receiver.bodies] == [0, 10, 20, 30]
@@ -176,11 +176,11 @@ def test_what_fails_is_posted_again_and_nothing_is_lost(receiver: Receiver, trou
 
 
 @pytest.mark.parametrize("trouble", [400, 401, 404, 302])
-def test_what_is_refused_is_lost_and_told(receiver: Receiver, trouble: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_post_is_counted_as_lost(receiver: Receiver, trouble: int, caplog: pytest.LogCaptureFixture) -> None:
     receiver.answers = [200, trouble, trouble]
     sink = WebhookSink(receiver.url())
     for second in range(4):
-        sink.write(frame_at(second), showing("cat"), LATENCY)
+        sink.write(live_frame(second), showing("cat"), LATENCY)
     sink.close()
     assert [body["frame"] for body in receiver.bodies] == [0, 30]
     assert sink.dropped == 2
@@ -188,14 +188,14 @@ def test_what_is_refused_is_lost_and_told(receiver: Receiver, trouble: int, capl
     assert "messages lost: 2" in caplog.text
 
 
-def test_a_server_that_restarts_gets_everything(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_restarts_gets_every_message(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "saccade.sinks")
     sink = WebhookSink(receiver.url())
-    sink.write(frame_at(0), showing("cat"), LATENCY)
+    sink.write(live_frame(0), showing("cat"), LATENCY)
     wait_for(lambda: len(receiver.posts) == 1)
     receiver.off()
     for second in range(1, 50):
-        sink.write(frame_at(second), showing("cat"), LATENCY)
+        sink.write(live_frame(second), showing("cat"), LATENCY)
     wait_for(lambda: "trying again" in caplog.text)
     time.sleep(0.3)  # some attempts, for the count of lines below
     receiver.on()
@@ -206,12 +206,12 @@ def test_a_server_that_restarts_gets_everything(receiver: Receiver, caplog: pyte
     assert "works" in caplog.text
 
 
-def test_the_spool_is_bounded_and_the_oldest_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_backlog_drops_the_oldest(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_module, "MAX_WAITING", 10)
     receiver.off()
     sink = WebhookSink(receiver.url())
     for second in range(500):
-        sink.write(frame_at(second), showing("cat"), LATENCY)
+        sink.write(live_frame(second), showing("cat"), LATENCY)
     receiver.on()
     wait_for(lambda: len(receiver.posts) >= 10)
     sink.close()
@@ -221,17 +221,17 @@ def test_the_spool_is_bounded_and_the_oldest_go(receiver: Receiver, monkeypatch:
     assert sink.dropped == 500 - len(frames)
 
 
-def test_close_is_quick_and_tells_what_is_lost(
+def test_close_is_quick_and_logs_what_is_lost(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(webhook_module, "CLOSE_S", 0.5)
     receiver.answers = [hang] * 100
     sink = WebhookSink(receiver.url("/#timeout=60"))
     for second in range(5):
-        sink.write(frame_at(second), showing("cat"), LATENCY)
+        sink.write(live_frame(second), showing("cat"), LATENCY)
     begun = time.monotonic()
     sink.close()
-    sink.write(frame_at(9), showing("cat"), LATENCY)
+    sink.write(live_frame(9), showing("cat"), LATENCY)
     assert time.monotonic() - begun < 5
     assert "messages lost: 5" in caplog.text
     assert not [thread for thread in threading.enumerate() if str(receiver.port) in thread.name]
@@ -243,7 +243,7 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
     target = receiver.url("/services/secret1?token=secret2").replace("://", "://me:secret%2F3@")
     sink = WebhookSink(target)
     for second in range(2):
-        sink.write(frame_at(second), showing("cat"), LATENCY)
+        sink.write(live_frame(second), showing("cat"), LATENCY)
     sink.close()
     headers = receiver.posts[-1][1]
     assert headers["Authorization"] == "Basic bWU6c2VjcmV0LzM="  # me:secret/3
@@ -255,16 +255,16 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("http://", "is no address: use https://user:password@host/path"),
+        ("http://", "is not a valid address: use https://user:password@host/path"),
         ("https://me:sec/ret@host", "special characters of a password as %XX"),
-        ("https://me:sec#ret@host", "is no address"),
-        ("http://host:x/", "is no address"),
+        ("https://me:sec#ret@host", "is not a valid address"),
+        ("http://host:x/", "is not a valid address"),
         ("http://host/#send=some", "http://host: send should be objects or all or events, not 'some'"),
         ("http://host/?a=1#sent=all", "http://host: unknown option 'sent'; did you mean 'send'?"),
         ("http://host/#timeout=0", "timeout should be a time"),
     ],
 )
-def test_a_target_that_cannot_be_is_refused_in_one_line(target: str, expected: str) -> None:
+def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) -> None:
     with pytest.raises(SinkError) as caught:
         open_sink(target)
     assert expected in str(caught.value)
@@ -274,6 +274,6 @@ def test_a_target_that_cannot_be_is_refused_in_one_line(target: str, expected: s
 
 def test_bodies_are_json_in_utf8(receiver: Receiver) -> None:
     sink = WebhookSink(receiver.url())
-    sink.write(frame_at(0), Result(Detections((), 1, 1), Points((), 1, 1), (Text("wer", "ein Fuß"),)), LATENCY)
+    sink.write(live_frame(0), Result(Detections((), 1, 1), Points((), 1, 1), (Text("wer", "ein Fuß"),)), LATENCY)
     sink.close()
     assert json.loads(json.dumps(receiver.bodies[0]))["answers"] == [{"prompt": "wer", "text": "ein Fuß"}]

@@ -16,7 +16,7 @@ from saccade.engine.results import Box, Detections, Points, Result
 from saccade.sinks import Latency
 from saccade.sinks.video import broadcast as broadcast_module
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer
-from saccade.sinks.video.live_encoder import Codec, Coded, LiveEncoder, bit_rate
+from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder, bit_rate
 from saccade.sources import Frame
 from tests.support.clips import number_of, numbered_image
 
@@ -24,15 +24,15 @@ DECODERS = {"H264": "h264", "VP8": "vp8"}
 CODECS: tuple[Codec, ...] = ("H264", "VP8")
 
 
-class Screen:
+class Decoder:
     """Decodes what comes, as a viewer's browser does."""
 
     def __init__(self, codec: Codec) -> None:
         self._decoder: Any = av.CodecContext.create(DECODERS[codec], "r")
 
-    def show(self, coded: Coded) -> NDArray[np.uint8]:
-        (picture,) = self._decoder.decode(av.Packet(coded.data))
-        shown: NDArray[np.uint8] = picture.to_ndarray(format="rgb24")
+    def show(self, encoded: EncodedImage) -> NDArray[np.uint8]:
+        (frame,) = self._decoder.decode(av.Packet(encoded.data))
+        shown: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
         return shown
 
 
@@ -49,59 +49,59 @@ def found(*boxes: Box) -> Result:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_nothing_waits_in_the_encoder_and_key_frames_come_when_asked(codec: Codec) -> None:
-    encoder, screen = LiveEncoder(codec), Screen(codec)
+def test_the_encoder_has_no_delay_and_obeys_key_requests(codec: Codec) -> None:
+    encoder, screen = LiveEncoder(codec), Decoder(codec)
     keys = []
     for number in range(30):
-        coded = encoder.encode(numbered_image(number, 320, 240), number * 3000, 30.0, key=number in (12, 13))
-        assert coded is not None
-        assert number_of(screen.show(coded)) == number  # this very picture, not an earlier one
-        keys += [number] if coded.key else []
+        encoded = encoder.encode(numbered_image(number, 320, 240), number * 3000, 30.0, key=number in (12, 13))
+        assert encoded is not None
+        assert number_of(screen.show(encoded)) == number  # this very frame, not an earlier one
+        keys += [number] if encoded.key else []
     assert keys == [0, 12, 13]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_encoder_follows_the_size_and_begins_anew_with_a_key_frame(codec: Codec) -> None:
-    encoder, screen = LiveEncoder(codec), Screen(codec)
+def test_a_new_frame_size_begins_with_a_key_frame(codec: Codec) -> None:
+    encoder, screen = LiveEncoder(codec), Decoder(codec)
     sizes = {(320, 240): (320, 240), (161, 91): (162, 92), (3840, 2160): (1920, 1080), (90, 160): (90, 160)}
     for number, (size, shown) in enumerate(sizes.items()):
-        coded = encoder.encode(numbered_image(7, *size), number * 3000, 30.0)
-        assert coded is not None
-        assert coded.key
-        height, width = screen.show(coded).shape[:2]
+        encoded = encoder.encode(numbered_image(7, *size), number * 3000, 30.0)
+        assert encoded is not None
+        assert encoded.key
+        height, width = screen.show(encoded).shape[:2]
         assert (width, height) == shown
 
 
 def test_colours_survive() -> None:
-    picture = np.zeros((120, 160, 3), np.uint8)
-    picture[:] = (200, 60, 90)
+    frame = np.zeros((120, 160, 3), np.uint8)
+    frame[:] = (200, 60, 90)
     for codec in CODECS:
-        coded = LiveEncoder(codec).encode(picture, 0, 30.0)
-        assert coded is not None
+        encoded = LiveEncoder(codec).encode(frame, 0, 30.0)
+        assert encoded is not None
         decoder: Any = av.CodecContext.create(DECODERS[codec], "r")
-        (decoded,) = decoder.decode(av.Packet(coded.data))
-        assert np.abs(decoded.to_ndarray(format="rgb24").astype(int) - picture).mean() < 12
+        (decoded,) = decoder.decode(av.Packet(encoded.data))
+        assert np.abs(decoded.to_ndarray(format="rgb24").astype(int) - frame).mean() < 12
 
 
-def test_a_still_picture_costs_little_and_a_busy_one_stays_below_the_limit() -> None:
+def test_a_still_scene_is_cheap_and_a_busy_one_is_bounded() -> None:
     rate = 30.0
     grain = np.random.default_rng(1)
     sums = []
     for busy in (False, True):
         encoder, total = LiveEncoder("H264"), 0
         for number in range(60):
-            picture = numbered_image(3, 320, 240)
+            frame = numbered_image(3, 320, 240)
             if busy:
-                picture = grain.integers(0, 256, picture.shape, dtype=np.uint8)
-            coded = encoder.encode(picture, number * 3000, rate)
-            total += len(coded.data) if coded and number >= 30 else 0
+                frame = grain.integers(0, 256, frame.shape, dtype=np.uint8)
+            encoded = encoder.encode(frame, number * 3000, rate)
+            total += len(encoded.data) if encoded and number >= 30 else 0
         sums.append(8 * total)  # bits in a second
     still, moving = sums
     assert still < 0.05 * bit_rate(320, 240, rate)
     assert moving < 1.3 * bit_rate(320, 240, rate)
 
 
-def test_the_bit_rate_grows_slower_than_the_picture() -> None:
+def test_the_bit_rate_grows_slower_than_the_image() -> None:
     assert bit_rate(640, 360, 30) == 1_500_000
     assert 3_500_000 < bit_rate(1280, 720, 30) < 4_500_000
     assert 6_000_000 < bit_rate(1920, 1080, 30) < 8_000_000
@@ -112,12 +112,12 @@ def test_the_bit_rate_grows_slower_than_the_picture() -> None:
 
 
 @pytest.fixture
-def coded_pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The codec of each picture that is coded, as it is coded."""
+def encoder_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The codec of each frame that is encoded, as it is encoded."""
     made: list[str] = []
 
     class Counted(LiveEncoder):
-        def encode(self, *args: Any, **kwargs: Any) -> Coded | None:
+        def encode(self, *args: Any, **kwargs: Any) -> EncodedImage | None:
             made.append(self._codec)
             return super().encode(*args, **kwargs)
 
@@ -127,30 +127,30 @@ def coded_pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def take_all(viewer: Viewer) -> list[Any]:
     taken = []
-    while picture := viewer.take():
-        taken.append(picture)
+    while frame := viewer.take():
+        taken.append(frame)
     return taken
 
 
-def test_nobody_watching_costs_nothing_and_many_cost_as_much_as_one(coded_pictures: list[str]) -> None:
+def test_viewers_share_one_encoder_and_none_needs_none(encoder_calls: list[str]) -> None:
     sink = BroadcastSink()
     sink.write(frame(0), found(), Latency())
-    assert coded_pictures == []
+    assert encoder_calls == []
     joined = [sink.join("door", View(), lambda: None) for _ in range(5)]
     for number in range(1, 4):
         sink.write(frame(number), found(), Latency())
-    assert coded_pictures == ["H264"] * 3
-    pictures = [take_all(viewer) for viewer, _ in joined]
-    assert all(len(taken) == 3 and taken == pictures[0] for taken in pictures)
+    assert encoder_calls == ["H264"] * 3
+    frames = [take_all(viewer) for viewer, _ in joined]
+    assert all(len(taken) == 3 and taken == frames[0] for taken in frames)
     sink.join("door", View(codec="VP8"), lambda: None)
     for _, leave in joined:
         leave()
         leave()
     sink.write(frame(4), found(), Latency())
-    assert coded_pictures == ["H264"] * 3 + ["VP8"]
+    assert encoder_calls == ["H264"] * 3 + ["VP8"]
 
 
-def test_results_are_drawn_for_those_who_want_them_and_told_to_all() -> None:
+def test_each_view_gets_its_image_and_all_get_the_record() -> None:
     sink, box = BroadcastSink(), Box("cat", 0.9, 0.3, 0.3, 0.7, 0.7)
     sink.write(frame(0), found(box), Latency())
     views = [sink.join("door", View(drawn), lambda: None)[0] for drawn in (True, False)]
@@ -159,12 +159,12 @@ def test_results_are_drawn_for_those_who_want_them_and_told_to_all() -> None:
     assert drawn.record == plain.record
     assert drawn.record["objects"][0]["label"] == "cat"
     source = frame(1).image.astype(int)
-    with_box, without = (np.abs(Screen("H264").show(one.coded) - source).max(axis=2) > 80 for one in (drawn, plain))
+    with_box, without = (np.abs(Decoder("H264").show(one.encoded) - source).max(axis=2) > 80 for one in (drawn, plain))
     assert without.mean() < 0.001
     assert with_box.mean() > 0.02
 
 
-def test_one_who_lags_goes_on_at_the_next_key_frame_and_nobody_else_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_viewer_skips_to_a_key_frame_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast_module, "_KEY_FRAMES_S", 0.0)
     sink = BroadcastSink()
     sink.write(frame(0), found(), Latency())
@@ -173,18 +173,18 @@ def test_one_who_lags_goes_on_at_the_next_key_frame_and_nobody_else_notices(monk
     seen = []
     for number in range(1, 41):
         sink.write(frame(number), found(), Latency())
-        seen += [picture.record["frame"] for picture in take_all(quick)]
+        seen += [frame.record["frame"] for frame in take_all(quick)]
     assert seen == list(range(1, 41))
     kept = take_all(slow)
     assert len(kept) <= 8  # a bounded queue, of the newest
-    assert kept[0].coded.key
+    assert kept[0].encoded.key
     assert kept[-1].record["frame"] == 40
     assert slow.skipped == 40 - len(kept)
-    screen = Screen("H264")
-    assert [number_of(screen.show(one.coded)) for one in kept] == [one.record["frame"] for one in kept]
+    screen = Decoder("H264")
+    assert [number_of(screen.show(one.encoded)) for one in kept] == [one.record["frame"] for one in kept]
 
 
-def test_who_asks_on_and_on_does_not_get_key_frames_only() -> None:
+def test_key_frame_requests_are_limited() -> None:
     sink = BroadcastSink()
     sink.write(frame(0), found(), Latency())
     greedy, _ = sink.join("door", View(), lambda: None)
@@ -192,13 +192,13 @@ def test_who_asks_on_and_on_does_not_get_key_frames_only() -> None:
     begun = time.monotonic()
     keys = 0
     for number in range(1, 31):
-        greedy.ask()
+        greedy.request_key_frame()
         sink.write(frame(number), found(), Latency())
-        keys += sum(picture.coded.key for picture in take_all(modest))
+        keys += sum(frame.encoded.key for frame in take_all(modest))
     assert keys <= 1 + (time.monotonic() - begun) / 0.5 + 1
 
 
-def test_the_end_of_a_stream_is_told_and_its_name_is_free_again() -> None:
+def test_the_end_of_a_stream_ends_its_viewers() -> None:
     sink, woken = BroadcastSink(), []
     with pytest.raises(NoSuchStreamError):
         sink.join("door", View(), lambda: None)

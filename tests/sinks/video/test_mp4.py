@@ -1,4 +1,4 @@
-"""Mp4Sink on real frames: exact clocks, sound, odd sizes, a kill in the middle, and unwritable output."""
+"""Mp4Sink on real frames: exact clocks, audio, odd sizes, a kill in the middle, and unwritable output."""
 
 from __future__ import annotations
 
@@ -14,39 +14,19 @@ import av
 import numpy as np
 import pytest
 
-from saccade.engine.results import Detections, Points, Result
-from saccade.sinks import Latency, Mp4Sink, SinkError
+from saccade.sinks import Mp4Sink, SinkError
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
-from tests.support.clips import MakeClip, number_of, numbered_image
-
-NOTHING = Result(Detections((), 1, 1), Points((), 1, 1))
-LATENCY = Latency(total=5.0)
-
-
-def frame_at(pts: int, base: Fraction, number: int = 0, size: tuple[int, int] = (160, 120)) -> Frame:
-    return Frame(
-        image=numbered_image(number, *size),
-        stream="test",
-        index=number,
-        pts=pts,
-        time_base=base,
-        captured_at=float(pts * base),
-        capture_clock="file",
-        decoded_at=0.0,
-        decode_ms=0.0,
-    )
+from tests.support.clips import MakeClip, number_of
+from tests.support.mp4 import audio_packets, frame_times, top_boxes
+from tests.support.results import LATENCY, NOTHING, file_frame
 
 
 def write(path: Path, stamps: list[int], base: Fraction, rate: Fraction | None = None) -> None:
     sink = Mp4Sink(path, rate=rate)
     for number, pts in enumerate(stamps):
-        sink.write(frame_at(pts, base, number), NOTHING, LATENCY)
+        sink.write(file_frame(pts, base, number), NOTHING, LATENCY)
     sink.close()
-
-
-def times(path: Path) -> list[Fraction]:
-    return [f.pts * f.time_base for f in FileSource(path)]
 
 
 CLOCKS = {
@@ -56,7 +36,7 @@ CLOCKS = {
     "numerator": (list(range(30)), Fraction(1001, 30000)),
     "RTP": ([n * 3003 for n in range(30)], Fraction(1, 90000)),
     "microseconds": ([n * 33_333 for n in range(30)], Fraction(1, 1_000_000)),
-    "a picture a second": (list(range(12)), Fraction(1)),
+    "a frame a second": (list(range(12)), Fraction(1)),
     "a late first frame": ([378 + n * 384 for n in range(30)], Fraction(1, 11456)),
 }
 
@@ -70,11 +50,11 @@ def test_timestamps_come_back_exactly(tmp_path: Path, clock: str) -> None:
     assert [number_of(f.image) for f in frames] == list(range(len(stamps)))
 
 
-def test_the_clock_starts_at_zero_where_the_first_frame_comes_late(tmp_path: Path) -> None:
+def test_the_clock_starts_at_zero_if_the_first_frame_is_late(tmp_path: Path) -> None:
     base = Fraction(1, 90000)
     start = 2**33 - 5000
     write(tmp_path / "out.mp4", [start + n * 3600 for n in range(10)], base)
-    assert times(tmp_path / "out.mp4") == [n * 3600 * base for n in range(10)]
+    assert frame_times(tmp_path / "out.mp4") == [n * 3600 * base for n in range(10)]
 
 
 @pytest.mark.parametrize("name", ["one-by-one-person.mp4", "bottles.mp4"])
@@ -101,16 +81,6 @@ def test_a_single_frame_is_shown_for_one_frame_interval(tmp_path: Path) -> None:
     assert FileSource(tmp_path / "out.mp4").info.duration_s == 0.1
 
 
-def boxes(path: Path) -> list[str]:
-    """The types of the top level boxes of an MP4."""
-    data, at, found = path.read_bytes(), 0, []
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4])
-        found.append(data[at + 4 : at + 8].decode())
-        at += size or len(data)
-    return found
-
-
 def test_browsers_can_play_and_seek_it(tmp_path: Path) -> None:
     path = tmp_path / "out.mp4"
     write(path, [n * 100 for n in range(70)], Fraction(1, 1000))
@@ -119,8 +89,8 @@ def test_browsers_can_play_and_seek_it(tmp_path: Path) -> None:
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         keys = [p.pts for p in container.demux(stream) if p.is_keyframe]
     assert keys == [0, 2000, 4000, 6000]
-    assert "moov" in boxes(path)
-    assert "moof" not in boxes(path)  # an ordinary file, not a fragmented one
+    assert "moov" in top_boxes(path)
+    assert "moof" not in top_boxes(path)  # an ordinary file, not a fragmented one
 
 
 def test_colours_survive(tmp_path: Path) -> None:
@@ -128,7 +98,7 @@ def test_colours_survive(tmp_path: Path) -> None:
     colors = np.array([[220, 30, 30], [30, 200, 40], [40, 60, 230], [250, 210, 60]], np.uint8)
     image = np.repeat(np.repeat(colors[None], 160, axis=0), 60, axis=1).copy()
     sink = Mp4Sink(tmp_path / "out.mp4")
-    frame = frame_at(0, base)
+    frame = file_frame(0, base)
     sink.write(Frame(image, *(getattr(frame, name) for name in list(Frame.__slots__)[1:])), NOTHING, LATENCY)
     sink.close()
     (read,) = FileSource(tmp_path / "out.mp4")
@@ -140,17 +110,17 @@ def test_colours_survive(tmp_path: Path) -> None:
 def test_odd_sizes_are_padded_to_even_ones(tmp_path: Path, size: tuple[int, int]) -> None:
     sink = Mp4Sink(tmp_path / "out.mp4")
     for n in range(3):
-        sink.write(frame_at(n, Fraction(1, 10), n, size), NOTHING, LATENCY)
+        sink.write(file_frame(n, Fraction(1, 10), n, size), NOTHING, LATENCY)
     sink.close()
     width, height = size
     (first, *_) = FileSource(tmp_path / "out.mp4")
     assert (first.width, first.height) == (width + width % 2, height + height % 2)
 
 
-def test_pictures_of_another_size_are_fitted_in(tmp_path: Path) -> None:
+def test_frames_of_another_size_are_fitted_in(tmp_path: Path) -> None:
     sink = Mp4Sink(tmp_path / "out.mp4")
-    sink.write(frame_at(0, Fraction(1), 0, (160, 120)), NOTHING, LATENCY)
-    sink.write(frame_at(1, Fraction(1), 1, (100, 300)), NOTHING, LATENCY)
+    sink.write(file_frame(0, Fraction(1), 0, (160, 120)), NOTHING, LATENCY)
+    sink.write(file_frame(1, Fraction(1), 1, (100, 300)), NOTHING, LATENCY)
     sink.close()
     _, tall = FileSource(tmp_path / "out.mp4")
     assert (tall.width, tall.height) == (160, 120)
@@ -161,7 +131,7 @@ def test_pictures_of_another_size_are_fitted_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "codec"), [("in.mp4", "aac"), ("in.ts", "aac"), ("in.mkv", "libopus"), ("in.mkv", "ac3")]
 )
-def test_sound_is_copied_packet_for_packet(make_clip: MakeClip, tmp_path: Path, name: str, codec: str) -> None:
+def test_audio_is_copied_packet_for_packet(make_clip: MakeClip, tmp_path: Path, name: str, codec: str) -> None:
     path = make_clip(name, frames=75, audio=codec)
     source = FileSource(path)
     sink = Mp4Sink(tmp_path / "out.mp4", audio_from=path)
@@ -170,10 +140,10 @@ def test_sound_is_copied_packet_for_packet(make_clip: MakeClip, tmp_path: Path, 
         stamps.append(frame.pts * frame.time_base)
         sink.write(frame, NOTHING, LATENCY)
     sink.close()
-    before, after = sound_of(path), sound_of(tmp_path / "out.mp4")
+    before, after = audio_packets(path), audio_packets(tmp_path / "out.mp4")
     shift = stamps[0] if stamps[0] >= 1 else 0
-    assert times(tmp_path / "out.mp4") == [t - shift for t in stamps]
-    # At the edges, packets before the first picture and after the last are left out.
+    assert frame_times(tmp_path / "out.mp4") == [t - shift for t in stamps]
+    # At the edges, packets before the first frame and after the last are left out.
     assert len(before) - 3 <= len(after) <= len(before)
     offset = sum(t < stamps[0] for t, _ in before)
     kept = before[offset : offset + len(after)]
@@ -181,27 +151,19 @@ def test_sound_is_copied_packet_for_packet(make_clip: MakeClip, tmp_path: Path, 
     assert [t for t, _ in after] == pytest.approx([t - float(shift) for t, _ in kept], abs=0.002)
 
 
-def sound_of(path: Path) -> list[tuple[float, int]]:
-    """Time and size of each sound packet, sizes without ADTS headers."""
-    with av.open(str(path)) as container:
-        stream = container.streams.audio[0]
-        header = 7 if path.suffix == ".ts" else 0
-        return [(float((p.pts or 0) * p.time_base), p.size - header) for p in container.demux(stream) if p.size]
-
-
-def test_sound_follows_a_start_in_the_middle(make_clip: MakeClip, tmp_path: Path) -> None:
+def test_audio_follows_a_start_in_the_middle(make_clip: MakeClip, tmp_path: Path) -> None:
     path = make_clip(frames=100, audio="aac")
     sink = Mp4Sink(tmp_path / "out.mp4", audio_from=path)
     for frame in FileSource(path, start=2, end=3):
         sink.write(frame, NOTHING, LATENCY)
     sink.close()
-    heard = [t for t, _ in sound_of(tmp_path / "out.mp4")]
-    assert times(tmp_path / "out.mp4")[0] == 0
+    heard = [t for t, _ in audio_packets(tmp_path / "out.mp4")]
+    assert frame_times(tmp_path / "out.mp4")[0] == 0
     assert 0 <= heard[0] < 0.03
     assert 0.95 < heard[-1] < 1.01
 
 
-def test_sound_that_an_mp4_cannot_hold_is_left_out_with_a_warning(
+def test_audio_that_an_mp4_cannot_hold_is_left_out(
     make_clip: MakeClip, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_clip("in.mkv", audio="pcm_s16le")
@@ -211,7 +173,7 @@ def test_sound_that_an_mp4_cannot_hold_is_left_out_with_a_warning(
             sink.write(frame, NOTHING, LATENCY)
         sink.close()
     assert "pcm_s16le" in caplog.text
-    assert len(times(tmp_path / "out.mp4")) == 30
+    assert len(frame_times(tmp_path / "out.mp4")) == 30
     assert not FileSource(tmp_path / "out.mp4").info.audio
 
 
@@ -219,21 +181,21 @@ KILLED = """
 import sys, os, signal
 from fractions import Fraction
 sys.path.insert(0, sys.argv[1])
-from tests.sinks.video.test_mp4 import NOTHING, LATENCY, frame_at
+from tests.support.results import LATENCY, NOTHING, file_frame
 from saccade.sinks import Mp4Sink
 sink = Mp4Sink(sys.argv[2], audio_from=sys.argv[3] if len(sys.argv) > 3 else None)
 for n in range(130):
-    sink.write(frame_at(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
+    sink.write(file_frame(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("sound", ["none", "as long", "short"])
-def test_kill_costs_the_last_group_of_pictures_only(make_clip: MakeClip, tmp_path: Path, sound: str) -> None:
+@pytest.mark.parametrize("audio", ["none", "as long", "short"])
+def test_a_kill_loses_only_the_last_group_of_pictures(make_clip: MakeClip, tmp_path: Path, audio: str) -> None:
     out = tmp_path / "out.mp4"
     arguments = [str(REPO), str(out)]
-    if sound != "none":
-        arguments.append(str(make_clip(frames=130 if sound == "as long" else 10, audio="aac")))
+    if audio != "none":
+        arguments.append(str(make_clip(frames=130 if audio == "as long" else 10, audio="aac")))
     ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False)
     assert ended.returncode == -signal.SIGKILL
     # 130 frames at 25 a second, a key frame every 2 s: 0–49 and 50–99 are whole groups, 100–129 was being written.
@@ -242,7 +204,7 @@ def test_kill_costs_the_last_group_of_pictures_only(make_clip: MakeClip, tmp_pat
     assert [f.pts * f.time_base for f in frames[:100]] == [Fraction(n, 25) for n in range(100)]
 
 
-def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_output_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "no" / "such" / "out.mp4", tmp_path, tmp_path / "file" / "out.mp4"):
         with pytest.raises(SinkError, match=r"^cannot write .+") as caught:
@@ -251,13 +213,13 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     link = tmp_path / "out.mp4"
     link.symlink_to("/dev/full")
     sink = Mp4Sink(link)
     with pytest.raises(SinkError, match=r"cannot (write|finish) .+: No space left on device"):  # noqa: PT012
         for n in range(400):
-            sink.write(frame_at(n, Fraction(1, 25), n), NOTHING, LATENCY)
+            sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
         sink.close()
 
 
@@ -280,7 +242,7 @@ def test_without_frames_nothing_is_left_and_nothing_replaced(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["old.mp4"]
 
 
-def test_names_with_colons_are_files_and_no_protocols(
+def test_a_name_with_a_colon_is_a_file_and_not_a_protocol(
     make_clip: MakeClip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -289,15 +251,15 @@ def test_names_with_colons_are_files_and_no_protocols(
     for frame in FileSource("cam:1.mp4"):
         sink.write(frame, NOTHING, LATENCY)
     sink.close()
-    assert len(times(Path("out:1.mp4"))) == 5
+    assert len(frame_times(Path("out:1.mp4"))) == 5
     assert FileSource("out:1.mp4").info.audio
 
 
-def test_a_silence_longer_than_an_mp4_can_hold_is_shortened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gap_longer_than_an_mp4_can_hold_is_shortened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     base, away = Fraction(1, 1_000_000), 3600
     with caplog.at_level(logging.WARNING):
         write(tmp_path / "out.mp4", [0, 40_000, away * 10**6, away * 10**6 + 40_000], base)
     assert "too long for an MP4" in caplog.text
-    first, second, third, fourth = times(tmp_path / "out.mp4")
+    first, second, third, fourth = frame_times(tmp_path / "out.mp4")
     assert (first, second, fourth - third) == (0, Fraction(40, 1000), Fraction(40, 1000))
     assert 2000 < third < away

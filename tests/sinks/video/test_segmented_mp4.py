@@ -16,41 +16,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sinks import Mp4Sink, RecordingSink, SinkError, open_sink
-from saccade.sinks.video.segments import GAP_S, Cuts, SegmentNames
+from saccade.sinks.video.segments import GAP_S, Segmenter, SegmentNames
 from saccade.sources import FileSource, Frame
-from tests.sinks.video.test_mp4 import LATENCY, NOTHING, boxes, frame_at, sound_of
 from tests.support import REPO
 from tests.support.clips import MakeClip, number_of
+from tests.support.mp4 import audio_packets, top_boxes
+from tests.support.results import LATENCY, NOTHING, file_frame
 
 BASE = Fraction(1, 90000)
 NTSC = Fraction(1001, 30000)
 SMALL, LARGE = (160, 120), (320, 240)
 
-# Length of a segment, pictures as (seconds, size), and which of them begin one.
+# Length of a segment, frames as (seconds, size), and which of them begin one.
 CUTS = {
     "nothing but the first": (10, [(n, SMALL) for n in range(5)], [0]),
     "by time": (2, [(n / 2, SMALL) for n in range(10)], [0, 4, 8]),
-    "counted from the first picture": (2, [(100 + n, SMALL) for n in range(5)], [0, 2, 4]),
+    "counted from the first frame": (2, [(100 + n, SMALL) for n in range(5)], [0, 2, 4]),
     "a short gap is kept": (100, [(0, SMALL), (1, SMALL), (1 + GAP_S, SMALL)], [0]),
     "a long one is not": (100, [(0, SMALL), (1, SMALL), (1.1 + GAP_S, SMALL), (2.1 + GAP_S, SMALL)], [0, 2]),
     "back in time": (100, [(5, SMALL), (6, SMALL), (5.5, SMALL), (6.5, SMALL)], [0, 2]),
     "the same time again": (100, [(5, SMALL), (5, SMALL)], [0, 1]),
     "another size": (100, [(0, SMALL), (1, LARGE), (2, LARGE), (3, SMALL)], [0, 1, 3]),
-    "a picture an hour": (60, [(3600 * n, SMALL) for n in range(3)], [0, 1, 2]),
+    "a frame an hour": (60, [(3600 * n, SMALL) for n in range(3)], [0, 1, 2]),
 }
 
 
 @pytest.mark.parametrize("case", CUTS)
-def test_where_a_segment_begins(case: str) -> None:
-    length_s, pictures, expected = CUTS[case]
-    cuts = Cuts(length_s)
-    found = [n for n, (t, size) in enumerate(pictures) if cuts.begins(round(Fraction(t) / BASE), BASE, size)]
+def test_a_segment_begins_where_expected(case: str) -> None:
+    length_s, frames, expected = CUTS[case]
+    segmenter = Segmenter(length_s)
+    found = [n for n, (t, size) in enumerate(frames) if segmenter.starts_segment(round(Fraction(t) / BASE), BASE, size)]
     assert found == expected
 
 
 def test_a_clock_in_other_units_begins_a_segment() -> None:
-    cuts = Cuts(10)
-    assert [cuts.begins(n, base, SMALL) for n, base in ((0, BASE), (1, BASE), (2, Fraction(1, 1000)))] == [
+    segmenter = Segmenter(10)
+    assert [segmenter.starts_segment(n, base, SMALL) for n, base in ((0, BASE), (1, BASE), (2, Fraction(1, 1000)))] == [
         True,
         False,
         True,
@@ -58,15 +59,13 @@ def test_a_clock_in_other_units_begins_a_segment() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-(10**7), 10**7), st.booleans()), min_size=1, max_size=60), st.integers(1, 20))
-def test_a_segment_has_one_size_grows_and_is_not_longer_than_asked(
-    steps: list[tuple[int, bool]], length_s: int
-) -> None:
-    cuts, pts = Cuts(length_s), 0
+def test_a_segment_has_one_size_and_a_bounded_length(steps: list[tuple[int, bool]], length_s: int) -> None:
+    segmenter, pts = Segmenter(length_s), 0
     segments: list[list[tuple[int, tuple[int, int]]]] = []
     for step, large in steps:
         pts += step
         size = LARGE if large else SMALL
-        if cuts.begins(pts, BASE, size):
+        if segmenter.starts_segment(pts, BASE, size):
             segments.append([])
         segments[-1].append((pts, size))
     for segment in segments:
@@ -87,7 +86,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("pattern", NAMES)
-def test_names_hold_the_time(pattern: str) -> None:
+def test_segment_names_hold_the_time(pattern: str) -> None:
     names = SegmentNames(pattern)
     path = names.at(datetime(2026, 11, 21, 17, 36, 37, tzinfo=UTC))
     assert str(path) == NAMES[pattern]
@@ -104,7 +103,7 @@ def record(folder: Path, frames: list[Frame], length_s: float) -> list[FileSourc
     sink.close()
     sink.close()
     paths = sorted(folder.glob("*.mp4"), key=lambda path: (len(path.name), path.name))
-    assert all("moof" not in boxes(path) for path in paths)
+    assert all("moof" not in top_boxes(path) for path in paths)
     return [FileSource(path) for path in paths]
 
 
@@ -119,45 +118,45 @@ CLOCKS = {
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_segments_begin_at_zero_and_their_times_add_up(tmp_path: Path, clock: str) -> None:
     stamps, base = CLOCKS[clock]
-    segments = record(tmp_path, [frame_at(pts, base, n % 256) for n, pts in enumerate(stamps)], 2)
+    segments = record(tmp_path, [file_frame(pts, base, n % 256) for n, pts in enumerate(stamps)], 2)
     assert len(segments) > 1
-    frames = [list(segment) for segment in segments]
-    assert [number_of(f.image) for f in itertools.chain(*frames)] == [n % 256 for n in range(len(stamps))]
+    read = [list(segment) for segment in segments]
+    assert [number_of(f.image) for f in itertools.chain(*read)] == [n % 256 for n in range(len(stamps))]
     at = Fraction(stamps[0] * base)
     placed = []
-    for segment, pictures in zip(segments, frames, strict=True):
-        assert pictures[0].pts == 0
-        placed += [at + f.pts * f.time_base for f in pictures]
+    for segment, frames in zip(segments, read, strict=True):
+        assert frames[0].pts == 0
+        placed += [at + f.pts * f.time_base for f in frames]
         assert segment.info.duration_s is not None
         at += Fraction(segment.info.duration_s).limit_denominator(base.denominator)
     assert placed == [pts * base for pts in stamps]
     assert at == (2 * stamps[-1] - stamps[-2]) * base
 
 
-def test_a_long_silence_is_not_recorded(tmp_path: Path) -> None:
+def test_a_long_gap_is_not_recorded(tmp_path: Path) -> None:
     stamps = [0, 9000, 18000, 18000 + 40 * 90000, 27000 + 40 * 90000]
-    segments = record(tmp_path, [frame_at(pts, BASE, n) for n, pts in enumerate(stamps)], 600)
+    segments = record(tmp_path, [file_frame(pts, BASE, n) for n, pts in enumerate(stamps)], 600)
     assert [segment.info.duration_s for segment in segments] == [pytest.approx(0.3), pytest.approx(0.2)]
 
 
-def test_another_size_and_a_fallen_clock_begin_a_file(tmp_path: Path) -> None:
-    frames = [frame_at(n * 3600, BASE, n, SMALL if n < 5 else LARGE) for n in range(10)]
-    frames += [frame_at(n * 3600, BASE, n, LARGE) for n in range(3)]
+def test_a_new_size_and_a_clock_set_back_begin_a_file(tmp_path: Path) -> None:
+    frames = [file_frame(n * 3600, BASE, n, SMALL if n < 5 else LARGE) for n in range(10)]
+    frames += [file_frame(n * 3600, BASE, n, LARGE) for n in range(3)]
     segments = record(tmp_path, frames, 600)
     assert [[(f.width, f.height) for f in segment] for segment in segments] == [[SMALL] * 5, [LARGE] * 5, [LARGE] * 3]
 
 
-def test_files_that_are_there_stay(tmp_path: Path) -> None:
+def test_existing_files_are_kept(tmp_path: Path) -> None:
     for _ in range(3):
         sink = RecordingSink(tmp_path / "%Y" / "all.mp4")
-        sink.write(frame_at(0, BASE), NOTHING, LATENCY)
+        sink.write(file_frame(0, BASE), NOTHING, LATENCY)
         sink.close()
     (year,) = tmp_path.iterdir()
     assert sorted(os.listdir(year)) == ["all-1.mp4", "all-2.mp4", "all.mp4"]
     assert all((year / name).stat().st_size > 500 for name in os.listdir(year))
 
 
-def test_sound_is_shared_out_among_the_segments(make_clip: MakeClip, tmp_path: Path) -> None:
+def test_audio_is_divided_among_the_segments(make_clip: MakeClip, tmp_path: Path) -> None:
     clip = make_clip(frames=75, audio="aac")
     sink = RecordingSink(tmp_path / "out-%Y.mp4", length_s=1, audio_from=clip)
     for frame in FileSource(clip):
@@ -165,10 +164,10 @@ def test_sound_is_shared_out_among_the_segments(make_clip: MakeClip, tmp_path: P
     sink.close()
     paths = sorted(tmp_path.glob("out-*.mp4"), key=lambda path: (len(path.name), path.name))
     assert len(paths) == 3
-    sounds = [sound_of(path) for path in paths]
-    assert all(0 <= sound[0][0] < 0.03 for sound in sounds)
-    before = [size for time, size in sound_of(clip) if time >= 0]  # without the encoder's priming
-    after = [size for sound in sounds for _, size in sound]
+    audios = [audio_packets(path) for path in paths]
+    assert all(0 <= audio[0][0] < 0.03 for audio in audios)
+    before = [size for time, size in audio_packets(clip) if time >= 0]  # without the encoder's priming
+    after = [size for audio in audios for _, size in audio]
     assert after == before[: len(after)]
     assert len(after) >= len(before) - 3
 
@@ -177,16 +176,16 @@ KILLED = """
 import sys, os, signal
 from fractions import Fraction
 sys.path.insert(0, sys.argv[1])
-from tests.sinks.video.test_mp4 import NOTHING, LATENCY, frame_at
+from tests.support.results import LATENCY, NOTHING, file_frame
 from saccade.sinks import open_sink
 sink = open_sink(sys.argv[2] + "?segment=3")
 for n in range(200):
-    sink.write(frame_at(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
+    sink.write(file_frame(n * 3600, Fraction(1, 90000), n), NOTHING, LATENCY)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_kill_costs_the_last_group_of_the_last_segment_only(tmp_path: Path) -> None:
+def test_a_kill_loses_only_the_end_of_the_last_segment(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(REPO), str(tmp_path / "%Y.mp4")], check=False)
     assert ended.returncode == -signal.SIGKILL
     paths = sorted(tmp_path.glob("*.mp4"), key=lambda path: (len(path.name), path.name))
@@ -207,7 +206,7 @@ def test_kill_costs_the_last_group_of_the_last_segment_only(tmp_path: Path) -> N
         ("%H.M4V?segment=1h", RecordingSink),
     ],
 )
-def test_the_path_says_whether_there_are_segments(
+def test_the_target_decides_whether_there_are_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, kind: type
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -229,16 +228,16 @@ def test_the_path_says_whether_there_are_segments(
         ("out.mp4?keep=60", "out.mp4: unknown option 'keep'; known: segment"),
     ],
 )
-def test_a_recording_that_cannot_be_is_refused_in_one_line(target: str, expected: str) -> None:
+def test_an_invalid_recording_is_refused_in_one_line(target: str, expected: str) -> None:
     with pytest.raises(SinkError) as caught:
         open_sink(target)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_in_the_way_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_one_line(tmp_path: Path) -> None:
     sink = RecordingSink(tmp_path / "%Y" / "a.mp4")
     (tmp_path / f"{datetime.now().astimezone():%Y}").touch()
     with pytest.raises(SinkError, match=r"^cannot write .+a.mp4: File exists$"):
-        sink.write(frame_at(0, BASE), NOTHING, LATENCY)
+        sink.write(file_frame(0, BASE), NOTHING, LATENCY)
     sink.close()

@@ -23,20 +23,20 @@ from tests.support import REPO
 from tests.support.feed import ASKING, UNREAD, feed, hear, make_certificate, port_of, until, write
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nX: " + b"x" * 8000, b"\x16\x03\x01 no HTTP at all\r\n\r\n"])
-def test_a_stranger_that_asks_without_end_or_sense_is_cut_off(said: bytes) -> None:
-    with feed() as sink, socket.create_connection(("127.0.0.1", port_of(sink)), timeout=5) as stranger:
+@pytest.mark.parametrize("received", [b"GET / HTTP/1.1\r\nX: " + b"x" * 8000, b"\x16\x03\x01 no HTTP at all\r\n\r\n"])
+def test_an_endless_or_invalid_request_is_cut_off(received: bytes) -> None:
+    with feed() as sink, socket.create_connection(("127.0.0.1", port_of(sink)), timeout=5) as untrusted_client:
         with pytest.raises((ConnectionError, StopIteration)):  # noqa: PT012 - whichever call notices first
             for _ in range(200):
-                stranger.sendall(said)
+                untrusted_client.sendall(received)
                 time.sleep(0.001)
-            if not stranger.recv(65536):
+            if not untrusted_client.recv(65536):
                 raise StopIteration
         with connect(sink.url) as client:
             hear(client)
 
 
-def test_a_client_that_never_reads_does_not_hold_up_the_end() -> None:
+def test_a_client_that_never_reads_does_not_delay_close() -> None:
     sink = WebSocketSink("ws://127.0.0.1:0")
     with connect(sink.url, **UNREAD):
         until(lambda: sink.clients == 1)
@@ -48,7 +48,7 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end() -> None:
         assert time.monotonic() - begun < 8  # 3 by itself
 
 
-def test_a_client_that_takes_nothing_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_takes_nothing_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
     with feed(write_timeout_s=0.3) as sink, connect(sink.url, **UNREAD) as dead, connect(sink.url) as alive:
         hear(alive)
         until(lambda: sink.clients == 2)
@@ -64,7 +64,7 @@ def test_a_client_that_takes_nothing_is_let_go(caplog: pytest.LogCaptureFixture)
                 dead.recv(5)
 
 
-def test_a_client_that_only_pings_and_never_reads_is_let_go() -> None:
+def test_a_client_that_pings_and_never_reads_is_disconnected() -> None:
     ping = b"\x89\xfd" + bytes(4) + b"x" * 125  # masked by zeros
     with feed() as sink, socket.create_connection(("127.0.0.1", port_of(sink)), timeout=10) as client:
         client.sendall(ASKING)
@@ -75,27 +75,27 @@ def test_a_client_that_only_pings_and_never_reads_is_let_go() -> None:
         until(lambda: sink.clients == 0)
 
 
-def test_silence_before_tls_takes_a_bounded_number_of_places(tmp_path: Path) -> None:
+def test_silent_connections_before_tls_are_bounded(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     sink = WebSocketSink(f"wss://127.0.0.1:0?max_clients=1&cert={certificate}&key={key}")
-    strangers = []
+    untrusted = []
     try:
         for _ in range(120):
-            strangers.append(socket.create_connection(("127.0.0.1", port_of(sink)), timeout=5))
-        gone = [stranger for stranger in strangers[65:] if is_cut_off(stranger)]
+            untrusted.append(socket.create_connection(("127.0.0.1", port_of(sink)), timeout=5))
+        gone = [untrusted_client for untrusted_client in untrusted[65:] if is_cut_off(untrusted_client)]
         assert len(gone) == 120 - 65
         begun = time.monotonic()
         sink.close()
         assert time.monotonic() - begun < 8
     finally:
         sink.close()
-        for stranger in strangers:
-            stranger.close()
+        for untrusted_client in untrusted:
+            untrusted_client.close()
 
 
-def is_cut_off(stranger: socket.socket) -> bool:
+def is_cut_off(untrusted_client: socket.socket) -> bool:
     try:
-        return stranger.recv(1) == b""
+        return untrusted_client.recv(1) == b""
     except ConnectionError:
         return True
 
@@ -137,13 +137,13 @@ class Server:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._orders, self._told = process.stdin, process.stdout
-        self.url = self._told.readline().strip()
+        self._orders, self._replies = process.stdin, process.stdout
+        self.url = self._replies.readline().strip()
 
     def write(self, count: int, clients: int = 0) -> tuple[int, int, int]:
         """Wait for so many clients, then write; bytes of memory before and at most, and records dropped so far."""
         print(count, clients, file=self._orders, flush=True)
-        before, most, dropped = self._told.readline().split()
+        before, most, dropped = self._replies.readline().split()
         return int(before), int(most), int(dropped)
 
 
@@ -163,7 +163,7 @@ def server() -> Iterator[Server]:
 
 
 @needs_proc
-def test_a_client_that_never_reads_costs_neither_memory_nor_the_others(server: Server) -> None:
+def test_a_client_that_never_reads_costs_no_memory(server: Server) -> None:
     warm_up, count = 200, 3000
     heard: list[list[tuple[int, float]]] = [[], []]
 
@@ -191,7 +191,7 @@ def test_a_client_that_never_reads_costs_neither_memory_nor_the_others(server: S
 
 
 @needs_proc
-def test_a_thousand_connections_without_a_token_are_refused_in_bounded_memory(server: Server) -> None:
+def test_a_thousand_refused_connections_cost_no_memory(server: Server) -> None:
     host, port = server.url.removeprefix("ws://").rstrip("/").split(":")
 
     async def attempt(at_once: asyncio.Semaphore) -> bytes:
@@ -211,10 +211,10 @@ def test_a_thousand_connections_without_a_token_are_refused_in_bounded_memory(se
         at_once = asyncio.Semaphore(20)
         return Counter(await asyncio.gather(*(attempt(at_once) for _ in range(count))))
 
-    async def crowd(count: int) -> int:
+    async def connections(count: int) -> int:
         """How many of those that connect and say nothing are kept."""
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
-        await asyncio.to_thread(tell_memory, "with a silent crowd")
+        await asyncio.to_thread(print_memory, "with a silent connections")
         for _ in range(20):
             kept = sum(not reader.at_eof() and reader.exception() is None for reader, _ in silent)
             if kept <= 8 + 64:
@@ -227,15 +227,15 @@ def test_a_thousand_connections_without_a_token_are_refused_in_bounded_memory(se
     grown: list[int] = []
     before, *_ = server.write(0)
 
-    def tell_memory(when: str) -> None:
+    def print_memory(when: str) -> None:
         grown.append(server.write(0)[1] - before)
         print(f"memory {when}: +{grown[-1] / 1e6:.1f} MB")
 
-    told = asyncio.run(attempts(1000))
-    assert set(told) <= {b"HTTP/1.1 401 Unauthorized", b""}
-    assert told[b"HTTP/1.1 401 Unauthorized"] > 900
-    tell_memory("after a thousand refusals")
-    assert asyncio.run(crowd(200)) <= 8 + 64
+    answers = asyncio.run(attempts(1000))
+    assert set(answers) <= {b"HTTP/1.1 401 Unauthorized", b""}
+    assert answers[b"HTTP/1.1 401 Unauthorized"] > 900
+    print_memory("after a thousand refusals")
+    assert asyncio.run(connections(200)) <= 8 + 64
     assert max(grown) < 5e6
     with connect(f"{server.url}?token=sesame") as client:
         hear(client)

@@ -30,10 +30,10 @@ def test_every_part_of_a_target_may_be_left_out(text: str, expected: tuple[objec
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ws://0.0.0.0", "can be reached by others, so it needs a token: add the option token"),
-        ("ws://camera.example:8765?token=", "can be reached by others"),
-        ("ws://127.0.0.1:port", "no address to listen on"),
-        ("ws://127.0.0.1:70000", "no address to listen on"),
+        ("ws://0.0.0.0", "can be reached from the network, so it needs a token: add the option token"),
+        ("ws://camera.example:8765?token=", "can be reached from the network"),
+        ("ws://127.0.0.1:port", "is not an address to listen on"),
+        ("ws://127.0.0.1:70000", "is not an address to listen on"),
         ("ws://sesame@127.0.0.1", "a token is given by the option token"),
         ("ws://127.0.0.1?tokn=sesame", "did you mean 'token'?"),
         ("ws://127.0.0.1?token=a+b", "write + as %2B"),
@@ -43,7 +43,7 @@ def test_every_part_of_a_target_may_be_left_out(text: str, expected: tuple[objec
         ("wss://127.0.0.1?cert=/nowhere.pem", "cannot read the certificate /nowhere.pem: No such file"),
     ],
 )
-def test_a_bad_target_is_one_line_without_its_token(text: str, reason: str) -> None:
+def test_an_invalid_target_is_one_line_without_its_token(text: str, reason: str) -> None:
     with pytest.raises(SinkError) as caught:
         FeedTarget.parse(text)
     assert reason in str(caught.value)
@@ -51,7 +51,7 @@ def test_a_bad_target_is_one_line_without_its_token(text: str, reason: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_target_hides_its_token() -> None:
+def test_the_repr_of_a_target_hides_its_token() -> None:
     assert "sesame" not in repr(FeedTarget.parse("ws://0.0.0.0?token=sesame"))
 
 
@@ -88,7 +88,7 @@ LOCKED = FeedTarget.parse("ws://0.0.0.0?token=s%C3%A9same&origin=*")
         (LOCKED, "/", None, "Basic sésame", HTTPStatus.UNAUTHORIZED),
     ],
 )
-def test_who_may_come_in(
+def test_a_client_is_admitted_or_refused(
     target: FeedTarget, request_line: str, origin: str | None, authorization: str | None, status: HTTPStatus | None
 ) -> None:
     origins = [origin] if origin is not None else []
@@ -101,7 +101,7 @@ def test_who_may_come_in(
     assert caught.value.status is status
 
 
-def test_one_bad_origin_among_several_is_enough() -> None:
+def test_one_forbidden_origin_among_several_is_refused() -> None:
     with pytest.raises(RefusedError):
         OPEN.admit("/feed", ["http://localhost", "https://evil.example"], [])
 
@@ -114,8 +114,8 @@ def test_one_bad_origin_among_several_is_enough() -> None:
         ("mode=newest&token=x", Subscription(mode="newest")),
     ],
 )
-def test_a_query_says_what_is_wanted(query: str, expected: Subscription) -> None:
-    assert Subscription.of_query(query) == expected
+def test_a_query_makes_a_subscription(query: str, expected: Subscription) -> None:
+    assert Subscription.from_query(query) == expected
 
 
 DOOR = Subscription(frozenset({"door"}), "newest")
@@ -131,8 +131,8 @@ DOOR = Subscription(frozenset({"door"}), "newest")
         (b'{"subscribe": "all", "mode": "all"}', Subscription()),
     ],
 )
-def test_a_message_changes_what_it_names(text: str | bytes, expected: Subscription) -> None:
-    assert DOOR.changed_by(text) == expected
+def test_a_message_changes_only_what_it_names(text: str | bytes, expected: Subscription) -> None:
+    assert DOOR.updated_by(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_message_changes_what_it_names(text: str | bytes, expected: Subscripti
         *(b"\xff\xfe\x00", '{"mode": "' + "x" * 4000 + '"}', '{"subscribe": "all", "mode": 1}'),
     ],
 )
-def test_a_bad_message_is_answered_in_one_short_line(text: str | bytes) -> None:
+def test_an_invalid_message_is_answered_in_one_short_line(text: str | bytes) -> None:
     with pytest.raises(ValueError) as caught:
-        DOOR.changed_by(text)
+        DOOR.updated_by(text)
     assert 0 < len(str(caught.value)) < 200

@@ -20,15 +20,15 @@ from websockets.sync.client import connect
 from saccade.sinks import SinkError, open_sink
 from saccade.sinks.websocket import server as websocket_module
 from saccade.sinks.websocket.server import WebSocketSink
-from tests.sinks.test_record import FRAME, LATENCY, RECORD, RESULT
 from tests.support.feed import UNREAD, ask, feed, hear, make_certificate, port_of, until, write
+from tests.support.results import FRAME, LATENCY, RECORD, RESULT
 
 SCHEMA = {"schema": "saccade/1"}
 
 # ---- who gets what
 
 
-def test_a_client_is_greeted_and_gets_the_exact_record() -> None:
+def test_a_client_gets_a_greeting_and_the_exact_record() -> None:
     with feed() as sink, connect(sink.url) as client:
         assert hear(client) == {**SCHEMA, "streams": [], "subscribe": "all", "mode": "all"}
         sink.write(FRAME, RESULT, LATENCY)
@@ -42,7 +42,7 @@ def test_a_client_is_greeted_and_gets_the_exact_record() -> None:
         assert (sink.sent, sink.dropped) == (1, 0)
 
 
-def test_each_client_gets_the_streams_that_it_wants() -> None:
+def test_each_client_gets_the_streams_it_subscribed_to() -> None:
     with feed() as sink, connect(sink.url) as every, connect(f"{sink.url}?stream=door&stream=gate") as some:
         assert hear(every)["subscribe"] == "all"
         assert hear(some)["subscribe"] == ["door", "gate"]
@@ -62,7 +62,7 @@ def test_each_client_gets_the_streams_that_it_wants() -> None:
         assert hear(some)["stream"] == "door"
 
 
-def test_streams_write_at_the_same_time_and_each_keeps_its_order() -> None:
+def test_streams_written_at_the_same_time_keep_their_order() -> None:
     names, count = ("a", "b", "c"), 60
     with feed() as sink, connect(sink.url) as client:
         hear(client)
@@ -82,7 +82,7 @@ def test_streams_write_at_the_same_time_and_each_keeps_its_order() -> None:
         assert [record["frame"] for record in heard if record["stream"] == name] == list(range(count))
 
 
-def test_the_newest_stays_new_for_a_client_that_is_slow() -> None:
+def test_newest_mode_keeps_a_slow_client_up_to_date() -> None:
     slow_s, records, written = 0.05, 20, 0
     done = threading.Event()
     with feed() as sink, connect(f"{sink.url}?mode=newest", **UNREAD) as client:
@@ -105,7 +105,7 @@ def test_the_newest_stays_new_for_a_client_that_is_slow() -> None:
                 continue
             indexes.append(heard["frame"])
             ages.append(written - heard["frame"])
-            assert heard["frame"] == len(indexes) - 1 + lost  # every record was sent, or told to be lost
+            assert heard["frame"] == len(indexes) - 1 + lost  # every record was sent, or reported as lost
             time.sleep(slow_s)
         done.set()
         thread.join()
@@ -131,7 +131,9 @@ def test_the_newest_stays_new_for_a_client_that_is_slow() -> None:
         ("", "?mode=slow", {}, 400),
     ],
 )
-def test_who_is_let_in(options: str, path: str, headers: dict[str, str], status: int | None) -> None:
+def test_a_connection_is_accepted_or_refused(
+    options: str, path: str, headers: dict[str, str], status: int | None
+) -> None:
     with feed(options) as sink:
         if status is None:
             with connect(sink.url + path, additional_headers=headers) as client:
@@ -156,7 +158,7 @@ def test_no_token_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert "sesame" not in caplog.text
 
 
-def test_one_client_too_many_is_refused_until_another_goes() -> None:
+def test_one_client_too_many_is_refused_until_one_leaves() -> None:
     with feed("?max_clients=2") as sink, connect(sink.url) as first:
         with connect(sink.url):
             until(lambda: sink.clients == 2)
@@ -169,7 +171,7 @@ def test_one_client_too_many_is_refused_until_another_goes() -> None:
         hear(first)
 
 
-def test_a_bad_message_is_answered_and_a_large_one_ends_the_connection() -> None:
+def test_an_invalid_message_gets_an_error_a_large_one_closes() -> None:
     with feed() as sink, connect(sink.url) as client, connect(sink.url) as other:
         assert "subscribe" in hear(client)
         for bad in ("{", b"\xff", '{"mode": "slow"}', "[" * 4000):
@@ -185,7 +187,7 @@ def test_a_bad_message_is_answered_and_a_large_one_ends_the_connection() -> None
         assert hear(other)["frame"] == 0
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_a_feed_over_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     sink = open_sink(f"wss://127.0.0.1:0?cert={certificate}&key={key}&token=sesame")
     assert isinstance(sink, WebSocketSink)
@@ -200,14 +202,14 @@ def test_tls(tmp_path: Path) -> None:
             connect(sink.url.replace("wss", "ws"), open_timeout=2)
     finally:
         sink.close()
-    with pytest.raises(SinkError, match="does not fit its key"):
+    with pytest.raises(SinkError, match="does not match its key"):
         WebSocketSink(f"wss://127.0.0.1:0?cert={key}&key={key}")
 
 
 # ---- the end
 
 
-def test_close_delivers_what_waits_says_goodbye_and_ends_its_thread() -> None:
+def test_close_sends_what_waits_and_ends_its_thread() -> None:
     before = set(threading.enumerate())
     sink = WebSocketSink("ws://127.0.0.1:0")
     with connect(sink.url) as client, socket.create_connection(("127.0.0.1", port_of(sink))):  # who never asks
@@ -231,13 +233,13 @@ def test_close_delivers_what_waits_says_goodbye_and_ends_its_thread() -> None:
         connect(sink.url)
 
 
-def test_a_taken_port_is_one_line() -> None:
+def test_a_port_in_use_is_one_line() -> None:
     with feed() as sink, pytest.raises(SinkError, match=r"^ws: .* 127.0.0.1:\d+: address already in use$"):
         WebSocketSink(f"ws://127.0.0.1:{port_of(sink)}")
 
 
-def test_what_is_no_host_is_one_line() -> None:
-    with pytest.raises(SinkError, match=r"^ws: cannot listen on a\.\.b:0: no host can be called so$"):
+def test_an_invalid_host_is_one_line() -> None:
+    with pytest.raises(SinkError, match=r"^ws: cannot listen on a\.\.b:0: this is not a host name$"):
         WebSocketSink("ws://a..b:0?token=sesame")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.sinks.messaging.outbox import Message, Outbox
+from saccade.sinks.outbox import Message, Outbox
 
 
 def record(name: str, size: int = 1) -> Message:
@@ -33,16 +33,14 @@ def drain(outbox: Outbox) -> list[tuple[str, int]]:
         (True, "a1 b1 c1 d1 a2", [("c1", 0), ("d1", 0), ("a2", 1)]),
     ],
 )
-def test_the_oldest_makes_way_or_the_newest_takes_its_place(
-    newest: bool, names: str, expected: list[tuple[str, int]]
-) -> None:
+def test_a_full_outbox_drops_the_oldest(newest: bool, names: str, expected: list[tuple[str, int]]) -> None:
     outbox = Outbox(newest=newest, max_records=3)
     for name in names.split():
         outbox.put(record(name))
     assert drain(outbox) == expected
 
 
-def test_turning_to_the_newest_keeps_one_of_each_stream() -> None:
+def test_newest_mode_keeps_one_record_of_each_stream() -> None:
     outbox = Outbox()
     for name in ("a1", "b1", "a2", "a3"):
         outbox.put(record(name))
@@ -50,14 +48,14 @@ def test_turning_to_the_newest_keeps_one_of_each_stream() -> None:
     assert drain(outbox) == [("a3", 2), ("b1", 0)]
 
 
-def test_a_notice_is_no_record_and_keeps_its_place_among_them() -> None:
+def test_a_notice_keeps_its_place_among_the_records() -> None:
     outbox = Outbox(newest=True)
     for message in (record("a1"), Message("a", b"ended", record=False), record("a2"), record("a3")):
         outbox.put(message)
     assert drain(outbox) == [("a1", 0), ("ended", 0), ("a3", 1)]
 
 
-def test_what_is_larger_than_the_outbox_is_lost() -> None:
+def test_a_message_larger_than_the_outbox_is_dropped() -> None:
     outbox = Outbox(max_bytes=10)
     for message in (record("a1", 4), record("a2", 11), record("a3", 4)):
         outbox.put(message)
@@ -73,10 +71,10 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=80))
-def test_it_is_bounded_in_order_and_tells_every_loss(steps: list[tuple[object, ...]]) -> None:
+def test_an_outbox_is_bounded_ordered_and_counts_every_loss(steps: list[tuple[object, ...]]) -> None:
     outbox = Outbox(max_records=5, max_bytes=100)
     made: Counter[str] = Counter()  # records of each stream, those lost before the outbox included
-    seen: Counter[str] = Counter()  # of them, taken or told to be lost
+    seen: Counter[str] = Counter()  # of them, taken or reported as lost
     notices: defaultdict[str, int] = defaultdict(int)
 
     def take() -> None:
@@ -88,7 +86,7 @@ def test_it_is_bounded_in_order_and_tells_every_loss(steps: list[tuple[object, .
         seen[message.stream] += lost_before
         if message.record:
             seen[message.stream] += 1
-            assert seen[message.stream] == number  # each record is there, or told, just before the next
+            assert seen[message.stream] == number  # each record is there, or reported, just before the next
         else:
             assert number > notices[message.stream]
             notices[message.stream] = number
@@ -107,7 +105,7 @@ def test_it_is_bounded_in_order_and_tells_every_loss(steps: list[tuple[object, .
                 outbox.newest = newest
         assert len(outbox) <= 5
         assert 0 <= outbox.bytes_waiting <= 100
-    for stream in "abc":  # whatever was lost is told with what comes next
+    for stream in "abc":  # every loss is reported with what comes next
         made[stream] += 1
         outbox.put(Message(stream, str(made[stream]).encode()))
     while len(outbox):

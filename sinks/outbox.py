@@ -1,4 +1,4 @@
-"""What waits for one receiver: bounded in number and in bytes, the oldest goes, and every loss is counted.
+"""The queue of messages for one receiver: bounded in number and bytes, drops the oldest and counts every loss.
 
 Pure data. Knows nothing of sockets, threads or clocks.
 """
@@ -14,13 +14,13 @@ MAX_BYTES = 2 * 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class Message:
-    """Something for a client, ready to be sent; all clients share it.
+    """A message for a client, ready to be sent; all clients share it.
 
     Attributes:
-        stream: what it belongs to; "" for the client itself.
+        stream: the stream it belongs to; "" for the client itself.
         text: JSON in UTF-8.
-        record: True for the record of a frame, which may be lost; False for a notice, which makes way only when the
-            outbox is full, and is then not counted.
+        record: True for the record of a frame, which may be dropped; False for a notice, which is dropped only when the
+            outbox is full, and then not counted.
     """
 
     stream: str
@@ -29,23 +29,25 @@ class Message:
 
 
 class Outbox:
-    """A first-in-first-out queue that always takes the new and drops the old. For one thread at a time.
+    """A first-in-first-out queue that always accepts a message and drops the oldest. For one thread at a time.
 
     Args:
         newest: keep only the newest record of each stream, in the place of the one that it replaces.
         max_records: how many messages it holds.
-        max_bytes: how many bytes of text it holds; a longer message is lost, and all that wait with it.
+        max_bytes: how many bytes of text it holds; a longer message is dropped, with all that wait.
     """
 
     def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self._newest = newest
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._waiting: deque[tuple[Message, int]] = deque()  # each with the records of its stream lost just before it
+        self._waiting: deque[tuple[Message, int]] = (
+            deque()
+        )  # each with the number of records of its stream dropped just before it
         self._bytes = 0
-        self._lost: dict[str, int] = {}  # by stream, older than everything inside
+        self._lost: dict[str, int] = {}  # by stream, dropped before everything inside
         self.dropped = 0
-        """Records lost so far, those that the producer lost before included."""
+        """Records dropped so far, including those that the producer dropped."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -68,11 +70,11 @@ class Outbox:
             self._add(message, lost_before)
 
     def put(self, message: Message, lost_before: int = 0) -> None:
-        """Add `message`; what must make way for it is lost.
+        """Add `message`; drop the oldest where there is no room.
 
         Args:
-            message: what is to be sent.
-            lost_before: how many records of its stream the producer itself lost just before it.
+            message: to be sent.
+            lost_before: how many records of its stream the producer itself dropped just before it.
         """
         self.dropped += lost_before
         self._add(message, lost_before)
@@ -82,7 +84,7 @@ class Outbox:
             self.dropped += oldest.record
 
     def take(self) -> tuple[Message, int] | None:
-        """The oldest message, and how many records of its stream were lost just before it; None if empty."""
+        """The oldest message, and how many records of its stream were dropped just before it; None if empty."""
         if not self._waiting:
             return None
         message, lost_before = self._pop()
@@ -90,12 +92,12 @@ class Outbox:
 
     def _add(self, message: Message, lost_before: int) -> None:
         self._bytes += len(message.text)
-        place = self._place_of(message.stream) if self._newest and message.record else None
-        if place is None:
+        index = self._index_of(message.stream) if self._newest and message.record else None
+        if index is None:
             self._waiting.append((message, lost_before))
             return
-        old, lost = self._waiting[place]
-        self._waiting[place] = message, lost + 1 + lost_before
+        old, lost = self._waiting[index]
+        self._waiting[index] = message, lost + 1 + lost_before
         self._bytes -= len(old.text)
         self.dropped += 1
 
@@ -104,10 +106,10 @@ class Outbox:
         self._bytes -= len(message.text)
         return message, lost_before
 
-    def _place_of(self, stream: str) -> int | None:
-        """Where the stream's newest record waits, if no notice of the stream came after it."""
-        for place in range(len(self._waiting) - 1, -1, -1):
-            message, _ = self._waiting[place]
+    def _index_of(self, stream: str) -> int | None:
+        """The index of the stream's newest record, unless a notice of the stream came after it."""
+        for index in range(len(self._waiting) - 1, -1, -1):
+            message, _ = self._waiting[index]
             if message.stream == stream:
-                return place if message.record else None
+                return index if message.record else None
         return None
