@@ -176,7 +176,7 @@ BAD = {
     "no such file": ("POST", "/streams", {**GOOD, "source": "none.mp4"}, {}, 422, "no such file"),
     "no such class": ("POST", "/streams", {**GOOD, "detect": "unicorn"}, {}, 422, "unicorn"),
     "no such skill": ("POST", "/streams", {**GOOD, "query": "why?"}, {}, 422, "not query"),
-    "no such scheme": ("POST", "/streams", {**GOOD, "source": "gopher://me:secret@x/"}, {}, 422, "no kind of source"),
+    "no such scheme": ("POST", "/streams", {**GOOD, "source": "gopher://me:secret@x/"}, {}, 422, "not a kind"),
     "wrong name": ("POST", "/streams", {**GOOD, "name": "../../etc"}, {}, 422, "no name for a stream"),
     "name taken": ("POST", "/streams", {**GOOD, "name": "clip"}, {}, 409, "already"),
     "sinks are not for strangers": ("POST", "/streams", {**GOOD, "sinks": ["/etc/x"]}, {}, 422, "unknown key 'sinks'"),
