@@ -1,9 +1,10 @@
-"""The README's JavaScript client in a real browser: the records of a real clip arrive in a page as they are made."""
+"""The documented JavaScript client in a real browser: what is found in a clip arrives in a page as it is found."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,26 +20,30 @@ from saccade.sinks.websocket.server import WebSocketSink
 from saccade.sources import open_source
 from tests.support import REPO
 from tests.support.browser import browsing, needs_chromium
+from tests.support.documents import blocks_of
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
+(CLIENT,) = (block for block in blocks_of(REPO / "sinks" / "README.md") if block.language == "js")
+"""A function, and a call of it, of which the address and what is done with a record are changed here."""
+
+CALL = re.compile(
+    r'^watch\("ws://127\.0\.0\.1:8765[^"]*", \(record\) => console\.log\(record\.objects\)\)$', re.MULTILINE
+)
+
 PAGE = """<!doctype html><script>
 const report = (what) => fetch("/reports", {method: "POST", body: JSON.stringify(what)})
-function watch(address, onRecord) {
-  const feed = new WebSocket(address)
-  feed.onmessage = ({data}) => {
-    const message = JSON.parse(data)
-    if ("frame" in message) onRecord(message)
-    else if (message.dropped) console.warn(`${message.dropped} records of ${message.stream} were lost`)
-    else if (message.error) console.error(message.error)
-  }
-  feed.onclose = () => setTimeout(watch, 1000, address, onRecord)
-  return feed
-}
-const feed = watch("ADDRESS", (record) => report({frame: record.frame, objects: record.objects}))
+CLIENT
 feed.onopen = () => report("open")
 feed.addEventListener("close", ({code}) => report(`closed ${code}`))
 </script>"""
+
+
+def page_of(address: str) -> str:
+    call = f'const feed = watch("{address}", (record) => report({{frame: record.frame, objects: record.objects}}))'
+    client, found = CALL.subn(lambda _: call, CLIENT.text)
+    assert found == 1
+    return PAGE.replace("CLIENT", client)
 
 
 class Site:
@@ -83,7 +88,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 def test_a_page_receives_every_record_of_a_clip(tmp_path: Path) -> None:
     sink = WebSocketSink("ws://127.0.0.1:0?token=sesame")
-    site = Site(PAGE.replace("ADDRESS", f"{sink.url}?token=sesame"))
+    site = Site(page_of(f"{sink.url}?token=sesame"))
     try:
         with Engine.load("nano") as engine, browsing(site.url, tmp_path):
             until(lambda: "open" in site.reports)
