@@ -73,7 +73,6 @@ class StreamStatus:
 def status_of(run: Run) -> StreamStatus:
     """How a run is doing."""
     source, error = run.source, run.error
-    info = source.info
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
     detail: str | None = None
@@ -81,8 +80,12 @@ def status_of(run: Run) -> StreamStatus:
     if isinstance(source, LiveSource):
         status = source.status
         state, reason, connections = status.state, status.reason, status.connections
-        if state == "live":
+    info = source.info
+    if isinstance(source, LiveSource) and state == "live":
+        if info.codec:
             detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
+        else:
+            state = "connecting"  # the first frame has arrived, but is still being converted
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
     elif (owed_s := run.waiting_s) > _OWED_S:
