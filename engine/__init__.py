@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from saccade.engine.config import EngineConfig
     from saccade.engine.engine import Engine, Image
     from saccade.engine.errors import (
         AdapterError,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
     from saccade.engine.results import Box, Detections, Points, Result, Spot, Text, Timings
-    from saccade.engine.tasks import Caption, Detect, Point, Query, Task
+    from saccade.engine.scheduling.task import Task
+    from saccade.engine.tasks import TASKS, Caption, Detect, Point, Query, register_task
     from saccade.engine.text_stream import TextStream
 
 _HOMES = {
@@ -35,6 +37,7 @@ _HOMES = {
         "EngineError",
         "ModelFilesError",
         "PromptError",
+        "RequestTooLargeError",
         "UnknownClassError",
         "UnknownModelError",
         "UnsupportedTaskError",
@@ -43,11 +46,14 @@ _HOMES = {
     "models.model_files": ("EMBEDDED", "ModelEntry"),
     "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
     "text_stream": ("TextStream",),
-    "tasks": ("Caption", "Detect", "Point", "Query", "Task"),
+    "config": ("EngineConfig",),
+    "scheduling.task": ("Task",),
+    "tasks": ("TASKS", "Caption", "Detect", "Point", "Query", "register_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "EMBEDDED",
+    "TASKS",
     "AdapterError",
     "Box",
     "Caption",
@@ -56,6 +62,7 @@ __all__ = [
     "Detections",
     "Engine",
     "EngineClosedError",
+    "EngineConfig",
     "EngineError",
     "Image",
     "ModelEntry",
@@ -65,6 +72,7 @@ __all__ = [
     "Points",
     "PromptError",
     "Query",
+    "RequestTooLargeError",
     "Result",
     "Spot",
     "Task",
@@ -74,6 +82,7 @@ __all__ = [
     "UnknownClassError",
     "UnknownModelError",
     "UnsupportedTaskError",
+    "register_task",
 ]
 
 

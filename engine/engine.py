@@ -1,4 +1,4 @@
-"""The engine's face: pictures and tasks in, results out. One thread runs the steps; any thread may submit.
+"""The engine: images and tasks in, results out. One thread runs the steps; any thread may submit.
 
 Knows nothing of sources, sinks or pipelines.
 """
@@ -6,11 +6,12 @@ Knows nothing of sources, sinks or pipelines.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -22,13 +23,15 @@ from numpy.typing import NDArray
 
 from saccade.engine.backends.lora import load_adapter
 from saccade.engine.backends.paged_cache import pages_for
-from saccade.engine.errors import AdapterError, EngineClosedError, PromptError, UnsupportedTaskError
-from saccade.engine.model_loader import SKILLS, ModelInfo, Progress, open_model
-from saccade.engine.models.moondream.config import MoondreamConfig
-from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.models.moondream.prompts import Prompts
-from saccade.engine.results import Detections, Points, Result, Text
-from saccade.engine.runtime.cpu_executor import Crops, Executor
+from saccade.engine.config import EngineConfig
+from saccade.engine.errors import AdapterError, EngineClosedError, EngineError, PromptError, UnsupportedTaskError
+from saccade.engine.model_loader import ModelInfo, open_model
+from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
+from saccade.engine.result_future import CallbackThread, ResultFuture
+from saccade.engine.results import Detections, Points, Text
+from saccade.engine.runtime.cpu_executor import CpuExecutor
+from saccade.engine.runtime.cpu_settings import keep_freed_memory
+from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.monitor import Outcome
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.runtime.trace import Trace
@@ -36,15 +39,13 @@ from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.request import Request
 from saccade.engine.scheduling.scheduler import Scheduler
-from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query, Task
+from saccade.engine.scheduling.task import OnText, Task
+from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
 from saccade.engine.text_stream import TextStream
 from saccade.engine.vocabulary import Vocabulary
 
 Image = NDArray[np.uint8] | torch.Tensor
-"""A picture: (height, width, 3) uint8 RGB, array or tensor."""
-
-N_LANES = 64  # most prompts being answered at a time
-PAGE_SIZE = 16  # tokens of a page of the cache
+"""An image: (height, width, 3) uint8 RGB, array or tensor."""
 
 
 class Engine:
@@ -52,51 +53,43 @@ class Engine:
 
     def __init__(
         self,
-        model: Moondream,
-        prompts: Prompts,
+        loaded: LoadedModel,
         info: ModelInfo,
-        vocabulary: Vocabulary | None,
+        vocabulary: Vocabulary | None = None,
+        config: EngineConfig | None = None,
         *,
-        depth: int = 2,
-        n_pages: int | None = None,
-        adapter_slots: int = 4,
-        adapter_rank: int = 32,
         progress: Progress | None = None,
     ) -> None:
+        config = config or EngineConfig()
+        model = loaded.model
         self.model = info
-        self._config = model.config
-        self._prompts = prompts
-        self._vocabulary = vocabulary
-        n_pages = n_pages or pages_for(model, PAGE_SIZE)
-        executor: Any
+        self.config = config
+        self._loaded, self._vocabulary = loaded, vocabulary
+        n_pages = config.n_pages or pages_for(model, config.page_size)
+        executor: Executor[Any]
         if model.device.type == "cuda":
-            from saccade.engine.runtime.cuda_executor import GraphExecutor
+            from saccade.engine.runtime.cuda_executor import CudaExecutor
 
-            executor = GraphExecutor(
-                model,
-                depth,
-                N_LANES,
-                n_pages,
-                PAGE_SIZE,
-                adapter_slots,
-                adapter_rank,
-                texts=bool({"query", "caption"} & {*info.skills}),
-                progress=progress,
-            )
+            texts = bool({"query", "caption"} & {*info.skills})
+            executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
+            together = config.images_per_prefill
         else:
-            executor = Executor(model, depth, N_LANES, n_pages, PAGE_SIZE, adapter_slots, adapter_rank)
+            keep_freed_memory()
+            executor = CpuExecutor(model, config, n_pages)
+            together = 1  # on a CPU a batch of images is no faster than one by one
         self._executor = executor
-        self._prepare = executor.prepare
         pool = PagePool(n_pages)
-        pool.take(1)  # page 0 is where the executor writes what nobody reads
-        together = 8 if model.device.type == "cuda" else 1  # on a CPU a batch of pictures is no faster than one by one
-        scheduler: Scheduler[Crops] = Scheduler(
-            pool, PAGE_SIZE, model.config.text.prefix_attn, N_LANES, together, adapter_slots
+        pool.allocate(1)  # page 0 is where the executor writes what is never read
+        scheduler: Scheduler[Any] = Scheduler(
+            pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
         )
-        self._text, self._adapter_rank = model.text, adapter_rank
         self._adapters: dict[str, Adapter] = {}
-        self._loop = StepLoop(executor, scheduler, depth)
+        self._callbacks = CallbackThread()
+        self._loop = StepLoop(executor, scheduler, config.depth)
         self._loop.monitor.attach(executor.streams)
+        self._process = os.getpid()
+        # An engine that is dropped ends its threads; requests in flight keep it until they are done.
+        self._stop = weakref.finalize(self, _stop, self._loop, self._callbacks)
 
     @classmethod
     def load(
@@ -118,28 +111,24 @@ class Engine:
             dtype: 'float32', 'bfloat16', 'float16', or 'fp8': bfloat16 with the blocks' weights in FP8, which on a GPU
                 from Hopper on is faster and a little less exact. By default float32 on a CPU and for small models,
                 else bfloat16.
-            depth: 2 launches a step before the one before it is read, 1 does not; the answers are the same. By default
-                2 on CUDA, and 1 on a CPU, which has no idle device to gain and pays for each step that goes to waste.
+            depth: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same. By
+                default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
             adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
-            progress: told (done, of how many) while a GPU is prepared, which takes some seconds.
+            progress: called with (done, of how many) while a GPU is prepared, which takes some seconds.
 
         Raises:
             UnknownModelError: if the name leads to no model.
             ModelFilesError: if its files cannot be read or do not fit each other.
             EngineError: if there is no such device or dtype.
         """
-        model, prompts, info, vocabulary = open_model(name, device, dtype)
-        return cls(
-            model,
-            prompts,
-            info,
-            vocabulary,
-            depth=depth or (2 if model.device.type == "cuda" else 1),
+        loaded, info, vocabulary = open_model(name, device, dtype)
+        config = EngineConfig(
+            depth=depth or (2 if loaded.model.device.type == "cuda" else 1),
             adapter_slots=adapter_slots,
             adapter_rank=adapter_rank,
-            progress=progress,
         )
+        return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
         """The names to ask this model for, given what a person typed ('people', 'truck or bus'); none twice.
@@ -152,14 +141,14 @@ class Engine:
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Read a LoRA adapter, for `submit` and `stream` to name; what its file holds is said in `backends.lora`.
+        """Read a LoRA adapter, for `submit` and `stream` to name; the format is described in `backends.lora`.
 
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
         """
         if name in self._adapters:
             raise AdapterError(f"there is an adapter '{name}' already: unload it first")
-        self._adapters[name] = load_adapter(name, Path(path), self._text, self._adapter_rank)
+        self._adapters[name] = load_adapter(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; what was submitted with it is still answered with it.
@@ -177,16 +166,16 @@ class Engine:
         *,
         deadline_s: float | None = None,
         adapter: str | None = None,
-    ) -> Future[Result]:
-        """Queue tasks on a picture; all of them share one look at it.
+    ) -> ResultFuture:
+        """Queue tasks on an image; all of them share its prefill.
 
         Args:
             image: (height, width, 3) uint8 RGB. It must not change until the future is done.
-            tasks: what to ask; labels are understood as `resolve` does.
-            tiles: with n > 1, `Detect` tasks look at n × n overlapping windows as well: more small objects, at
+            tasks: what to ask; labels are resolved as by `resolve`.
+            tiles: with n > 1, `Detect` tasks are asked of n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
             deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError.
-            adapter: name of a loaded adapter to answer with; the picture is read with it, too.
+            adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -195,7 +184,8 @@ class Engine:
             UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
             AdapterError: if there is no such adapter.
             EngineClosedError: after `close`.
-            ValueError: if the picture is not what it should be, `tiles` is not 1 or more, or `deadline_s` is no number.
+            ValueError: if the image is not what it should be, `tiles` is not 1 or more, or `deadline_s` is no number.
+            EngineError: in a forked child: threads and devices do not survive a fork.
         """
         return self._begin(image, tasks, tiles, deadline_s, adapter)
 
@@ -204,10 +194,10 @@ class Engine:
     ) -> TextStream:
         """Queue a question or a caption, and get its text piece by piece while it is written.
 
-        The pieces joined are the text that `submit` gives. `submit` says what else there is to know.
+        The pieces joined are the text that `submit` gives. The rest is as for `submit`.
 
         Returns:
-            An iterator of pieces, none of them empty. Closing it early, or letting go of it, drops the work; what goes
+            An iterator of pieces, none of them empty. Closing or dropping it early drops the work; what goes
             wrong after `stream` has returned is raised by the iterator.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
@@ -232,29 +222,38 @@ class Engine:
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
     def counters(self) -> dict[str, float]:
-        """How the engine is doing: steps, rows and requests so far, what waits, pages, lanes, bubble; at any time.
+        """Counters of the engine, at any time: steps, sequences and requests, what waits, pages, slots, bubble.
 
-        Those that only ever grow end in `_total`. `bubble` is the share of the time with work that the compute stream
-        had nothing to do; it is counted from the first call on.
+        Those that only ever grow end in `_total`. `bubble` is the share of the time with work in which the compute
+        stream was idle; it is counted from the first call on.
         """
         return self._loop.counters()
 
     @property
-    def config(self) -> MoondreamConfig:
-        """The model's shape."""
-        return self._config
+    def limits(self) -> ModelLimits:
+        """The model's sizes."""
+        return self._loaded.model.limits
+
+    @property
+    def costs(self) -> ModelCosts:
+        """What the model's steps cost at least, for benchmarks."""
+        return self._loaded.costs
 
     def time_step(self, rows: int, position: int, repeats: int = 100) -> list[float] | None:
-        """Seconds of a GPU's clock of decode steps of `rows` sequences at `position`; None on a CPU, which has none.
+        """Seconds on a GPU's clock of decode steps of `rows` sequences at `position`; None on a CPU, which has none.
 
-        To be asked while there is no work.
+        Raises:
+            EngineError: unless the engine is idle: it overwrites page tables.
         """
-        timed = getattr(self._executor, "time_step", None)
-        return None if timed is None else list(timed(rows, position, repeats))
+        return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))
 
     def time_sampling(self, rows: int) -> float | None:
-        """See `StepLoop.time_sampling`."""
-        return self._loop.time_sampling(rows)
+        """Seconds on a GPU's clock of a step's sampling; None on a CPU.
+
+        Raises:
+            EngineError: unless the engine is idle.
+        """
+        return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
 
     def tracing(self) -> AbstractContextManager[Trace]:
         """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
@@ -266,6 +265,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
+        self._stop()
         self._loop.close(EngineClosedError("the engine is closed"))
 
     def __enter__(self) -> Engine:
@@ -283,37 +283,54 @@ class Engine:
         tiles: int,
         deadline_s: float | None,
         adapter: str | None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Future[Result]:
+        on_text: OnText | None = None,
+    ) -> ResultFuture:
+        if os.getpid() != self._process:
+            raise EngineError("this engine was made before a fork: load one in the child process")
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
-        if tiles < 1:
-            raise ValueError(f"tiles is 1 or more; got {tiles}")
+        if not isinstance(tiles, int) or tiles < 1:
+            raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
         if math.isnan(deadline):
             raise ValueError("deadline_s is a number of seconds")
         chosen = None if adapter is None else self._known_adapter(adapter)
         array = _as_array(image)
-        understood = [one for task in tasks for one in self._understand(task)]
+        expanded = [one for task in tasks for one in self.expand(task)]
+        future = ResultFuture(self._callbacks)
+        # Both hold the engine, which is dropped with the last of its requests at the earliest.
+        future.on_cancel = lambda: self._drop(request, "cancelled")
         try:
-            request = Request(
+            request: Request[Any] = Request(
                 array,
-                understood,
+                expanded,
                 tiles,
-                self._config,
-                self._prompts,
-                self._prepare,
-                N_LANES,
+                self._loaded.model.limits,
+                self._loaded.prompts,
+                self._executor.prepare,
+                self.config.max_sequences,
+                future,
                 adapter=chosen,
                 deadline=deadline,
                 on_text=on_text,
+                on_over=lambda outcome: self._over(request, future, outcome),
             )
         except PromptError as error:
-            failed: Future[Result] = Future()
-            failed.set_exception(error)
-            return failed
-        for look in request.looks:
-            self._loop.add(look)
-        request.future.add_done_callback(lambda future: self._ended(request, future))
-        return request.future
+            future.on_cancel = None
+            future.set_exception(error)
+            return future
+        for image_request in request.image_requests:
+            self._loop.add(image_request)
+        return future
+
+    def _over(self, request: Request[Any], future: ResultFuture, outcome: Outcome) -> None:
+        """A request is done or has failed: forget it, and drop what is left of it."""
+        future.on_cancel = None
+        self._drop(request, outcome)
+
+    def _drop(self, request: Request[Any], outcome: Outcome) -> None:
+        self._loop.monitor.ended(outcome)
+        if outcome != "done":
+            for image_request in request.image_requests:
+                self._loop.cancel(image_request, CancelledError())
 
     def _known_adapter(self, name: str) -> Adapter:
         adapter = self._adapters.get(name)
@@ -322,30 +339,32 @@ class Engine:
             raise AdapterError(f"there is no adapter '{name}'; loaded: {known}")
         return adapter
 
-    def _understand(self, task: Task) -> list[Task]:
-        """The task in the model's own names: one, or several for a label such as 'truck or bus'."""
-        skill = SKILLS[type(task)]
-        if skill not in self.model.skills:
+    def expand(self, task: Task) -> Sequence[Task]:
+        """The task in the model's own names: one, or several for a label such as 'truck or bus'.
+
+        Raises:
+            UnsupportedTaskError: if the model has not learned it.
+            UnknownClassError: if the vocabulary is closed and has no such name.
+        """
+        if not isinstance(task, Task):
+            raise ValueError(f"a task is one of Detect, Point, Query, Caption; got {task!r}")
+        if task.skill not in self.model.skills:
             able = " and ".join(self.model.skills)
             raise UnsupportedTaskError(
-                f"{self.model.name} can {able}, not {skill}; load a Moondream checkpoint for that"
+                f"{self.model.name} can {able}, not {task.skill}; load a Moondream checkpoint for that"
             )
-        if self._vocabulary is None or isinstance(task, Query | Caption):
-            return [task]
-        return [replace(task, label=name) for name in self._vocabulary.resolve([task.label])]
+        return task.expand(self._vocabulary)
 
-    def _ended(self, request: Request, future: Future[Result]) -> None:
-        how: Outcome = "cancelled" if future.cancelled() else "failed" if future.exception() else "done"
-        self._loop.monitor.ended(how)
-        if how != "done":
-            for look in request.looks:
-                self._loop.cancel(look, CancelledError())
+
+def _stop(loop: StepLoop[Any], callbacks: CallbackThread) -> None:
+    loop.stop(EngineClosedError("the engine is closed"))
+    callbacks.close()
 
 
 def _as_array(image: Image) -> NDArray[np.uint8]:
     if isinstance(image, torch.Tensor) and image.dtype != torch.uint8:
-        raise ValueError(f"a picture is (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
+        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
     array = image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
-        raise ValueError(f"a picture is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
+        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
     return np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong on the engine's side, each with one line that says what to do. Knows no torch."""
+"""The engine's errors, each with one line that says what to do. Knows no torch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ class UnknownClassError(EngineError):
     def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:
         self.label = label
         meant = f"; did you mean '{hint}'?" if hint else "."
-        told = " ".join(label.split())
-        super().__init__(f"'{told}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
+        shown = " ".join(label.split())
+        super().__init__(f"'{shown}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
 
 
 class PromptError(EngineError):
     """A question or name that the model cannot be asked: too long for an answer to fit behind it, or of no tokens."""
+
+
+class RequestTooLargeError(EngineError):
+    """More prompts on one image, or longer ones, than the whole cache holds."""
 
 
 class UnsupportedTaskError(EngineError):
@@ -47,8 +51,8 @@ class DeadlineError(EngineError):
     """The deadline given with a task passed before its answer was complete."""
 
     def __init__(self, begun: bool) -> None:
-        told = "while it was answered: ask for less" if begun else "before it was begun: ask less often"
-        super().__init__(f"the deadline passed {told}, or allow more time")
+        when = "while it was answered: ask for less" if begun else "before it was begun: ask less often"
+        super().__init__(f"the deadline passed {when}, or allow more time")
 
 
 class EngineClosedError(EngineError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +9,18 @@ from pathlib import Path
 import torch
 
 from saccade.engine.backends.quantization import round_to_fp8
-from saccade.engine.errors import EngineError, ModelFilesError
-from saccade.engine.models import model_files as registry
-from saccade.engine.models.moondream.config import ConfigError
-from saccade.engine.models.moondream.model import CheckpointError, Moondream, load
-from saccade.engine.models.moondream.prompts import CodecError, Prompts, codec_of
+from saccade.engine.errors import EngineError
+from saccade.engine.models import model_files, registry
+from saccade.engine.models.protocol import LoadedModel
 from saccade.engine.runtime.cpu_settings import keep_freed_memory
-from saccade.engine.tasks import Caption, Detect, Point, Query
+from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
 
 FP8 = "fp8"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.bfloat16}
 """What a model computes in, by name; with 'fp8' the weights of its blocks are rounded to FP8, see `quantization`."""
 Progress = Callable[[int, int], None]
-"""Told how many parts of something are done, and of how many."""
-SKILLS: dict[type, str] = {Detect: "detect", Point: "point", Query: "query", Caption: "caption"}
+"""Called with how many parts of something are done, and of how many."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,50 +35,48 @@ class ModelInfo:
     device: str
     dtype: str
 
+    @classmethod
+    def of(cls, loaded: LoadedModel, name: str, folder: Path, dtype: str | None) -> ModelInfo:
+        """The description of a loaded model; `dtype` is the name it was loaded by, None for its own."""
+        model = loaded.model
+        return cls(
+            name=name,
+            folder=folder,
+            parameters=model.n_parameters(),
+            classes=loaded.classes,
+            skills=tuple(skill for skill in TASKS if loaded.prompts.can(skill)),
+            device=str(model.device),
+            dtype=dtype or str(model.dtype).removeprefix("torch."),
+        )
 
-def open_model(name: str, device: str, dtype: str | None) -> tuple[Moondream, Prompts, ModelInfo, Vocabulary | None]:
-    """Load a model, its prompts, what is to be said of it, and its names if they are a closed list.
 
-    `Engine.load` says what the arguments are and what is raised.
-    """
-    folder = registry.find(name)
+def open_model(name: str, device: str, dtype: str | None) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
+    """Load a model, its description, and its vocabulary if it is closed; see `Engine.load` for arguments and errors."""
+    folder = model_files.find(name)
     place = choose_device(device)
     small = (folder / "model.safetensors").stat().st_size < 200 << 20
-    kind = torch.float32 if place.type == "cpu" or small else torch.bfloat16
+    default = torch.float32 if place.type == "cpu" or small else torch.bfloat16
     try:
-        model = load_model(folder, place, dtype, kind)
-        prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
-    except (ConfigError, CheckpointError, CodecError) as error:
-        raise ModelFilesError(str(error)) from error
+        loaded = load_folder(folder, place, dtype, default)
     except torch.OutOfMemoryError as error:
         raise EngineError(f"{name} does not fit in the memory of {place}") from error
-    classes = model.config.classes
-    vocabulary = None if classes is None else Vocabulary(name, classes, _synonyms(folder))
+    vocabulary = None if loaded.classes is None else Vocabulary(name, loaded.classes, loaded.synonyms)
     if place.type == "cpu":
         keep_freed_memory()
-    info = ModelInfo(
-        name=name,
-        folder=folder,
-        parameters=sum(p.numel() for p in model.parameters()),
-        classes=classes,
-        skills=tuple(skill for skill in SKILLS.values() if prompts.can(skill)),
-        device=str(place),
-        dtype=dtype or str(model.dtype).removeprefix("torch."),
-    )
-    return model, prompts, info, vocabulary
+    return loaded, ModelInfo.of(loaded, name, folder, dtype), vocabulary
 
 
-def load_model(folder: Path, place: torch.device, dtype: str | None, default: torch.dtype) -> Moondream:
+def load_folder(folder: Path, place: torch.device, dtype: str | None, default: torch.dtype) -> LoadedModel:
     """Load a folder's model to compute in a dtype by its name, or in the default for None.
 
     Raises:
         EngineError: if there is no such dtype.
-        ConfigError, CheckpointError: as `models.moondream.model.load`.
+        ModelFilesError: if its files cannot be read or do not fit each other.
     """
-    model = load(folder, place, choose_dtype(dtype, default))
+    loaded = registry.load(folder, place, choose_dtype(dtype, default))
     if dtype == FP8:
-        round_to_fp8(model)
-    return model
+        round_to_fp8(loaded.model)
+    return loaded
 
 
 def choose_device(name: str) -> torch.device:
@@ -115,14 +109,3 @@ def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise EngineError(f"unknown dtype '{name}': give one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def _synonyms(folder: Path) -> dict[str, list[str]]:
-    path = folder / "synonyms.json"
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelFilesError(f"{path}: not an object of phrase: [names] ({error})") from error

@@ -1,9 +1,10 @@
-"""What comes back for a picture: boxes, points and texts, in pixels and normalised. Knows no models and no frames."""
+"""What comes back for an image: boxes, points and texts, in pixels and normalized. Knows no models and no frames."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Box:
         label: the name asked for, in the model's own spelling.
         score: p(coord) / (p(coord) + p(eos)) at the step that began the object, or at that of one before it in the
             same answer if that was less: the highest `conf` at which it is reported. 0 to 1.
-        x1, y1, x2, y2: corners as fractions of the picture's width and height, clipped to 0..1.
+        x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
     """
 
     label: str
@@ -30,13 +31,13 @@ class Box:
     y2: float
 
     def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Corners (x1, y1, x2, y2) in pixels of a `width` × `height` picture."""
+        """Corners (x1, y1, x2, y2) in pixels of a `width` × `height` image."""
         return self.x1 * width, self.y1 * height, self.x2 * width, self.y2 * height
 
 
 @dataclass(slots=True, frozen=True)
 class Spot:
-    """One point on an object; `x` and `y` are fractions of the picture's width and height. Score as in `Box`."""
+    """One point on an object; `x` and `y` are fractions of the image's width and height. Score as in `Box`."""
 
     label: str
     score: float
@@ -44,13 +45,13 @@ class Spot:
     y: float
 
     def pixels(self, width: int, height: int) -> tuple[float, float]:
-        """The point (x, y) in pixels of a `width` × `height` picture."""
+        """The point (x, y) in pixels of a `width` × `height` image."""
         return self.x * width, self.y * height
 
 
 @dataclass(slots=True, frozen=True)
 class Detections:
-    """Boxes found by one or more `Detect` tasks on a picture of `width` × `height` pixels."""
+    """Boxes found by one or more `Detect` tasks on a image of `width` × `height` pixels."""
 
     boxes: tuple[Box, ...]
     width: int
@@ -82,7 +83,7 @@ class Detections:
 
 @dataclass(slots=True, frozen=True)
 class Points:
-    """Points found by one or more `Point` tasks on a picture of `width` × `height` pixels."""
+    """Points found by one or more `Point` tasks on a image of `width` × `height` pixels."""
 
     points: tuple[Spot, ...]
     width: int
@@ -102,18 +103,60 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Timings:
-    """Where the engine spent a picture's time, in milliseconds: waiting, image and prompts, answer tokens."""
+    """Where the engine spent a image's time, in milliseconds: waiting, image and prompts, answer tokens."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
 
 
+class ExtraPart(Protocol):
+    """What a task outside this package finds, such as a mask.
+
+    Attributes:
+        key: under which `Result.extras` and records list it.
+    """
+
+    key: ClassVar[str]
+
+    def to_record(self, width: int, height: int) -> Mapping[str, object]:
+        """Plain values for JSON, on a `width` × `height` image."""
+        ...
+
+
+ResultPart = Box | Spot | Text | ExtraPart
+"""What one task contributes to a result."""
+
+
 @dataclass(slots=True, frozen=True)
 class Result:
-    """Everything found on one picture, over all its tasks, in the order of the tasks."""
+    """Everything found on one image, over all its tasks, in the order of the tasks.
+
+    Attributes:
+        extras: parts of other tasks than those of this package, by their keys.
+    """
 
     detections: Detections
     points: Points
     texts: tuple[Text, ...] = ()
     timings: Timings = field(default_factory=Timings)
+    extras: Mapping[str, tuple[ExtraPart, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Iterable[ResultPart], width: int, height: int, timings: Timings) -> Result:
+        """The result that the parts make on a `width` × `height` image."""
+        boxes: list[Box] = []
+        spots: list[Spot] = []
+        texts: list[Text] = []
+        extras: dict[str, tuple[ExtraPart, ...]] = {}
+        for part in parts:
+            if isinstance(part, Box):
+                boxes.append(part)
+            elif isinstance(part, Spot):
+                spots.append(part)
+            elif isinstance(part, Text):
+                texts.append(part)
+            else:
+                extras[part.key] = (*extras.get(part.key, ()), part)
+        detections, points = Detections(tuple(boxes), width, height), Points(tuple(spots), width, height)
+        return cls(detections, points, tuple(texts), timings, extras)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.engine.tasks import Task
+from saccade.engine.scheduling.task import Task
 from saccade.pipeline.core.build import add, begin, load_engine, source_of, tasks_for
 from saccade.pipeline.core.config import RunConfig, StreamConfig, parse_place
 from saccade.pipeline.core.errors import ConfigError, RunFailed

@@ -1,7 +1,8 @@
-"""The paged cache of the CPU: like `cache`'s, but a token's keys and values in a layer are one piece of memory.
+"""The paged KV cache of the CPU: a token's keys and values in a layer are one piece of memory.
 
-Whole rows of a matrix are copied four times as fast as what an index of several dimensions picks, and a step reads
-only as far as its sequences have come. Knows tensors and page numbers; who holds which page is `page_pool.PagePool`'s.
+Whole rows of a matrix are copied four times as fast as what an index of several dimensions picks (`paged_cache`), and a
+step reads only as far as its sequences reach. Knows tensors and page numbers; reference counts are
+`page_pool.PagePool`'s.
 """
 
 from __future__ import annotations
@@ -10,27 +11,27 @@ from collections.abc import Sequence
 
 import torch
 
-from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.protocol import Model
 
 
-class TokenPool:
-    """Keys and values of everybody: `both` is (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim), keys first.
+class CpuPagedCache:
+    """Keys and values of all sequences: (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim), keys first.
 
     Args:
-        model: whose they are.
+        model: gives their shape.
         n_pages: pages.
         page_size: tokens of a page.
     """
 
-    def __init__(self, model: Moondream, n_pages: int, page_size: int) -> None:
-        text = model.config.text
-        self.heads = text.n_kv_heads, text.head_dim
-        shape = text.n_layers, n_pages * page_size, 2 * text.n_kv_heads * text.head_dim
-        self.both = model.text.wte.new_zeros(shape)
-        self.page_size, self.prefix_length = page_size, text.prefix_attn
+    def __init__(self, model: Model, n_pages: int, page_size: int) -> None:
+        limits = model.limits
+        self.heads = limits.n_kv_heads, limits.head_dim
+        shape = limits.n_layers, n_pages * page_size, 2 * limits.n_kv_heads * limits.head_dim
+        self.both = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.page_size, self.prefix_length = page_size, limits.prefix_length
         self.prefix_pages = -(-self.prefix_length // page_size)
-        # Private pages begin on a page of their own: what is left of the prefix's last page stays unused.
-        self.positions = torch.arange(self.prefix_length + text.max_context)
+        # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
+        self.positions = torch.arange(self.prefix_length + limits.max_context)
         gap = self.prefix_pages * page_size - self.prefix_length
         at = torch.where(self.positions < self.prefix_length, self.positions, self.positions + gap)
         self.page_of, self.offset_of = at // page_size, at % page_size
@@ -40,35 +41,37 @@ class TokenPool:
         return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
 
 
-class TokenRows:
+class CpuPagedRows:
     """A cache of some sequences, up to a position.
 
     Args:
-        pool: what holds it.
-        table: (rows, pages) int64, prefix pages first; as many as `TokenPool.pages_upto` says.
+        cache: where they are.
+        table: (rows, pages) int64, prefix pages first; as many as `CpuPagedCache.pages_upto` says.
         length: positions of the longest.
     """
 
-    __slots__ = ("_pool", "_tokens", "key_positions")
+    __slots__ = ("_cache", "_tokens", "key_positions")
 
-    def __init__(self, pool: TokenPool, table: torch.Tensor, length: int) -> None:
-        self._pool = pool
-        self.key_positions = pool.positions[:length]
-        self._tokens = table.index_select(1, pool.page_of[:length]).mul_(pool.page_size).add_(pool.offset_of[:length])
+    def __init__(self, cache: CpuPagedCache, table: torch.Tensor, length: int) -> None:
+        self._cache = cache
+        self.key_positions = cache.positions[:length]
+        self._tokens = (
+            table.index_select(1, cache.page_of[:length]).mul_(cache.page_size).add_(cache.offset_of[:length])
+        )
 
-    def slots(self, positions: torch.Tensor) -> Sequence[TokenSlot]:
+    def layers(self, positions: torch.Tensor) -> Sequence[CpuPagedLayer]:
         """The layers, ready to write at (rows, length) int64 positions."""
         at = self._tokens.gather(1, positions).view(-1)
-        return [TokenSlot(both, self._pool.heads, self._tokens, at) for both in self._pool.both]
+        return [CpuPagedLayer(both, self._cache.heads, self._tokens, at) for both in self._cache.both]
 
     def before(self, positions: torch.Tensor) -> torch.Tensor:
         """A mask for (rows, length) positions behind the prefix, (rows, 1, length, keys): 0 where a key is seen."""
         unseen = (self.key_positions > positions.unsqueeze(-1)).unsqueeze(1)
-        return self._pool.both.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
+        return self._cache.both.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
 
 
-class TokenSlot:
-    """One layer of a pool: (rows, keys) `seen` are the tokens to read, and `at` those to write, one after another."""
+class CpuPagedLayer:
+    """One layer of the cache: (rows, keys) `seen` are the tokens to read, `at` those to write in order."""
 
     __slots__ = ("_at", "_both", "_seen", "_shape")
 

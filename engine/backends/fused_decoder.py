@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.backends.cpu_paged_cache import TokenRows, TokenSlot
+from saccade.engine.backends.cpu_paged_cache import CpuPagedLayer, CpuPagedRows
 from saccade.engine.backends.onednn import linear
 from saccade.engine.models.moondream.text import Block, TextDecoder, join
 
@@ -17,11 +17,11 @@ _Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
 
 
-class FusedText:
+class FusedDecoder:
     """A decoder whose attention and MLP read through one matrix, and write through another.
 
     Args:
-        text: the decoder. Its modules look at the joined weights from here on: nothing is held twice.
+        text: the decoder. Its modules are views of the joined weights from here on: nothing is stored twice.
     """
 
     def __init__(self, text: TextDecoder) -> None:
@@ -29,25 +29,27 @@ class FusedText:
         self._cosine = text.cosine.unsqueeze(1)
         self._sine = torch.stack([-text.sine, text.sine], dim=1)
 
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor, cache: TokenRows, mask: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, positions: torch.Tensor, cache: CpuPagedRows, mask: torch.Tensor
+    ) -> torch.Tensor:
         """As `TextDecoder.forward`; the mask is one that is added."""
         rotation = self._cosine[positions].unsqueeze(2), self._sine[positions].unsqueeze(2)
-        for layer, slot in zip(self._layers, cache.slots(positions), strict=True):
-            x = layer(x, rotation, slot, mask)
+        for layer, kv in zip(self._layers, cache.layers(positions), strict=True):
+            x = layer(x, rotation, kv, mask)
         return x
 
-    def remember(self, x: torch.Tensor, cache: TokenRows) -> None:
+    def write_kv(self, x: torch.Tensor, cache: CpuPagedRows) -> None:
         """As `TextDecoder.remember`."""
         rows, length, _ = x.shape
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
-        *slots, last = cache.slots(torch.arange(length).expand(rows, -1))
-        for layer, slot in zip(self._layers, slots, strict=False):
-            x = layer(x, rotation, slot, None)
-        self._layers[-1].remember(x, rotation, last)
+        *layers, last = cache.layers(torch.arange(length).expand(rows, -1))
+        for layer, kv in zip(self._layers, layers, strict=False):
+            x = layer(x, rotation, kv, None)
+        self._layers[-1].write_kv(x, rotation, last)
 
 
 class _Layer:
-    """One block; arguments as for `Block`, but without a mask x is alone: it sees nothing but itself."""
+    """One block; arguments as for `Block`, but without a mask x attends to itself only."""
 
     def __init__(self, block: Block) -> None:
         config = block.attn.config
@@ -58,27 +60,27 @@ class _Layer:
         self._into, self._out = (joined.into, joined.into_bias), (joined.out, joined.out_bias)
 
     def __call__(
-        self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot, mask: torch.Tensor | None
+        self, x: torch.Tensor, rotation: _Rotation, kv: CpuPagedLayer, mask: torch.Tensor | None
     ) -> torch.Tensor:
         wide = linear(self._normed(x), *self._into)
         heads, inner = wide.split([self._split, wide.shape[-1] - self._split], dim=-1)
         heads = heads.view(*x.shape[:2], -1, self._width)
         _rotate(heads[:, :, : -self._kept], rotation)
-        slot.write_both(heads[:, :, self._queries :])
+        kv.write_both(heads[:, :, self._queries :])
         q, k, v = heads.transpose(1, 2).split([self._queries, self._kept, self._kept], dim=1)
         if mask is not None:
-            k, v = slot.read()
+            k, v = kv.read()
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self._queries != self._kept)
         inner = F.gelu(inner, approximate="tanh")
         return linear(torch.cat([seen.transpose(1, 2).flatten(2), inner], dim=-1), *self._out, add=x)
 
-    def remember(self, x: torch.Tensor, rotation: _Rotation, slot: TokenSlot) -> None:
+    def write_kv(self, x: torch.Tensor, rotation: _Rotation, kv: CpuPagedLayer) -> None:
         """Write x's keys and values and go no further."""
         start = self._queries * self._width
         weight, bias = (part[start : self._split] for part in self._into)
-        kv = linear(self._normed(x), weight, bias).view(*x.shape[:2], -1, self._width)
-        _rotate(kv[:, :, : self._kept], rotation)
-        slot.write_both(kv)
+        new = linear(self._normed(x), weight, bias).view(*x.shape[:2], -1, self._width)
+        _rotate(new[:, :, : self._kept], rotation)
+        kv.write_both(new)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         norm: nn.LayerNorm = self._norm

@@ -19,7 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from saccade.engine.errors import AdapterError
-from saccade.engine.models.moondream.text import Attention, Block, Rotation, Slot, TextDecoder
+from saccade.engine.models.moondream.text import Attention, Block, Rotation, TextDecoder
+from saccade.engine.models.protocol import CacheLayer
+from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 from saccade.engine.scheduling.adapter_slots import Adapter
 
 _PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -28,18 +30,20 @@ _NAME = re.compile(
 )
 
 
-def load_adapter(name: str, path: Path, text: TextDecoder, max_rank: int) -> Adapter:
+def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adapter:
     """Read an adapter for a decoder, onto its device and in its type.
 
     Args:
-        name: for people.
+        name: shown in messages.
         path: a safetensors file, or a folder as PEFT leaves it.
         text: the decoder.
-        max_rank: largest rank that there is room for.
+        max_rank: largest rank that the slots hold.
 
     Raises:
         AdapterError: if the file cannot be read or does not fit the decoder, naming the first tensor that does not.
     """
+    if not isinstance(text, TextDecoder):
+        raise AdapterError(f"{type(text).__name__} takes no adapters")
     file = path / "adapter_model.safetensors" if path.is_dir() else path
     found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     try:
@@ -72,8 +76,8 @@ def load_adapter(name: str, path: Path, text: TextDecoder, max_rank: int) -> Ada
         scale = 1.0 if alpha is None else alpha / rank
         like = base.weight
         kept = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
-        if not all(bool(one.isfinite().all()) for one in kept):  # what it leaves in the cache spoils what is next
-            raise AdapterError(f"{where} holds numbers that are none, or too large for {like.dtype}")
+        if not all(bool(one.isfinite().all()) for one in kept):  # it would leave NaN in the cache for the next sequence
+            raise AdapterError(f"{where} holds NaN, or numbers too large for {like.dtype}")
         weights[layer, part] = kept
     if text.wte.is_cuda:  # another stream will read them
         torch.cuda.current_stream(text.wte.device).synchronize()
@@ -89,7 +93,9 @@ class AdapterBank:
         rank: largest rank.
     """
 
-    def __init__(self, text: TextDecoder, n_slots: int, rank: int) -> None:
+    def __init__(self, text: AnyDecoder, n_slots: int, rank: int) -> None:
+        if not isinstance(text, TextDecoder):
+            raise AdapterError(f"{type(text).__name__} takes no adapters")
         # Every tensor is the model's own; only the modules around them are new.
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
@@ -149,24 +155,24 @@ class _AdaptedAttention(Attention):
         nn.Module.__init__(self)
         self.config, self.qkv, self.proj = base.config, base.qkv, base.proj
 
-    def remember(self, x: torch.Tensor, rotation: Rotation, slot: Slot) -> None:
+    def write_kv(self, x: torch.Tensor, rotation: Rotation, layer: CacheLayer) -> None:
         """Write x's keys and values, the adapters' part in them included."""
-        self(x, rotation, None, slot, alone=True)
+        self(x, rotation, None, layer, alone=True)
 
 
 def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
-    """Alpha as the file or PEFT's configuration beside it says of alpha; None for nothing.
+    """Alpha from the file's metadata or PEFT's configuration beside it; None if neither has it.
 
     Raises:
-        ValueError: if it says what is not understood.
+        ValueError: if it has an option that is not supported.
     """
     config = file.parent / "adapter_config.json"
     if "alpha" in metadata:
         return float(metadata["alpha"])
     if file.name != "adapter_model.safetensors" or not config.is_file():
         return None
-    told = json.loads(config.read_text(encoding="utf-8"))
+    options = json.loads(config.read_text(encoding="utf-8"))
     for option in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
-        if told.get(option):
+        if options.get(option):
             raise ValueError(f"{option} is not supported")
-    return float(told["lora_alpha"])
+    return float(options["lora_alpha"])

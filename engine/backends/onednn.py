@@ -27,7 +27,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch
 
 
 def fuse(model: nn.Module) -> None:
-    """Replace the layers of a model that is not trained any more. After its first picture it cannot be copied."""
+    """Replace the layers of a model that is not trained any more. After its first image it cannot be copied."""
     fused = {Conv: FusedConv, Mlp: FusedMlp}
     for name, module in list(model.named_modules()):
         if type(module) in fused and _usable(next(module.parameters())):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.backends.quantization import E4M3, quantised
+from saccade.engine.backends.quantization import quantize
 from saccade.engine.kernels import fp8_linear as kernels
-from saccade.engine.kernels.add_layernorm import add_norm
+from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.fp8_format import E4M3
 
 Rows = tuple[torch.Tensor, torch.Tensor | None]
 """(rows, inputs) in half precision and None, or in e4m3 with float32 scales (rows,)."""
 
 
-class Weights:
+class PackedLinear:
     """A linear layer.
 
     Attributes:
@@ -28,7 +29,7 @@ class Weights:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, fp8: bool) -> None:
         self.scale: torch.Tensor | None
         self.weight, self.bias = weight, bias
-        self.packed, self.scale = quantised(weight) if fp8 else (weight, None)
+        self.packed, self.scale = quantize(weight) if fp8 else (weight, None)
 
     def linear(self, x: Rows, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Outputs (rows, stop - start) in half precision."""
@@ -44,9 +45,9 @@ class Weights:
         return torch._addmm_activation(self.bias[start:], x, self.weight[start:].t(), use_gelu=True)
 
 
-def normed(x: torch.Tensor, delta: torch.Tensor | None, norm: torch.nn.LayerNorm, fp8: bool) -> Rows:
-    """`add_norm`, its result in half precision or FP8."""
+def add_layernorm_rows(x: torch.Tensor, delta: torch.Tensor | None, norm: torch.nn.LayerNorm, fp8: bool) -> Rows:
+    """`add_layernorm` whose result is in half precision or FP8, as `PackedLinear.linear` takes it."""
     if not fp8:
-        return add_norm(x, delta, norm), None
+        return add_layernorm(x, delta, norm), None
     out, scales = torch.empty_like(x, dtype=E4M3), torch.empty(len(x), dtype=torch.float32, device=x.device)
-    return add_norm(x, delta, norm, out, scales=scales), scales
+    return add_layernorm(x, delta, norm, out, scales=scales), scales

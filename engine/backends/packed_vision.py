@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.backends.packed_linear import Weights, normed
-from saccade.engine.backends.quantization import can_multiply
+from saccade.engine.backends.packed_linear import PackedLinear, add_layernorm_rows
+from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.kernels import fp8_linear as kernels
-from saccade.engine.kernels.add_layernorm import add_norm
+from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block
 
@@ -26,21 +26,23 @@ class _Layer:
         attn, mlp = block.attn, block.mlp
         self.ln1, self.ln2 = block.ln1, block.ln2
         self.qkv, self.proj, self.fc1, self.fc2 = (
-            Weights(part.weight, part.bias, fp8) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+            PackedLinear(part.weight, part.bias, fp8) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
         )
 
 
-class PackedTower:
+class PackedVision:
     """A model's vision tower.
 
     Args:
-        model: one that `fits`.
+        model: one that `supports` accepts.
     """
 
     def __init__(self, model: Moondream) -> None:
         self._tower, config = model.vision, model.config.vision
         self._n_heads = config.enc_n_heads
-        possible = can_multiply(model.device) and kernels.fits(config.n_tokens, config.enc_dim, config.enc_ff_dim)
+        possible = supports_fp8_gemm(model.device) and kernels.supports(
+            config.n_tokens, config.enc_dim, config.enc_ff_dim
+        )
         self._fp8 = model.fp8 and possible
         with torch.no_grad():
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
@@ -52,21 +54,21 @@ class PackedTower:
         flat = x.view(-1, dim)
         before: torch.Tensor | None = None
         for layer in self._layers:
-            heads = layer.qkv.linear(normed(flat, before, layer.ln1, self._fp8))
+            heads = layer.qkv.linear(add_layernorm_rows(flat, before, layer.ln1, self._fp8))
             q, k, v = heads.view(count, tokens, 3, self._n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
             seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, dim)
             if self._fp8:
-                attended = layer.proj.linear(kernels.squeeze(seen, None))
-                wide = layer.fc1.linear(normed(flat, attended, layer.ln2, True))
-                before = layer.fc2.linear(kernels.squeeze(None, wide))
+                attended = layer.proj.linear(kernels.quantize_rows(seen, None))
+                wide = layer.fc1.linear(add_layernorm_rows(flat, attended, layer.ln2, True))
+                before = layer.fc2.linear(kernels.quantize_rows(None, wide))
             else:
                 attended = layer.proj.linear((seen, None))
-                before = layer.fc2.linear((layer.fc1.linear_gelu(add_norm(flat, attended, layer.ln2)), None))
+                before = layer.fc2.linear((layer.fc1.linear_gelu(add_layernorm(flat, attended, layer.ln2)), None))
         last = self._tower.post_ln
         assert isinstance(last, nn.LayerNorm)
-        return add_norm(flat, before, last).view(count, tokens, dim)
+        return add_layernorm(flat, before, last).view(count, tokens, dim)
 
 
-def fits(model: Moondream) -> bool:
-    """Whether it takes this model's tower."""
+def supports(model: Moondream) -> bool:
+    """Whether it takes this model's vision tower."""
     return model.config.vision.stem == "patch" and model.dtype in (torch.bfloat16, torch.float16)

@@ -1,6 +1,6 @@
-"""The paged cache: keys and values of everybody in one pool, and what a step sees of it through page tables.
+"""The paged KV cache: keys and values of all sequences, and what a step reads of it through page tables.
 
-Knows tensors and page numbers; who holds which page is `page_pool.PagePool`'s.
+Knows tensors and page numbers; reference counts of pages are `page_pool.PagePool`'s.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.protocol import Model
 
 _PAGES_CPU, _PAGES_CUDA = 1024, 2560
-_SHARE = 0.4  # of the memory left beside the weights; graphs and pictures need some, too
+_SHARE = 0.4  # of the memory left beside the weights; graphs and images need some, too
 
 
-class PagedSlot:
-    """One layer of the pool seen through page tables; `at` are (rows, length) page and offset indices."""
+class PagedLayer:
+    """One layer of the cache seen through page tables; `at` are (rows, length) page and offset indices."""
 
     __slots__ = ("_at", "_keys", "_table", "_values")
 
@@ -44,50 +44,50 @@ class PagedSlot:
 
 
 class PagedRows:
-    """A cache of some sequences: their (rows, pages) tables into the pool, prefix pages first."""
+    """A cache of some sequences: their (rows, pages) page tables, prefix pages first."""
 
-    __slots__ = ("_pool", "_table", "key_positions")
+    __slots__ = ("_cache", "_table", "key_positions")
 
-    def __init__(self, pool: PagedPool, table: torch.Tensor) -> None:
-        self._pool, self._table = pool, table
-        self.key_positions = pool.key_positions[: table.shape[1] * pool.page_size]
+    def __init__(self, cache: PagedCache, table: torch.Tensor) -> None:
+        self._cache, self._table = cache, table
+        self.key_positions = cache.key_positions[: table.shape[1] * cache.page_size]
 
-    def slots(self, positions: torch.Tensor) -> Sequence[PagedSlot]:
+    def layers(self, positions: torch.Tensor) -> Sequence[PagedLayer]:
         """The layers, ready to write at (rows, length) int64 positions."""
-        pool = self._pool
-        # Private pages begin on a page of their own: what is left of the prefix's last page stays unused.
-        index = torch.where(positions < pool.prefix_length, positions, positions + pool.gap)
-        at = self._table.gather(1, index // pool.page_size), index % pool.page_size
-        return [PagedSlot(k, v, self._table, at) for k, v in zip(pool.keys, pool.values, strict=True)]
+        cache = self._cache
+        # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
+        index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
+        at = self._table.gather(1, index // cache.page_size), index % cache.page_size
+        return [PagedLayer(k, v, self._table, at) for k, v in zip(cache.keys, cache.values, strict=True)]
 
 
-class PagedPool:
-    """Keys and values of everybody: each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
+class PagedCache:
+    """Keys and values of all sequences: each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
 
     One head's part of a page is one piece of memory, which is what a program of the attention kernel reads.
     """
 
-    def __init__(self, model: Moondream, n_pages: int, page_size: int) -> None:
-        text = model.config.text
-        shape = (text.n_layers, n_pages, text.n_kv_heads, page_size, text.head_dim)
+    def __init__(self, model: Model, n_pages: int, page_size: int) -> None:
+        limits = model.limits
+        shape = (limits.n_layers, n_pages, limits.n_kv_heads, page_size, limits.head_dim)
         self.keys = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.n_pages, self.page_size, self.prefix_length = n_pages, page_size, text.prefix_attn
+        self.n_pages, self.page_size, self.prefix_length = n_pages, page_size, limits.prefix_length
         self.prefix_pages = -(-self.prefix_length // page_size)
         self.gap = self.prefix_pages * page_size - self.prefix_length
-        index = torch.arange(self.prefix_pages * page_size + text.max_context, device=model.device)
-        # Keys in the gap have a position that nobody reaches.
+        index = torch.arange(self.prefix_pages * page_size + limits.max_context, device=model.device)
+        # Keys in the gap have a position past every sequence.
         private = index >= self.prefix_pages * page_size
         unused = torch.where(index < self.prefix_length, index, torch.iinfo(torch.int64).max)
         self.key_positions = torch.where(private, index - self.gap, unused)
 
 
-def pages_for(model: Moondream, page_size: int) -> int:
-    """How many pages to have; on CUDA as many as 32 pictures of Moondream 2 take, if there is the memory."""
+def pages_for(model: Model, page_size: int) -> int:
+    """How many pages to have; on CUDA as many as 32 images of Moondream 2 take, if there is the memory."""
     if model.device.type != "cuda":
         return _PAGES_CPU
-    text = model.config.text
-    page = 2 * text.n_layers * page_size * text.n_kv_heads * text.head_dim * model.dtype.itemsize
+    limits = model.limits
+    page = 2 * limits.n_layers * page_size * limits.n_kv_heads * limits.head_dim * model.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(model.device)
-    least = -(-text.max_context // page_size) + 2  # for one sequence as long as they get
+    least = -(-limits.max_context // page_size) + 2  # for one sequence as long as they get
     return max(least, min(_PAGES_CUDA, int(_SHARE * free) // page))

@@ -1,4 +1,4 @@
-"""Weights in FP8 (e4m3): a sign, four bits of exponent, three of fraction, and a float32 scale for each output.
+"""Weights in FP8 (e4m3) with a float32 scale for each output.
 
 The linear layers of the text decoder's and the vision tower's blocks are rounded so, and kernels read 8 bits for each
 weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The rest
@@ -10,38 +10,44 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from saccade.engine.errors import EngineError
+from saccade.engine.kernels.fp8_format import E4M3, LARGEST
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
-
-E4M3 = torch.float8_e4m3fn
-LARGEST = 448.0  # that e4m3 holds
+from saccade.engine.models.protocol import Model
 
 
-def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (outputs, inputs) as e4m3 of the same shape, and the float32 scales (outputs,) that they are times of."""
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (outputs, inputs) as e4m3 of the same shape, and the float32 scales (outputs,) they are multiplied by."""
     wide = weight.float()
     scale = wide.abs().amax(dim=1).clamp(min=1e-12) / LARGEST
     return (wide / scale.unsqueeze(1)).to(E4M3), scale
 
 
-def widened(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What `quantised` stands for."""
+def dequantize(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `quantize`."""
     return (packed.float() * scale.unsqueeze(1)).to(dtype)
 
 
-def can_widen(device: torch.device) -> bool:
+def supports_fp8(device: torch.device) -> bool:
     """Whether a GPU has FP8 numbers: from Ada on. Others compute with the same weights in half precision."""
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def can_multiply(device: torch.device) -> bool:
+def supports_fp8_gemm(device: torch.device) -> bool:
     """Whether torch multiplies FP8 by FP8 with a scale for each row: from Hopper on, where it was tried."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @torch.no_grad()
-def round_to_fp8(model: Moondream) -> None:
-    """Round a model's weights to what FP8 can say: every path computes with the same, however it stores them."""
+def round_to_fp8(model: Model) -> None:
+    """Round a model's weights to numbers that FP8 holds: every path computes with the same, however it stores them.
+
+    Raises:
+        EngineError: if the model's architecture has no FP8 form.
+    """
+    if not isinstance(model, Moondream):
+        raise EngineError(f"{type(model).__name__} has no FP8 form: give float32, bfloat16 or float16")
     for block in model.text.blocks:
         assert isinstance(block, Block)
         attn, mlp = block.attn, block.mlp
@@ -56,7 +62,7 @@ def round_to_fp8(model: Moondream) -> None:
 
 def _round(*layers: nn.Linear) -> None:
     """Round layers side by side, with common scales."""
-    packed, scale = quantised(torch.cat([layer.weight for layer in layers], dim=1))
-    parts = widened(packed, scale, layers[0].weight.dtype).split([layer.in_features for layer in layers], dim=1)
+    packed, scale = quantize(torch.cat([layer.weight for layer in layers], dim=1))
+    parts = dequantize(packed, scale, layers[0].weight.dtype).split([layer.in_features for layer in layers], dim=1)
     for layer, part in zip(layers, parts, strict=True):
         layer.weight.copy_(part)

@@ -1,6 +1,6 @@
 """How well a model detects on a labelled data pack: AP, precision, recall and empty answers, class by class.
 
-Labels are read as the pack means them: `unknown` (class, picture) pairs are left out, `maybe` boxes are regions where
+Labels are read as the pack means them: `unknown` (class, image) pairs are left out, `maybe` boxes are regions where
 neither a find nor a miss counts. Knows nothing of pipelines or command lines.
 """
 
@@ -32,17 +32,17 @@ class ClassScore:
     Attributes:
         name: the class.
         boxes: labelled boxes that count.
-        pictures: pictures the class was looked for on.
+        images: images the class was looked for on.
         ap50: average precision at IoU 0.5 (COCO's 101-point interpolation).
         ap: mean of it over IoU 0.50:0.95.
         precision: part of the boxes found at conf 0.5 that are right (IoU 0.5).
         recall: part of the labelled boxes found at conf 0.5.
-        empty: part of the pictures without the class on which nothing is found at conf 0.5.
+        empty: part of the images without the class on which nothing is found at conf 0.5.
     """
 
     name: str
     boxes: int
-    pictures: int
+    images: int
     ap50: float | None
     ap: float | None
     precision: float | None
@@ -55,7 +55,7 @@ class Evaluation:
     """All classes, and the means over those that have labelled boxes; `empty` is over all absent pairs together."""
 
     classes: tuple[ClassScore, ...]
-    pictures: int
+    images: int
     ap50: float | None
     ap: float | None
     empty: float | None
@@ -67,7 +67,7 @@ class Evaluation:
 
 @dataclass(slots=True, frozen=True)
 class _Sheet:
-    """Labels and finds of one class on one picture: boxes x1 y1 x2 y2 in pixels."""
+    """Labels and finds of one class on one image: boxes x1 y1 x2 y2 in pixels."""
 
     sure: list[list[float]]
     maybe: list[list[float]]
@@ -87,30 +87,30 @@ def evaluate(
     """Run the engine on a split of a data pack and score it.
 
     Args:
-        engine: the model under test; each class of the pack that it knows is asked for on every picture.
+        engine: the model under test; each class of the pack that it knows is asked for on every image.
         folder: data pack (classes.txt, labels.jsonl.gz, images-NN.tar).
         split: 'train', 'val', …
-        limit: only the first so many pictures.
-        progress: called with (done, all) after each picture.
+        limit: only the first so many images.
+        progress: called with (done, all) after each image.
         tiles: as for `Engine.submit`.
 
     Raises:
         EngineError: if the folder is not a data pack, or pycocotools is missing.
     """
-    from saccade.engine.training.data import PackError, open_picture, read_classes, read_labels, read_pictures
+    from saccade.engine.training.data import PackError, open_image, read_classes, read_images, read_labels
 
     _coco()
     try:
         known = engine.model.classes
         classes = [name for name in read_classes(folder) if known is None or name in known]
         records = read_labels(folder, split)[:limit]
-        pictures = read_pictures(folder, records)
+        images = read_images(folder, records)
     except PackError as error:
         raise EngineError(str(error)) from error
     sheets: dict[str, list[_Sheet]] = {name: [] for name in classes}
     for done, record in enumerate(records, 1):
         try:
-            image = np.asarray(open_picture(pictures, str(record["id"])))
+            image = np.asarray(open_image(images, str(record["id"])))
         except PackError as error:
             raise EngineError(str(error)) from error
         height, width = image.shape[:2]
@@ -131,7 +131,7 @@ def evaluate(
     absent = [sheet for group in sheets.values() for sheet in group if not sheet.sure and not sheet.maybe]
     return Evaluation(
         classes=scores,
-        pictures=len(records),
+        images=len(records),
         ap50=_mean(score.ap50 for score in scores),
         ap=_mean(score.ap for score in scores),
         empty=_empty_rate(absent),

@@ -22,15 +22,12 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from saccade.engine.backends.dense_cache import DenseCache
 from saccade.engine.errors import EngineError, ModelFilesError
 from saccade.engine.evaluation.reference import Generator
-from saccade.engine.model_loader import choose_device, load_model
-from saccade.engine.models.moondream.config import ConfigError
-from saccade.engine.models.moondream.image_crops import make_crops
-from saccade.engine.models.moondream.model import CheckpointError
-from saccade.engine.models.moondream.prompts import CodecError, Prompts, codec_of
-from saccade.engine.models.moondream.text import KVCache
-from saccade.engine.scheduling.found import Found
+from saccade.engine.model_loader import choose_device, load_folder
+from saccade.engine.models.protocol import Prompts
+from saccade.engine.scheduling.output_state import DecodedObject
 
 MAX_OBJECTS, MAX_TOKENS, QUESTION, FIRST_OBJECT = 6, 24, "how many?", "person"
 ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
@@ -67,7 +64,7 @@ def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: 
     """Compare everything that a golden folder holds, which was made in float32.
 
     In float32, boxes, points and texts must agree exactly, and embeddings, hidden states and logits to a tolerance. In
-    another dtype nobody can say what they must be, and they are only shown. Crops must agree exactly in any.
+    another dtype nobody can say what they must be, and they are only shown. ImageCrops must agree exactly in any.
 
     Args:
         folder: the golden folder.
@@ -81,14 +78,12 @@ def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: 
     """
     place = choose_device(device)
     try:
-        model = load_model(folder, place, dtype, torch.float32)
+        loaded = load_folder(folder, place, dtype, torch.float32)
         arrays = load_file(folder / "arrays.safetensors")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
-        prompts = Prompts(model.config.tokenizer, codec_of(folder, model.config.text.vocab_size))
-        quantities = _quantities(model.dtype == torch.float32, tolerance)
-        return _Checker(Generator(model), prompts, folder, arrays, quantities).run(cases)
-    except (ConfigError, CheckpointError, CodecError) as error:
-        raise ModelFilesError(str(error)) from error
+        quantities = _quantities(loaded.model.dtype == torch.float32, tolerance)
+        generator = Generator(loaded.model, loaded.prompts.eos_id)
+        return _Checker(generator, loaded.prompts, folder, arrays, quantities).run(cases)
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
 
@@ -124,10 +119,11 @@ class _Checker:
     def _case(self, number: int, case: dict[str, Any]) -> None:
         generator, prompts = self.generator, self.prompts
         where = str(case["image"])
-        with Image.open(self.folder / where) as picture:
-            image = np.asarray(picture.convert("RGB"))
-        crops, tiling = make_crops(image, generator.config.vision)
-        self._exact("tiling", (*tiling, len(crops)), (*case["tiling"], case["crops"]), where)
+        with Image.open(self.folder / where) as file:
+            image = np.asarray(file.convert("RGB"))
+        cut = generator.model.vision.make_crops(image)
+        crops = np.repeat(cut.pixels, 2, axis=0) if cut.tiling == (1, 1) else cut.pixels  # the reference cuts it twice
+        self._exact("tiling", (*cut.tiling, len(crops)), (*case["tiling"], case["crops"]), where)
         self._close("crops", torch.from_numpy(crops.reshape(len(crops), -1).mean(1)), f"{number}.crops_mean", where)
         self._close("crops", torch.from_numpy(crops[-1]), f"{number}.crop_last", where)
         tokens = generator.image_tokens(image)
@@ -152,8 +148,8 @@ class _Checker:
         quantity: str,
         skill: str,
         case: dict[str, Any],
-        prefix: KVCache,
-        plain: Callable[[Found], dict[str, float]],
+        prefix: DenseCache,
+        plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
         """All biases of all names in one batch, as the engine would run them."""
         sized = skill == "detect"
@@ -185,7 +181,7 @@ class _Checker:
         self.quantities[quantity].add(difference, where)
 
 
-def _corners(one: Found) -> dict[str, float]:
+def _corners(one: DecodedObject) -> dict[str, float]:
     return {
         "x_min": one.x - one.width / 2,
         "y_min": one.y - one.height / 2,

@@ -1,6 +1,6 @@
-"""The plain loop from a picture and prompts to objects and tokens: prefill once, decode all prompts in step.
+"""The plain loop from an image and prompts to objects and tokens: prefill once, decode all prompts in step.
 
-What golden sets are checked with, and what the pipelined engine has to agree with. One picture at a time; the prompts
+What golden sets are checked with, and what the pipelined engine has to agree with. One image at a time; the prompts
 on it share its image prefix. Knows nothing of names, results or threads.
 """
 
@@ -13,12 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade.engine.models.moondream.image_crops import make_crops, normalise
-from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.models.moondream.region import size_value
-from saccade.engine.models.moondream.text import KVCache
-from saccade.engine.scheduling.found import Found
-from saccade.engine.scheduling.output_state import logit
+from saccade.engine.backends.dense_cache import DenseCache
+from saccade.engine.models.protocol import Model
+from saccade.engine.scheduling.output_state import DecodedObject, logit
 
 
 @dataclass(slots=True)
@@ -27,42 +24,43 @@ class Prefilled:
 
     hidden: torch.Tensor
     positions: torch.Tensor
-    cache: KVCache
+    cache: DenseCache
 
 
 class Generator:
     """Runs one model. Not thread-safe."""
 
-    def __init__(self, model: Moondream) -> None:
+    def __init__(self, model: Model, eos_id: int) -> None:
         self.model = model
-        self.config = model.config
-        self._choice = model.begin_or_stop()
+        self.limits = model.limits
+        self._eos_id = eos_id
 
     @torch.inference_mode()
     def image_tokens(self, image: NDArray[np.uint8]) -> torch.Tensor:
-        """Image tokens (tokens, dim) of a picture (height, width, 3) uint8 RGB."""
-        crops, tiling = make_crops(image, self.config.vision)
-        if tiling == (1, 1):
-            crops = crops[:1]
-        pixels = torch.from_numpy(crops).to(self.model.device, non_blocking=True)
-        return self.model.vision(normalise(pixels, self.model.dtype), tiling)  # type: ignore[no-any-return]
+        """Image tokens (tokens, dim) of an image (height, width, 3) uint8 RGB."""
+        vision = self.model.vision
+        crops = vision.make_crops(image)
+        features = vision.features(vision.normalize(torch.from_numpy(crops.pixels).to(self.model.device)))
+        if crops.tiling == (1, 1):
+            return vision.project(features[0], features[0])
+        return vision.join(features, crops.tiling)
 
     @torch.inference_mode()
-    def prefix(self, tokens: torch.Tensor) -> KVCache:
+    def prefix(self, tokens: torch.Tensor) -> DenseCache:
         """Cache (one row) of bos and image tokens (tokens, dim)."""
         text, device = self.model.text, self.model.device
-        bos = text.embed(torch.tensor([[self.config.tokenizer.bos_id]], device=device))
+        bos = text.embed(torch.tensor([[self.limits.bos_id]], device=device))
         x = torch.cat([bos, tokens.unsqueeze(0)], dim=1)
-        cache = KVCache.empty(self.config.text, 1, x.shape[1], x)
-        text.remember(x, cache)
+        cache = DenseCache.empty(self.limits, 1, x.shape[1], x)
+        text.write_kv(x, cache)
         return cache
 
     @torch.inference_mode()
-    def prefill(self, prefix: KVCache, prompts: Sequence[Sequence[int]], room: int) -> Prefilled:
+    def prefill(self, prefix: DenseCache, prompts: Sequence[Sequence[int]], room: int) -> Prefilled:
         """Read prompts (token ids) that share a prefix, leaving room for `room` more tokens after each."""
         text, device = self.model.text, self.model.device
         start, longest = prefix.keys.shape[3], max(map(len, prompts))
-        capacity = min(start + longest + room, self.config.text.max_context)
+        capacity = min(start + longest + room, self.limits.max_context)
         cache = prefix.fork(len(prompts), capacity)
         # Shorter prompts are padded; what the padding leaves behind is overwritten before anything can see it.
         ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
@@ -75,24 +73,23 @@ class Generator:
     @torch.inference_mode()
     def objects(
         self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
-    ) -> list[list[Found]]:
+    ) -> list[list[DecodedObject]]:
         """Answer detect (`sized`) or point prompts, all rows in step.
 
         An object is begun while p(coord) / (p(coord) + p(eos)) is above the row's `conf`; a row ends at its
         `max_objects` or when the context is full.
         """
         region, device = self.model.region, self.model.device
-        found: list[list[Found]] = [[] for _ in conf]
+        found: list[list[DecodedObject]] = [[] for _ in conf]
         rows = list(range(len(conf)))
         limits = torch.tensor([logit(value) for value in conf], device=device)
         hidden, positions, cache = state.hidden, state.positions, state.cache
         capacity = cache.keys.shape[3]
         per_object = 3 if sized else 2
         while rows:
-            normed = self.model.text.post_ln(hidden)
-            coord, eos = torch.nn.functional.linear(normed, *self._choice).float().unbind(-1)
-            wish = coord - eos
-            fits = (positions + per_object <= capacity) & (wish > limits)
+            coord, eos = self.model.coord_eos_logits(hidden).unbind(-1)
+            margin = coord - eos
+            fits = (positions + per_object <= capacity) & (margin > limits)
             goes_on = [ok and len(found[row]) < max_objects[row] for row, ok in zip(rows, fits.tolist(), strict=True)]
             if not all(goes_on):
                 keep = torch.tensor([i for i, ok in enumerate(goes_on) if ok], dtype=torch.int64, device=device)
@@ -100,22 +97,21 @@ class Generator:
                 if not rows:
                     break
                 hidden, positions, cache = hidden[keep], positions[keep], cache.rows(keep)
-                wish, limits = wish[keep], limits[keep]
-            parts = [torch.sigmoid(wish).unsqueeze(-1)]
+                margin, limits = margin[keep], limits[keep]
+            parts = [torch.sigmoid(margin).unsqueeze(-1)]
             for _ in range(2):
-                value = _value(region.decode_coord(hidden))
+                value = region.coord(hidden)
                 parts.append(value)
                 hidden = self._step(region.encode_coord(value), positions, cache)
                 positions = positions + 1
             if sized:
-                scores = region.decode_size(hidden)
-                size = size_value(scores.argmax(-1), scores.shape[-1])
+                size = region.size(hidden)
                 parts.append(size)
                 hidden = self._step(region.encode_size(size), positions, cache)
                 positions = positions + 1
             for row, numbers in zip(rows, torch.cat(parts, dim=-1).tolist(), strict=True):
                 least = found[row][-1].score if found[row] else 1.0  # as in `skills`
-                found[row].append(Found(min(least, numbers[0]), *numbers[1:]))
+                found[row].append(DecodedObject(min(least, numbers[0]), *numbers[1:]))
         return found
 
     @torch.inference_mode()
@@ -127,7 +123,7 @@ class Generator:
         while True:
             token = text.logits(hidden).argmax(-1)
             identity = int(token.item())
-            if identity == self.config.tokenizer.eos_id:
+            if identity == self._eos_id:
                 return
             yield identity
             if int(positions[0]) >= capacity:
@@ -135,11 +131,6 @@ class Generator:
             hidden = self._step(text.embed(token), positions, state.cache)
             positions = positions + 1
 
-    def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: DenseCache) -> torch.Tensor:
         """One token (rows, dim) of each row; hidden states (rows, dim)."""
-        return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)  # type: ignore[no-any-return]
-
-
-def _value(scores: torch.Tensor) -> torch.Tensor:
-    """Coordinates (rows, 1) float32 from scores (rows, bins): best bin / bins."""
-    return (scores.argmax(-1, keepdim=True) / scores.shape[-1]).float()
+        return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)

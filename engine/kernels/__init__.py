@@ -1,7 +1,7 @@
 """Triton kernels: for steps of few rows, whose time is that of reading weights and cache once, and between products.
 
-Each has a plain counterpart in `models` that it must agree with. Importing a module of this package needs
-Triton: only `backends.packed_runner`, `tower`, `weights` and `crops` do, and who uses those asks `available` first.
+Each has a plain counterpart in `models` that it must agree with. A leaf: it imports nothing of the engine but `Phase`.
+Importing a module of this package needs Triton, so callers ask `available` first; `fp8_format` alone does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 def available(device: torch.device) -> bool:
     """Whether they can run: a Triton that is new enough, and a GPU of a generation that it compiles them for."""
     try:
-        from saccade.engine.kernels import pdl as ahead  # noqa: F401
+        from saccade.engine.kernels import pdl  # noqa: F401
     except ImportError:
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -6,14 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.backends.quantization import LARGEST
-from saccade.engine.kernels.pdl import begin, early
+from saccade.engine.kernels.fp8_format import LARGEST
+from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 _LARGEST = tl.constexpr(LARGEST)
 
 
 @triton.jit
-def _add_norm_kernel(
+def _add_layernorm_kernel(
     x,
     delta,
     bias,
@@ -24,25 +24,25 @@ def _add_norm_kernel(
     stride,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
     EPS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row: x += all parts of delta, rounded as it is kept; normed = norm(x), in FP8 with a scale if SCALED."""
     at = tl.program_id(0).to(tl.int64) * DIM
     d = tl.arange(0, BLOCK)
     real = d < DIM
-    if AHEAD:
-        begin()
+    if PDL:
+        pdl_wait()
     value = tl.load(x + at + d, mask=real, other=0.0).to(tl.float32)
-    if PARTS > 0:
+    if SPLIT_K > 0:
         if BIAS:
             value += tl.load(bias + d, mask=real, other=0.0).to(tl.float32)
-        for part in tl.static_range(PARTS):
-            value += tl.load(delta + part * stride + at + d, mask=real, other=0.0).to(tl.float32)
+        for split in tl.static_range(SPLIT_K):
+            value += tl.load(delta + split * stride + at + d, mask=real, other=0.0).to(tl.float32)
         value = value.to(x.dtype.element_ty)
         tl.store(x + at + d, value, mask=real)
         value = value.to(tl.float32)
@@ -59,7 +59,7 @@ def _add_norm_kernel(
         tl.store(normed + at + d, y.to(normed.dtype.element_ty), mask=real)
 
 
-def add_norm(
+def add_layernorm(
     x: torch.Tensor,
     delta: torch.Tensor | None,
     norm: torch.nn.LayerNorm | None,
@@ -67,23 +67,23 @@ def add_norm(
     *,
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    ahead: bool = False,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Add `delta` to x in place, and return the layer norm of the sum; x itself without a norm.
 
     Args:
         x: (rows, dim), contiguous.
-        delta: the same, or (parts, rows, dim) to be summed; None to add nothing.
+        delta: the same, or (split_k, rows, dim) to be summed; None to add nothing.
         norm: over dim.
         normed: where the norm goes; a new tensor if None.
         scales: (rows,) float32, written if the norm goes to e4m3.
         bias: (dim,), added with `delta`.
-        ahead: begin before the kernel ahead has ended, see `ahead`.
+        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
     """
     rows, dim = x.shape
     out = x if norm is None else torch.empty_like(x) if normed is None else normed
-    parts = 0 if delta is None else 1 if delta.ndim == 2 else len(delta)
-    _add_norm_kernel[(rows,)](
+    split_k = 0 if delta is None else 1 if delta.ndim == 2 else len(delta)
+    _add_layernorm_kernel[(rows,)](
         x,
         x if delta is None else delta,
         x if bias is None else bias,
@@ -91,16 +91,16 @@ def add_norm(
         x if norm is None else norm.bias,
         out,
         x if scales is None else scales,
-        rows * dim if parts < 2 or delta is None else delta.stride(0),
+        rows * dim if split_k < 2 or delta is None else delta.stride(0),
         DIM=dim,
         BLOCK=triton.next_power_of_2(dim),
-        PARTS=parts,
+        SPLIT_K=split_k,
         BIAS=bias is not None,
         NORM=norm is not None,
         SCALED=scales is not None,
         EPS=1e-5 if norm is None else norm.eps,
-        AHEAD=ahead,
+        PDL=pdl,
         num_warps=8,
-        **early(ahead),
+        **pdl_options(pdl),
     )
     return out

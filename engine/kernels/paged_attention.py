@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.pdl import begin, early
+from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
 _PROGRAMS, _MOST_SPLITS = 384, 8
@@ -96,27 +96,27 @@ def _attend_kernel(
     WRITE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BENT: tl.constexpr,
+    PRE_GELU: tl.constexpr,
     BLOCK_F: tl.constexpr,
     LIMIT: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
-    Programs past the last head bend BLOCK_F of the row's BENT values behind its heads: the MLP's half of the layer.
+    Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values behind its heads: the MLP's half.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
     if head >= N_HEADS:
-        if AHEAD:
-            begin()
+        if PDL:
+            pdl_wait()
         if split == 0:
             f = (head - N_HEADS) * BLOCK_F + tl.arange(0, BLOCK_F)
-            inside = f < BENT
+            inside = f < PRE_GELU
             x = tl.load(heads + row.to(tl.int64) * heads_stride + (N_HEADS + 2 * N_KV) * D + f, mask=inside, other=0.0)
-            bent = tl.minimum(gelu(x.to(tl.float32)), LIMIT).to(out.dtype.element_ty)
-            tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, bent, mask=inside)
+            gelu_out = tl.minimum(gelu(x.to(tl.float32)), LIMIT).to(out.dtype.element_ty)
+            tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, gelu_out, mask=inside)
         return
     kv = head // (N_HEADS // N_KV)
     d = tl.arange(0, WIDTH)
@@ -129,11 +129,11 @@ def _attend_kernel(
     stop = tl.minimum(end, (split + 1) * share)
     start = split * share
     # In the cache is what earlier steps have written; without WRITE the kernel ahead has put this step's there, too.
-    if AHEAD and not WRITE:
-        begin()
+    if PDL and not WRITE:
+        pdl_wait()
     k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
-    if AHEAD and WRITE:
-        begin()
+    if PDL and WRITE:
+        pdl_wait()
     at = heads + row.to(tl.int64) * heads_stride
     q = _rotated(at + head * D, real, position, cosine, sine, d, D // 4)
     # The least rows of a matrix product are 16; the query is in each of them.
@@ -183,7 +183,7 @@ def _attend_kernel(
 
 
 @triton.jit
-def _remember_kernel(
+def _write_kv_kernel(
     heads,
     heads_stride,
     cosine,
@@ -202,9 +202,9 @@ def _remember_kernel(
     PAGE: tl.constexpr,
     PREFIX: tl.constexpr,
     GAP: tl.constexpr,
-    TURN: tl.constexpr,
+    ROTATE: tl.constexpr,
 ):
-    """Put one row's keys and values into its pages; with TURN rotate its queries and keys in place as well."""
+    """Put one row's keys and values into its pages; with ROTATE rotate its queries and keys in place as well."""
     row = tl.program_id(0)
     position = tl.load(positions + row)
     at = heads + row.to(tl.int64) * heads_stride
@@ -219,7 +219,7 @@ def _remember_kernel(
     v = tl.load(at + (N_HEADS + N_KV + h) * D + d, mask=real, other=0.0)
     tl.store(keys + cell, k, mask=real)
     tl.store(values + cell, v, mask=real)
-    if TURN:
+    if ROTATE:
         tl.debug_barrier()  # every pair is read before either half is overwritten
         tl.store(k_at + d, k.to(heads.dtype.element_ty), mask=real)
         for g in range(N_HEADS // N_KV):
@@ -272,31 +272,31 @@ class PagedAttention:
         out: torch.Tensor,
         *,
         write: bool,
-        bent: int = 0,
-        ahead: bool = False,
+        pre_gelu: int = 0,
+        pdl: bool = False,
     ) -> None:
         """Each row's token over everything in its pages up to itself.
 
         Args:
-            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + bent) queries, keys and values, not rotated; and what
-                goes through GELU on the way.
+            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu) queries, keys and values, not rotated; and
+                what goes through GELU on the way.
             positions: (rows,) int32, all behind the prefix.
             owners: (rows,) int32 row of `tables` that is each one's.
             tables: (any, pages) int32.
             keys: (n_pages, n_kv_heads, page_size, head_dim), one layer of the pool.
             values: the same.
-            out: (rows, n_heads · head_dim + bent).
-            bent: so many values go through GELU.
+            out: (rows, n_heads · head_dim + pre_gelu).
+            pre_gelu: so many values go through GELU.
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
                 that see each other need.
-            ahead: begin before the kernel ahead has ended, see `ahead`.
+            pdl: begin before the previous kernel has ended, see `kernels.pdl`.
         """
         rows = heads.shape[0]
         # Powers of two, so that the parts can be put together in one go.
         splits = 1
         while splits < _MOST_SPLITS and rows * self._n_heads * splits < _PROGRAMS:
             splits *= 2
-        _attend_kernel[(self._n_heads + triton.cdiv(bent, _BLOCK_F), splits, rows)](
+        _attend_kernel[(self._n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits, rows)](
             heads,
             heads.stride(0),
             self._cosine,
@@ -320,17 +320,17 @@ class PagedAttention:
             WRITE=write,
             SPLITS=splits,
             BLOCK_T=_BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T,
-            BENT=bent,
+            PRE_GELU=pre_gelu,
             BLOCK_F=_BLOCK_F,
             LIMIT=_LARGEST_HALF,
-            AHEAD=ahead,
+            PDL=pdl,
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,
-            **early(ahead),
+            **pdl_options(pdl),
             **self._layout,
         )
 
-    def remember(
+    def write_kv(
         self,
         heads: torch.Tensor,
         positions: torch.Tensor,
@@ -339,9 +339,9 @@ class PagedAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        turn: bool = False,
+        rotate: bool = False,
     ) -> None:
-        """Put rows' keys and values into their pages; with `turn` rotate queries and keys in place as well.
+        """Put rows' keys and values into their pages; with `rotate` rotate queries and keys in place as well.
 
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim).
@@ -350,10 +350,10 @@ class PagedAttention:
             tables: as for `attend`.
             keys: one layer of the pool.
             values: the same.
-            turn: as above.
+            rotate: as above.
         """
         block = min(16, triton.next_power_of_2(self._n_kv))
-        _remember_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
+        _write_kv_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
             heads,
             heads.stride(0),
             self._cosine,
@@ -369,7 +369,7 @@ class PagedAttention:
             D=self._dim,
             WIDTH=self._width,
             BLOCK_H=block,
-            TURN=turn,
+            ROTATE=rotate,
             num_warps=4,
             **self._layout,
         )

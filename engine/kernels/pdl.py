@@ -1,7 +1,8 @@
-"""Kernels that begin before the one ahead of them has ended (programmatic dependent launch, from Hopper on).
+"""Programmatic dependent launch (PDL): a kernel begins before the previous one has ended, from Hopper on.
 
-A kernel that is launched with `early` may read at once what no kernel of its step writes: weights, and the cache's
-older entries. All else it reads, and all it writes, comes after `begin`, which it must call.
+A kernel that is launched with `pdl_options` may read at once what no kernel of its step writes: weights, and the
+    cache's
+older entries. All else it reads, and all it writes, comes after `pdl_wait`, which it must call.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-LINE = 128  # bytes of a line of the L2 cache
+L2_LINE_BYTES = 128  # bytes of a line of the L2 cache
 
 
 @triton.jit
-def fetch(at) -> None:
+def prefetch_l2(at) -> None:
     """Ask the L2 cache for the lines at some pointers; waits for nothing."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
@@ -25,24 +26,24 @@ def fetch(at) -> None:
 
 
 @triton.jit
-def begin() -> None:
-    """Wait until the kernels ahead have ended, then let the next one be launched."""
+def pdl_wait() -> None:
+    """Wait until the previous kernels have ended, then let the next one be launched (griddepcontrol)."""
     gdc_wait()
     gdc_launch_dependents()
 
 
-def early(wanted: bool) -> dict[str, bool]:
-    """What a launch is given for its kernel to begin early."""
+def pdl_options(wanted: bool) -> dict[str, bool]:
+    """Launch options of a kernel that begins early."""
     return {"launch_pdl": True} if wanted else {}
 
 
-def can_begin_early(device: torch.device) -> bool:
-    """Whether the GPU knows how, and its driver knows graphs of such kernels (CUDA 12.3)."""
+def supports_pdl(device: torch.device) -> bool:
+    """Whether the GPU has it, and its driver captures such kernels in graphs (CUDA 12.3)."""
     return torch.cuda.get_device_capability(device) >= (9, 0) and _driver() >= 12030
 
 
 def _driver() -> int:
-    """The newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 if it does not tell."""
+    """The newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 if it cannot be asked."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

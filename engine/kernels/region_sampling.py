@@ -1,6 +1,6 @@
 """From scores to an object's numbers and the next step's embedding: sampling of detect and point, in two kernels.
 
-Rows of one step may be at different points of an object: each does what its phase says (`output_state.Phase`).
+Rows of one step may be at different points of an object: each does what its phase says (`phase.Phase`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.pdl import begin, early
-from saccade.engine.scheduling.output_state import Phase
+from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.phase import Phase
 
 Scores = tuple[torch.Tensor, torch.Tensor]
-"""Scores (parts, rows, bins) to be summed, contiguous, and what is added to them: (bins,)."""
-_BEGIN, _Y, _SIZE = (tl.constexpr(int(phase)) for phase in (Phase.BEGIN, Phase.Y, Phase.SIZE))
+"""Scores (split_k, rows, bins) to be summed, contiguous, and what is added to them: (bins,)."""
+_X_OR_EOS, _Y, _SIZE = (tl.constexpr(int(phase)) for phase in (Phase.X_OR_EOS, Phase.Y, Phase.SIZE))
 
 
 @triton.jit
@@ -25,13 +25,13 @@ def _turns(value):
 
 @triton.jit
 def _best_bin(
-    scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, PARTS: tl.constexpr
+    scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, SPLIT_K: tl.constexpr
 ) -> tl.tensor:
-    """The best of BINS bins from `first` on of a row of scores (PARTS, rows, WIDTH), to be summed."""
+    """The best of BINS bins from `first` on of a row of scores (SPLIT_K, rows, WIDTH), to be summed."""
     i = first + tl.arange(0, BINS)
     score = tl.load(bias + i).to(tl.float32)
-    for part in tl.static_range(PARTS):
-        score += tl.load(scores + (part * rows + row) * WIDTH + i).to(tl.float32)
+    for split in tl.static_range(SPLIT_K):
+        score += tl.load(scores + (split * rows + row) * WIDTH + i).to(tl.float32)
     return tl.argmax(score, 0)
 
 
@@ -42,8 +42,8 @@ def _sample_kernel(
     phases,
     gain,
     shift,
-    choice,
-    choice_bias,
+    coord_eos,
+    coord_eos_bias,
     coords,
     coord_bias,
     sizes,
@@ -56,23 +56,23 @@ def _sample_kernel(
     DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     COORDS: tl.constexpr,
-    COORD_PARTS: tl.constexpr,
+    COORD_SPLIT_K: tl.constexpr,
     SIZES: tl.constexpr,
-    SIZE_PARTS: tl.constexpr,
+    SIZE_SPLIT_K: tl.constexpr,
     COORD_HALF: tl.constexpr,
     SIZE_HALF: tl.constexpr,
     EPS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Sample one row: (coord - eos, x, x), (y, y, y) or (width, height, 0); and the Fourier features of that."""
     row = tl.program_id(0)
     phase = tl.load(phases + row)
-    if AHEAD:
-        begin()
+    if PDL:
+        pdl_wait()
     out = sampled + row * 3
     if phase == _SIZE:
-        w_bin = _best_bin(sizes, size_bias, row, rows, 0, 2 * SIZES, SIZES, SIZE_PARTS)
-        h_bin = _best_bin(sizes, size_bias, row, rows, SIZES, 2 * SIZES, SIZES, SIZE_PARTS)
+        w_bin = _best_bin(sizes, size_bias, row, rows, 0, 2 * SIZES, SIZES, SIZE_SPLIT_K)
+        h_bin = _best_bin(sizes, size_bias, row, rows, SIZES, 2 * SIZES, SIZES, SIZE_SPLIT_K)
         w = tl.exp2(w_bin.to(tl.float32) / (SIZES - 1) * 10.0 - 10.0)
         h = tl.exp2(h_bin.to(tl.float32) / (SIZES - 1) * 10.0 - 10.0)
         tl.store(out, w)
@@ -83,9 +83,9 @@ def _sample_kernel(
         tl.store(features + row * 2 * SIZE_HALF + f, tl.cos(angle).to(features.dtype.element_ty))
         tl.store(features + row * 2 * SIZE_HALF + SIZE_HALF + f, tl.sin(angle).to(features.dtype.element_ty))
     elif phase <= _Y:
-        place = _best_bin(coords, coord_bias, row, rows, 0, COORDS, COORDS, COORD_PARTS).to(tl.float32) / COORDS
-        wish = place
-        if phase == _BEGIN:
+        coord_value = _best_bin(coords, coord_bias, row, rows, 0, COORDS, COORDS, COORD_SPLIT_K).to(tl.float32) / COORDS
+        margin = coord_value
+        if phase == _X_OR_EOS:
             d = tl.arange(0, DIM_BLOCK)
             real = d < DIM
             x = tl.load(hidden + row * hidden_stride + d, mask=real, other=0.0).to(tl.float32)
@@ -94,16 +94,16 @@ def _sample_kernel(
             g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
             s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
             normed = (centred * rstd * g + s).to(hidden.dtype.element_ty).to(tl.float32)
-            coord = tl.sum(normed * tl.load(choice + d, mask=real, other=0.0).to(tl.float32), 0)
-            eos = tl.sum(normed * tl.load(choice + DIM + d, mask=real, other=0.0).to(tl.float32), 0)
-            coord += tl.load(choice_bias).to(tl.float32)
-            eos += tl.load(choice_bias + 1).to(tl.float32)
-            wish = coord - eos
-        tl.store(out, wish)
-        tl.store(out + 1, place)
-        tl.store(out + 2, place)
+            coord = tl.sum(normed * tl.load(coord_eos + d, mask=real, other=0.0).to(tl.float32), 0)
+            eos = tl.sum(normed * tl.load(coord_eos + DIM + d, mask=real, other=0.0).to(tl.float32), 0)
+            coord += tl.load(coord_eos_bias).to(tl.float32)
+            eos += tl.load(coord_eos_bias + 1).to(tl.float32)
+            margin = coord - eos
+        tl.store(out, margin)
+        tl.store(out + 1, coord_value)
+        tl.store(out + 2, coord_value)
         f = tl.arange(0, COORD_HALF)
-        angle = _turns(place * tl.load(coord_features + f))
+        angle = _turns(coord_value * tl.load(coord_features + f))
         tl.store(features + row * 2 * SIZE_HALF + f, tl.cos(angle).to(features.dtype.element_ty))
         tl.store(features + row * 2 * SIZE_HALF + COORD_HALF + f, tl.sin(angle).to(features.dtype.element_ty))
 
@@ -112,7 +112,7 @@ def _sample_kernel(
 def _encode_kernel(
     features,
     phases,
-    lanes,
+    batch_slots,
     coord_weight,
     coord_bias,
     size_weight,
@@ -124,15 +124,15 @@ def _encode_kernel(
     SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """BLOCK_N columns of the next embedding of BLOCK_M rows, by the encoder that each row's phase asks for."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     phase = tl.load(phases + m, mask=m < rows, other=-1)
-    lane = tl.load(lanes + m, mask=m < rows, other=0).to(tl.int64)
-    if AHEAD:
-        begin()
+    batch_slot = tl.load(batch_slots + m, mask=m < rows, other=0).to(tl.int64)
+    if PDL:
+        pdl_wait()
     is_coord = (phase >= 0) & (phase <= _Y)
     is_size = phase == _SIZE
     k = tl.arange(0, COORD)
@@ -143,11 +143,11 @@ def _encode_kernel(
     b = tl.load(features + m[:, None] * SIZE + k[None, :], mask=is_size[:, None], other=0.0)
     acc = tl.dot(b, tl.trans(tl.load(size_weight + n[:, None] * SIZE + k[None, :])), acc)
     acc += tl.where(is_size[:, None], tl.load(size_bias + n).to(tl.float32)[None, :], 0.0)
-    at = state + lane[:, None] * DIM + n[None, :]
+    at = state + batch_slot[:, None] * DIM + n[None, :]
     tl.store(at, acc.to(state.dtype.element_ty), mask=(is_coord | is_size)[:, None])
 
 
-def fits(coord_bins: int, size_bins: int, coord_features: int, size_features: int, dim: int) -> bool:
+def supports(coord_bins: int, size_bins: int, coord_features: int, size_features: int, dim: int) -> bool:
     """Whether the kernels take region heads of these widths."""
     powers = all(n >= 32 and n & (n - 1) == 0 for n in (coord_bins, size_bins, coord_features, size_features))
     return powers and coord_features <= size_features and dim % 32 == 0
@@ -157,7 +157,7 @@ def sample(
     hidden: torch.Tensor,
     phases: torch.Tensor,
     norm: torch.nn.LayerNorm,
-    choice: tuple[torch.Tensor, torch.Tensor],
+    coord_eos: tuple[torch.Tensor, torch.Tensor],
     coords: Scores,
     sizes: Scores,
     coord_features: torch.Tensor,
@@ -165,7 +165,7 @@ def sample(
     sampled: torch.Tensor,
     features: torch.Tensor,
     *,
-    ahead: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Sample rows of detect and point; rows of phase TOKEN are left alone.
 
@@ -173,14 +173,14 @@ def sample(
         hidden: (rows, dim) before the last norm.
         phases: (rows,) int32 `Phase`.
         norm: the last norm.
-        choice: weight (2, dim) and bias (2,) of coord and eos.
-        coords: of (rows, bins), read where a row's phase is BEGIN or Y.
+        coord_eos: weight (2, dim) and bias (2,) of coord and eos.
+        coords: of (rows, bins), read where a row's phase is X_OR_EOS or Y.
         sizes: of (rows, 2 · bins), read where it is SIZE.
         coord_features: float32 (1, n).
         size_features: float32 (2, m).
         sampled: (rows, 3) float32, written as `output_state.Skill.commit` takes it.
         features: (rows, 2 m), written with cosines and sines, of coordinates 2 n of them.
-        ahead: begin before the kernel ahead has ended, see `ahead`.
+        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
     """
     (coord_scores, coord_bias), (size_scores, size_bias) = coords, sizes
     _sample_kernel[(hidden.shape[0],)](
@@ -189,7 +189,7 @@ def sample(
         phases,
         norm.weight,
         norm.bias,
-        *choice,
+        *coord_eos,
         coord_scores,
         coord_bias,
         size_scores,
@@ -202,44 +202,44 @@ def sample(
         DIM=hidden.shape[1],
         DIM_BLOCK=triton.next_power_of_2(hidden.shape[1]),
         COORDS=len(coord_bias),
-        COORD_PARTS=len(coord_scores),
+        COORD_SPLIT_K=len(coord_scores),
         SIZES=len(size_bias) // 2,
-        SIZE_PARTS=len(size_scores),
+        SIZE_SPLIT_K=len(size_scores),
         COORD_HALF=coord_features.shape[1],
         SIZE_HALF=size_features.shape[1],
         EPS=norm.eps,
-        AHEAD=ahead,
+        PDL=pdl,
         num_warps=4,
-        **early(ahead),
+        **pdl_options(pdl),
     )
 
 
 def encode(
     features: torch.Tensor,
     phases: torch.Tensor,
-    lanes: torch.Tensor,
+    batch_slots: torch.Tensor,
     coord: torch.nn.Linear,
     size: torch.nn.Linear,
     state: torch.Tensor,
     *,
-    ahead: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """Put the embedding of what each row sampled into its lane of `state` (lanes, dim); not of TOKEN rows.
+    """Put the embedding of what each row sampled into its batch slot of `state` (batch_slots, dim); not of TOKEN rows.
 
     Args:
         features: as `sample` writes them.
         phases: (rows,) int32.
-        lanes: (rows,) int32.
+        batch_slots: (rows,) int32.
         coord: encoder of coordinates.
         size: encoder of sizes.
-        state: (lanes, dim), contiguous.
-        ahead: as for `sample`.
+        state: (batch_slots, dim), contiguous.
+        pdl: as for `sample`.
     """
     rows, block = features.shape[0], 16
     _encode_kernel[(state.shape[1] // 32, triton.cdiv(rows, block))](
         features,
         phases,
-        lanes,
+        batch_slots,
         coord.weight,
         coord.bias,
         size.weight,
@@ -251,7 +251,7 @@ def encode(
         SIZE=size.in_features,
         BLOCK_M=block,
         BLOCK_N=32,
-        AHEAD=ahead,
+        PDL=pdl,
         num_warps=4,
-        **early(ahead),
+        **pdl_options(pdl),
     )

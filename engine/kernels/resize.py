@@ -1,4 +1,4 @@
-"""Lanczos resize of uint8 pictures on the GPU, byte for byte as Pillow does it: two passes of whole numbers.
+"""Lanczos resize of uint8 images on the GPU, byte for byte as Pillow does it: two passes of whole numbers.
 
 After the published algorithm of Pillow's resampling: coefficients of 22 bits, bytes between the passes.
 """
@@ -71,13 +71,13 @@ def _pass_kernel(
     tl.store(out + i, tl.minimum(tl.maximum(acc >> BITS, 0), 255).to(tl.uint8), mask=inside)
 
 
-def resize(picture: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """A (rows, columns, 3) uint8 CUDA picture at another size, as Pillow's Lanczos gives it.
+def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """A (rows, columns, 3) uint8 CUDA image at another size, as Pillow's Lanczos gives it.
 
     The first call for a pair of sizes asks Pillow, and waits for the device.
     """
-    rows, columns, _ = picture.shape
-    return _two_passes(picture, height, width, across_first(rows, columns, height, width, picture.device))
+    rows, columns, _ = image.shape
+    return _two_passes(image, height, width, across_first(rows, columns, height, width, image.device))
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,12 +92,12 @@ def across_first(rows: int, columns: int, height: int, width: int, device: torch
     return bool((got.cpu().numpy() == wanted).all())
 
 
-def _two_passes(picture: torch.Tensor, height: int, width: int, across: bool) -> torch.Tensor:
-    rows, columns, channels = picture.shape
+def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> torch.Tensor:
+    rows, columns, channels = image.shape
     if across:
-        narrow = _one_pass(picture, rows, columns, width, channels)
+        narrow = _one_pass(image, rows, columns, width, channels)
         return _one_pass(narrow, 1, rows, height, width * channels).view(height, width, channels)
-    low = _one_pass(picture, 1, rows, height, columns * channels)
+    low = _one_pass(image, 1, rows, height, columns * channels)
     return _one_pass(low, height, columns, width, channels).view(height, width, channels)
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.pdl import LINE, begin, early, fetch
+from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
 _LEAST_ROWS = 16  # of a matrix product
@@ -26,27 +26,27 @@ class _Shape(NamedTuple):
     """How a product is cut up: a program's outputs, inputs at a time, how many of those are under way, and its warps.
 
     Attributes:
-        ahead: bytes of each output's weights that are fetched while the kernel ahead still runs.
-        early: whether to begin that early. Programs come to lie where the kernel ahead leaves room, which is not where
-            they can read best: with few and slow programs that costs more than it gains.
+        prefetch_bytes: of each output's weights, fetched while the previous kernel still runs.
+        pdl: whether to begin before it has ended. Programs come to lie where the previous kernel leaves room, which is
+            not where they can read best: with few and slow programs that costs more than it gains.
     """
 
     block_n: int
     block_k: int
     stages: int
     warps: int
-    ahead: int
-    early: bool
+    prefetch_bytes: int
+    pdl: bool
 
 
 # The best of some 200 each on an H200, in the chain of a whole step.
-_HALF, _HALF_PARTS = _Shape(64, 128, 4, 4, 0, True), _Shape(64, 256, 3, 4, 128, True)
-_FP8, _FP8_PARTS = _Shape(32, 256, 3, 2, 256, True), _Shape(32, 256, 4, 4, 256, True)
-_FP8_MANY, _FP8_PARTS_MANY = _Shape(128, 128, 3, 8, 0, True), _Shape(64, 128, 4, 2, 0, False)
+_HALF, _HALF_SPLIT = _Shape(64, 128, 4, 4, 0, True), _Shape(64, 256, 3, 4, 128, True)
+_FP8, _FP8_SPLIT = _Shape(32, 256, 3, 2, 256, True), _Shape(32, 256, 4, 4, 256, True)
+_FP8_MANY, _FP8_SPLIT_MANY = _Shape(128, 128, 3, 8, 0, True), _Shape(64, 128, 4, 2, 0, False)
 
 
 @triton.jit
-def _product_kernel(
+def _skinny_gemm_kernel(
     x,
     x_stride,
     weight,
@@ -54,34 +54,34 @@ def _product_kernel(
     bias,
     out,
     out_stride,
-    part_stride,
+    split_stride,
     rows,
     K: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
-    BEND: tl.constexpr,
-    AHEAD: tl.constexpr,
+    GELU: tl.constexpr,
+    PDL: tl.constexpr,
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """BLOCK_N outputs of all rows over one of PARTS parts of the inputs; transposed, as a tile is more weights high."""
+    """BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; transposed: a tile is more weights high."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    part = tl.program_id(1)
+    split = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)[None, :]
     real = m < rows
     line = weight + n[:, None].to(tl.int64) * K
     kind: tl.constexpr = tl.float16 if SCALED else x.dtype.element_ty
-    if AHEAD:
+    if PDL:
         if LINES > 0:
-            fetch(line + part * (K // PARTS) + tl.arange(0, LINES)[None, :] * PER_LINE)
-        begin()
+            prefetch_l2(line + split * (K // SPLIT_K) + tl.arange(0, LINES)[None, :] * PER_LINE)
+        pdl_wait()
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in tl.range(part * (K // PARTS), (part + 1) * (K // PARTS), BLOCK_K, num_stages=STAGES):
+    for start in tl.range(split * (K // SPLIT_K), (split + 1) * (K // SPLIT_K), BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
         w = tl.load(line + k[None, :])
         a = tl.load(x + m * x_stride + k[:, None], mask=real, other=0.0)
@@ -90,56 +90,56 @@ def _product_kernel(
         acc *= tl.load(scale + n)[:, None]
     if BIAS:
         acc += tl.load(bias + n).to(tl.float32)[:, None]
-    if BEND:
+    if GELU:
         acc = gelu(acc)
-    at = out + part * part_stride + m * out_stride + n[:, None]
+    at = out + split * split_stride + m * out_stride + n[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 
 
-def parts_for(inputs: int, scaled: bool) -> int:
-    """Parts to cut many inputs into where outputs are few, with FP8 weights or without."""
-    return next((parts for parts in ((8, 4, 2) if scaled else (4, 2)) if fits(128, inputs, parts)), 1)
+def split_k_for(inputs: int, scaled: bool) -> int:
+    """How many parts to split the inputs into where outputs are few, with FP8 weights or without."""
+    return next((split_k for split_k in ((8, 4, 2) if scaled else (4, 2)) if supports(128, inputs, split_k)), 1)
 
 
-def fits(outputs: int, inputs: int, parts: int = 1) -> bool:
-    """Whether the kernel takes weights (outputs, inputs), with the inputs in so many parts."""
-    return outputs % 128 == 0 and inputs % (parts * 256) == 0
+def supports(outputs: int, inputs: int, split_k: int = 1) -> bool:
+    """Whether the kernel takes weights (outputs, inputs), with the inputs split into so many parts."""
+    return outputs % 128 == 0 and inputs % (split_k * 256) == 0
 
 
-def product(
+def skinny_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     *,
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    bend: bool = False,
-    ahead: bool = False,
+    apply_gelu: bool = False,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Write x times the transposed weights to `out`, and return it.
 
     Args:
         x: (rows, inputs), at most MAX_ROWS; the stride of a row is free.
         weight: (outputs, inputs), contiguous: of x's dtype, or float8_e4m3fn.
-        out: (rows, outputs), or float32 (parts, rows, outputs): the products with as many parts of the inputs, which
-            keeps a GPU busy where outputs are few, to be summed by who reads them.
+        out: (rows, outputs), or float32 (split_k, rows, outputs): the products with as many parts of the inputs, which
+            keeps a GPU busy where outputs are few, to be summed by the reader.
         scale: (outputs,) float32, of FP8 weights.
-        bias: (outputs,); not with parts.
-        bend: put the outputs through tanh-approximated GELU; not with parts.
-        ahead: whether kernels of the step begin early, see `ahead`.
+        bias: (outputs,); not where the inputs are split.
+        apply_gelu: put the outputs through tanh-approximated GELU; not where the inputs are split.
+        pdl: whether kernels of the step begin before the previous one has ended, see `kernels.pdl`.
     """
     rows, (outputs, inputs) = len(x), weight.shape
     assert rows <= MAX_ROWS
-    parts, block_m = len(out) if out.ndim == 3 else 1, max(_LEAST_ROWS, triton.next_power_of_2(rows))
+    split_k, block_m = len(out) if out.ndim == 3 else 1, max(_LEAST_ROWS, triton.next_power_of_2(rows))
     if scale is None:
-        shape = _HALF if parts == 1 else _HALF_PARTS
-    elif parts == 1:
+        shape = _HALF if split_k == 1 else _HALF_SPLIT
+    elif split_k == 1:
         shape = _FP8 if block_m < MAX_ROWS else _FP8_MANY
     else:
-        shape = _FP8_PARTS if block_m == _LEAST_ROWS else _FP8_PARTS_MANY
+        shape = _FP8_SPLIT if block_m == _LEAST_ROWS else _FP8_SPLIT_MANY
     tile = (shape.block_n * weight.element_size() + block_m * x.element_size()) * shape.block_k
-    per_line = LINE // weight.element_size()
-    _product_kernel[(outputs // shape.block_n, parts)](
+    per_line = L2_LINE_BYTES // weight.element_size()
+    _skinny_gemm_kernel[(outputs // shape.block_n, split_k)](
         x,
         x.stride(0),
         weight,
@@ -150,19 +150,19 @@ def product(
         out.stride(0),
         rows,
         K=inputs,
-        PARTS=parts,
+        SPLIT_K=split_k,
         BLOCK_M=block_m,
         BLOCK_N=shape.block_n,
         BLOCK_K=shape.block_k,
         STAGES=max(1, min(shape.stages, _shared_memory(x.device) // tile)),
         SCALED=scale is not None,
         BIAS=bias is not None,
-        BEND=bend,
-        AHEAD=ahead,
-        LINES=shape.ahead // LINE,
+        GELU=apply_gelu,
+        PDL=pdl,
+        LINES=shape.prefetch_bytes // L2_LINE_BYTES,
         PER_LINE=per_line,
         num_warps=shape.warps,
-        **early(ahead and shape.early),
+        **pdl_options(pdl and shape.pdl),
     )
     return out
 

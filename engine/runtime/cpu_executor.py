@@ -1,83 +1,60 @@
 """Runs steps on a CPU: prefill and decode over paged keys and values, sampling, and the copy out of a slot.
 
-What a sequence needs from one step to the next, the embedding of what it sampled last, stays in its lane: a step can be
-launched before the one before it is read. `graphs` does the same on CUDA. Knows nothing of requests, names or results.
+What a sequence needs from one step to the next, the embedding of what it sampled last, stays in its batch slot: a step
+can be launched before the one ahead of it is read. `cuda_executor` does the same on CUDA. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import abc
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade.engine.backends.cpu_paged_cache import TokenPool, TokenRows
-from saccade.engine.backends.fused_decoder import FusedText
+from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
+from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.onednn import fuse
 from saccade.engine.backends.plain_runner import SAMPLED, PlainSampling, take_tokens
-from saccade.engine.models.moondream.image_crops import make_crops, normalise
-from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.models.moondream.text import TextDecoder
-from saccade.engine.runtime.cpu_settings import share_among
+from saccade.engine.backends.select import cpu_decoder
+from saccade.engine.config import EngineConfig
+from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
+from saccade.engine.phase import Phase
+from saccade.engine.runtime.cpu_settings import set_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
-from saccade.engine.runtime.sampling_inputs import Draw, Draws, likeliest
-from saccade.engine.scheduling.output_state import Phase
-from saccade.engine.scheduling.scheduler import Look, Row, Step, StepKind
+from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, greedy
+from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence, Step, StepKind
 
-_ALONE = 10_000_000  # multiplications of a step that one thread does sooner than several, which wait for each other
-
-
-@dataclass(slots=True, frozen=True)
-class Crops:
-    """A picture as the vision tower takes it: (1 + rows · columns, size, size, 3) uint8 crops, and the tiling."""
-
-    pixels: NDArray[np.uint8]
-    tiling: tuple[int, int]
+_SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
 
 
-class Executor:
-    """One model on a CPU, with `depth` step slots. Used by one thread, but for `prepare`.
+class CpuExecutor:
+    """`executor.Executor` on a CPU.
 
     Args:
         model: the model.
-        depth: step slots.
-        n_lanes: most sequences at a time.
-        n_pages: pages of the pool; page 0 is for what is written and never read.
-        page_size: tokens of a page.
-        n_adapters: slots for adapters.
-        adapter_rank: largest rank of one.
+        config: sizes.
+        n_pages: pages of the cache; page 0 is for what is written and never read.
     """
 
-    def __init__(
-        self,
-        model: Moondream,
-        depth: int,
-        n_lanes: int,
-        n_pages: int,
-        page_size: int,
-        n_adapters: int = 0,
-        adapter_rank: int = 0,
-    ) -> None:
+    def __init__(self, model: Model, config: EngineConfig, n_pages: int) -> None:
+        limits, depth, rows = model.limits, config.depth, config.max_sequences
         self.model = model
-        self.pool = TokenPool(model, n_pages, page_size)
+        self.cache = CpuPagedCache(model, n_pages, config.page_size)
         device = model.device
         self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
-        self._state = torch.zeros(n_lanes, model.config.text.dim, dtype=model.dtype)
-        self._sampled = torch.zeros(depth, n_lanes, SAMPLED)
-        self._host = torch.zeros(depth, n_lanes, SAMPLED)
+        self._state = torch.zeros(rows, limits.dim, dtype=model.dtype)
+        self._sampled = torch.zeros(depth, rows, SAMPLED)
+        self._host = torch.zeros(depth, rows, SAMPLED)
         self._hidden: list[torch.Tensor | None] = [None] * depth
-        self._rows: list[torch.Tensor | None] = [None] * depth  # lanes and phases of the slot's step
+        self._rows: list[torch.Tensor | None] = [None] * depth  # batch slots and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
         self._threads = torch.get_num_threads()
-        self._few = _ALONE // sum(one.numel() for one in model.text.blocks.parameters())
-        self._fused = FusedText(model.text)
-        fuse(model.vision)
+        self._decoder = cpu_decoder(model)
+        self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
         self._plain = PlainSampling(model)
-        self._draws = Draws(depth, n_lanes, model.config.text.vocab_size, device)
-        self._adapter_room = n_adapters, adapter_rank
+        self._sampling_inputs = SamplingInputs(depth, rows, limits.vocab_size, device)
+        self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
 
     @property
@@ -85,58 +62,61 @@ class Executor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, view: NDArray[np.uint8]) -> Crops:
-        """Cut a picture (height, width, 3) uint8 RGB into crops; may be called by any thread."""
-        return Crops(*make_crops(view, self.model.config.vision))
+    def prepare(self, image: NDArray[np.uint8]) -> ImageCrops:
+        """Cut an image (height, width, 3) uint8 RGB into crops; may be called by any thread."""
+        return self.model.vision.make_crops(image)
 
-    def launch(self, slot: int, step: Step[Crops]) -> None:
+    def launch(self, slot: int, step: Step[ImageCrops]) -> None:
         """Put a step's forward on the compute stream."""
-        phases = [int(row.phase) for row in step.rows]
-        lanes = [row.answer.lane for row in step.rows]
-        rows = torch.tensor([lanes, phases])
-        longest = 1 if step.kind is StepKind.DECODE else max(len(row.answer.prompt) for row in step.rows)
-        length = longest + max(row.position for row in step.rows)  # of the longest sequence with what is fed now
-        table = torch.tensor(self._tables(step.rows, length))
-        positions = torch.tensor([row.position for row in step.rows]).unsqueeze(1)
-        slots = [row.answer.look.adapter_slot for row in step.rows]
+        phases = [int(row.phase) for row in step.sequences]
+        batch_slots = [row.sequence.batch_slot for row in step.sequences]
+        rows = torch.tensor([batch_slots, phases])
+        longest = 1 if step.kind is StepKind.DECODE else max(len(row.sequence.prompt) for row in step.sequences)
+        length = longest + max(row.position for row in step.sequences)  # of the longest sequence with what is fed now
+        table = torch.tensor(self._tables(step.sequences, length))
+        positions = torch.tensor([row.position for row in step.sequences]).unsqueeze(1)
+        slots = [row.sequence.request.adapter_slot for row in step.sequences]
         adapters = torch.tensor(slots) if any(slots) else None
         if step.kind is StepKind.DECODE:
 
             def forward() -> None:
                 self._rows[slot] = rows
-                self._share(len(positions))
-                x, cache = self._state[rows[0]].unsqueeze(1), TokenRows(self.pool, table, length)
+                self._use_threads(len(positions))
+                x, cache = self._state[rows[0]].unsqueeze(1), CpuPagedRows(self.cache, table, length)
                 hidden = self._text(adapters)(x, positions, cache, cache.before(positions))
                 self._hidden[slot] = hidden.squeeze(1)
         else:
             prompts = torch.tensor(
-                [[*row.answer.prompt, *[0] * (longest - len(row.answer.prompt))] for row in step.rows]
+                [[*row.sequence.prompt, *[0] * (longest - len(row.sequence.prompt))] for row in step.sequences]
             )
-            lengths = torch.tensor([len(row.answer.prompt) for row in step.rows])
-            prefixes = torch.tensor([list(look.pages) for look in step.looks])
-            look_slots = [look.adapter_slot for look in step.looks]
-            look_adapters = torch.tensor(look_slots) if any(look_slots) else None
+            lengths = torch.tensor([len(row.sequence.prompt) for row in step.sequences])
+            images = step.images
+            prefixes = torch.tensor([list(request.pages) for request in step.requests])
+            image_slots = [request.adapter_slot for request in step.requests]
+            image_adapters = torch.tensor(image_slots) if any(image_slots) else None
 
             def forward() -> None:
                 self._rows[slot] = rows
-                share_among(self._threads)
-                self._prefix(step.looks, prefixes, look_adapters)
-                self._share(len(positions) * longest)
-                at, cache = positions + torch.arange(longest), TokenRows(self.pool, table, length)
+                set_threads(self._threads)
+                self._write_prefixes(step.requests, images, prefixes, image_adapters)
+                self._use_threads(len(positions) * longest)
+                at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
                 hidden = self._text(adapters)(self.model.text.embed(prompts), at, cache, cache.before(at))
                 self._hidden[slot] = hidden[torch.arange(len(lengths)), lengths - 1]
 
         self._compute.run(torch.inference_mode()(forward))
 
-    def finalize(self, slot: int, step: Step[Crops]) -> None:
+    def finalize(self, slot: int, step: Step[ImageCrops]) -> None:
         """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
 
-        To be called once the step before is committed.
+        To be called once the step ahead is committed.
         """
-        present = {row.phase for row in step.rows}
-        count = len(step.rows)
-        draw = self._draws.send(slot, step, self._copy, self._compute) if Phase.TOKEN in present else likeliest
-        self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, draw)))
+        present = {row.phase for row in step.sequences}
+        count = len(step.sequences)
+        sampler = (
+            self._sampling_inputs.send(slot, step, self._copy, self._compute) if Phase.TOKEN in present else greedy
+        )
+        self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, sampler)))
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
@@ -145,71 +125,85 @@ class Executor:
         self._copy.run(copy)
         self._ready[slot] = self._copy.record()
 
-    def read(self, slot: int, step: Step[Crops]) -> list[tuple[float, float, float]]:
-        """Wait for a step's values, one triple a row.
+    def read(self, slot: int, step: Step[ImageCrops]) -> list[tuple[float, float, float]]:
+        """Wait for a step's values, one triple a sequence.
 
         Raises:
-            BaseException: whatever the step has raised.
+            BaseException: what any part of the step has raised.
         """
         ready = self._ready[slot]
         assert ready is not None
         ready.synchronize()
-        return [(a, b, c) for a, b, c in self._host[slot, : len(step.rows)].tolist()]
+        return [(a, b, c) for a, b, c in self._host[slot, : len(step.sequences)].tolist()]
+
+    def time_step(self, rows: int, position: int, repeats: int) -> list[float] | None:
+        """None: a CPU has no clock of its own."""
+        return None
+
+    def time_sampling(self, rows: int) -> float | None:
+        """None: the trace shows it by itself."""
+        return None
 
     def close(self) -> None:
         """End the streams."""
         self._compute.close()
         self._copy.close()
 
-    def _share(self, tokens: int) -> None:
-        """Let as many threads go on as are worth it for so many tokens, and the sampling behind them."""
-        share_among(1 if tokens <= self._few else self._threads)
+    def _use_threads(self, tokens: int) -> None:
+        """Use as many threads as pay off for so many tokens, and for the sampling behind them."""
+        set_threads(1 if tokens <= self._few_tokens else self._threads)
 
-    def _text(self, slots: torch.Tensor | None) -> FusedText | TextDecoder:
-        """The decoder for rows with adapters in the given slots."""
+    def _text(self, slots: torch.Tensor | None) -> FusedDecoder | TextDecoder:
+        """The decoder for sequences with adapters in the given slots."""
         if slots is None:
-            return self._fused
+            return self._decoder
         if self._bank is None:
             self._bank = AdapterBank(self.model.text, *self._adapter_room)
         return self._bank.text(slots)
 
-    def _prefix(self, looks: Sequence[Look[Crops]], pages: torch.Tensor, adapters: torch.Tensor | None) -> None:
-        """Look at pictures, and keep what was seen in their pages."""
-        model, text = self.model, self.model.text
-        tokens: list[torch.Tensor | None] = [None] * len(looks)
-        plain = [i for i, look in enumerate(looks) if look.image.tiling == (1, 1)]
-        if plain:  # the tower runs once over all pictures that are a single crop
-            pixels = torch.from_numpy(np.concatenate([looks[i].image.pixels[:1] for i in plain]))
-            features = model.vision.features(normalise(pixels, model.dtype))
-            for i, one in zip(plain, model.vision.project(features, features), strict=True):
+    def _write_prefixes(
+        self,
+        requests: abc.Sequence[ImageRequest[ImageCrops]],
+        images: abc.Sequence[ImageCrops],
+        pages: torch.Tensor,
+        adapters: torch.Tensor | None,
+    ) -> None:
+        """Encode images, and write the keys and values of their prefixes to their pages."""
+        model, vision, text = self.model, self.model.vision, self.model.text
+        tokens: list[torch.Tensor | None] = [None] * len(images)
+        single = [i for i, image in enumerate(images) if image.tiling == (1, 1)]
+        if single:  # the encoder runs once over all images that are a single crop
+            pixels = torch.from_numpy(np.concatenate([images[i].pixels[:1] for i in single]))
+            features = vision.features(vision.normalize(pixels))
+            for i, one in zip(single, vision.project(features, features), strict=True):
                 tokens[i] = one
-        for i, look in enumerate(looks):
+        for i, image in enumerate(images):
             if tokens[i] is None:
-                pixels = torch.from_numpy(look.image.pixels)
-                tokens[i] = model.vision(normalise(pixels, model.dtype), look.image.tiling)
-        bos = text.wte[model.config.tokenizer.bos_id].expand(len(looks), 1, -1)
+                features = vision.features(vision.normalize(torch.from_numpy(image.pixels)))
+                tokens[i] = vision.join(features, image.tiling)
+        bos = text.embed(torch.full((len(images), 1), model.limits.bos_id))
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
         decoder = self._text(adapters)
-        for look in looks:
-            if look.adapter is not None and self._bank is not None:
-                self._bank.fill(look.adapter_slot, look.adapter)
-        decoder.remember(x, TokenRows(self.pool, pages, x.shape[1]))
+        for request in requests:
+            if request.adapter is not None and self._bank is not None:
+                self._bank.fill(request.adapter_slot, request.adapter)
+        decoder.write_kv(x, CpuPagedRows(self.cache, pages, x.shape[1]))
 
-    def _sample(self, slot: int, present: set[Phase], draw: Draw) -> None:
+    def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
         hidden, rows = self._hidden[slot], self._rows[slot]
         assert hidden is not None
         assert rows is not None
-        lanes, phases = rows
+        batch_slots, phases = rows
         sampled = self._sampled[slot, : len(hidden)]
-        places, sizes = not present.isdisjoint({Phase.BEGIN, Phase.Y}), Phase.SIZE in present
-        if places or sizes:
-            self._plain.objects(hidden, phases, lanes, places, sizes, sampled, self._state)
+        coords, sizes = not present.isdisjoint({Phase.X_OR_EOS, Phase.Y}), Phase.SIZE in present
+        if coords or sizes:
+            self._plain.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if Phase.TOKEN in present:
-            take_tokens(self.model.text, draw(self._plain.logits(hidden)), phases, lanes, sampled, self._state)
+            take_tokens(self.model.text, sampler(self._plain.logits(hidden)), phases, batch_slots, sampled, self._state)
 
-    def _tables(self, rows: Sequence[Row[Crops]], length: int) -> list[list[int]]:
+    def _tables(self, rows: abc.Sequence[ScheduledSequence[ImageCrops]], length: int) -> list[list[int]]:
         """Pages of each row that hold `length` positions; page 0 where there is none."""
-        count = self.pool.pages_upto(length)
-        tables = [[*row.answer.look.pages, *row.answer.pages] for row in rows]
+        count = self.cache.pages_upto(length)
+        tables = [[*row.sequence.request.pages, *row.sequence.pages] for row in rows]
         return [[*table, *[0] * (count - len(table))][:count] for table in tables]

@@ -12,9 +12,9 @@ _MIB = 1 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next picture instead of giving it back to the kernel each time.
+    """Let glibc keep freed memory for the next image instead of giving it back to the kernel each time.
 
-    A tower's activations are blocks of some megabytes, taken and freed in the same order on every picture; mapped anew
+    A tower's activations are blocks of some megabytes, taken and freed in the same order on every image; mapped anew
     each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Does nothing elsewhere.
     """
     if sys.platform != "linux":
@@ -25,17 +25,17 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 256 * _MIB)
 
 
-def share_among(threads: int) -> None:
+def set_threads(threads: int) -> None:
     """Let so many threads work on each operation that the calling thread starts from now on; the others' stay as is.
 
-    `torch.set_num_threads` would tell every thread that comes after, too. Does nothing where torch has no OpenMP.
+    `torch.set_num_threads` would apply to every later thread, too. Does nothing where torch has no OpenMP.
     """
     import torch  # loads the OpenMP that it uses
 
-    tell = _omp_set_num_threads()
-    if tell is not None and torch.backends.openmp.is_available():
-        torch.get_num_threads()  # what torch itself tells a thread, it tells when it is first asked there
-        tell(threads)
+    set_omp = _omp_set_num_threads()
+    if set_omp is not None and torch.backends.openmp.is_available():
+        torch.get_num_threads()  # torch sets a thread's number when it is first asked there, and would undo ours
+        set_omp(threads)
 
 
 @functools.cache

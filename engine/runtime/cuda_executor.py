@@ -1,17 +1,18 @@
 """Runs steps on CUDA: every forward is a graph captured at the start, so that a step costs the host a launch or two.
 
-    compute stream, prefill   image tokens (`pictures`); image prefixes and prompts together → first samples
-    compute stream, decode    one graph: embeddings of the lanes → blocks → samples → next embeddings
+    compute stream, prefill   image tokens (`cuda_images`); image prefixes and prompts together → first samples
+    compute stream, decode    one graph: embeddings of the batch slots → blocks → samples → next embeddings
     copy stream               a slot's samples to the host, behind the event of the step that wrote them
 
-Page tables lie on the device from an answer's prefill on, so a decode step sends three numbers a row. Inputs on the
-device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's own.
-Steps with adapters run without graphs. The face is `cpu_executor.Executor`'s. Knows nothing of requests or results.
+Page tables lie on the device from a sequence's prefill on, so a decode step sends three numbers a sequence. Inputs on
+the device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's
+own. Steps with adapters run without graphs. Knows nothing of requests, names or results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
@@ -20,105 +21,88 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from saccade.engine import kernels
 from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.paged_cache import PagedPool
+from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import SAMPLED, PlainRunner, Runner, take_tokens
-from saccade.engine.model_loader import Progress
-from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.runtime.cuda_images import PICTURES, Graphs, Picture, PictureReader, bucket_of
+from saccade.engine.backends.select import cuda_runner
+from saccade.engine.config import EngineConfig
+from saccade.engine.models.protocol import Model
+from saccade.engine.phase import Phase
+from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES, CudaCrops, CudaImageEncoder, Graphs, bucket_of
 from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
-from saccade.engine.runtime.sampling_inputs import Draws, likeliest
-from saccade.engine.runtime.step_inputs import Numbers
-from saccade.engine.scheduling.output_state import Phase
-from saccade.engine.scheduling.scheduler import Look, Row, Step, StepKind
+from saccade.engine.runtime.executor import Progress
+from saccade.engine.runtime.sampling_inputs import SamplingInputs, greedy
+from saccade.engine.runtime.step_inputs import StepInputs
+from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence, Step, StepKind
 
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-TOKENS = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph
-_PLACES, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
-_KINDS = {Phase.BEGIN: _PLACES, Phase.Y: _PLACES, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT}
+DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
+PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph
+_COORDS, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
+_KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT}
 
 
 class _Slot:
     """A step's outputs, on the device and on the host, and the graphs that write them."""
 
-    def __init__(self, n_rows: int, vocab: int, device: torch.device) -> None:
-        self.sampled = torch.zeros(n_rows, SAMPLED, device=device)
-        self.logits = torch.zeros(n_rows, vocab, device=device)
-        self.host = torch.zeros(n_rows, SAMPLED, pin_memory=True)
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.sampled = torch.zeros(rows, SAMPLED, device=device)
+        self.logits = torch.zeros(rows, vocab, device=device)
+        self.host = torch.zeros(rows, SAMPLED, pin_memory=True)
         self.decode: Graphs = {}
         self.first: Graphs = {}
         self.ready: Event | None = None
 
 
-class GraphExecutor:
-    """One model on one CUDA device, with `depth` step slots. `prepare` may be called by any thread, the rest by one.
+class CudaExecutor:
+    """`executor.Executor` on one CUDA device.
 
     Args:
         model: the model.
-        depth: step slots.
-        n_lanes: most sequences at a time.
-        n_pages: pages of the pool; page 0 is for what is written and never read.
-        page_size: tokens of a page.
-        n_adapters: slots for adapters.
-        adapter_rank: largest rank of one.
+        config: sizes.
+        n_pages: pages of the cache; page 0 is for what is written and never read.
         texts: whether it is asked for text as well.
-        progress: told how the capture of the graphs goes.
+        progress: called while graphs are captured.
     """
 
     def __init__(
-        self,
-        model: Moondream,
-        depth: int,
-        n_lanes: int,
-        n_pages: int,
-        page_size: int,
-        n_adapters: int = 0,
-        adapter_rank: int = 0,
-        *,
-        texts: bool = True,
-        progress: Progress | None = None,
+        self, model: Model, config: EngineConfig, n_pages: int, *, texts: bool = True, progress: Progress | None = None
     ) -> None:
         self.model = model
-        self.pool = PagedPool(model, n_pages, page_size)
-        text, device = model.config.text, model.device
-        self._device, self._spare = device, n_lanes  # the lane of rows that only fill a bucket; its pages are page 0
-        self._rows = [rows for rows in ROWS if rows < n_lanes] + [n_lanes]
-        ours = kernels.available(device)
-        self._runner: Runner = PlainRunner(model, self.pool)
-        if ours:
-            from saccade.engine.backends import packed_runner as packed
-
-            if packed.fits(model):
-                self._runner = packed.PackedRunner(model, self.pool, max(TOKENS[-1], n_lanes))
-        self._reader = PictureReader(model, ours)
+        self.cache = PagedCache(model, n_pages, config.page_size)
+        limits, device, depth, rows = model.limits, model.device, config.depth, config.max_sequences
+        self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
+        self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
+        self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
+        self._images = CudaImageEncoder(model)
         self._compute, self._copy = CudaStream(device), CudaStream(device)
-        # Past the last prefix page a sequence has at most what is left of the context.
-        width = self.pool.prefix_pages + -(-(text.max_context - text.prefix_attn) // page_size)
-        self._steps = Numbers(depth, device, lanes=(n_lanes,), phases=(n_lanes,), positions=(n_lanes,))
-        self._asks = Numbers(
+        # Past the last prefix page a sequence has at most the rest of the context.
+        width = self.cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
+        self._steps = StepInputs(depth, device, batch_slots=(rows,), phases=(rows,), positions=(rows,))
+        self._prefills = StepInputs(
             depth,
             device,
-            prefixes=(PICTURES[-1], self.pool.prefix_pages),
-            ids=(TOKENS[-1],),
-            positions=(TOKENS[-1],),
-            owners=(TOKENS[-1],),
-            lasts=(n_lanes,),
-            lanes=(n_lanes,),
-            tables=(n_lanes, width),
+            prefixes=(IMAGE_BATCH_SIZES[-1], self.cache.prefix_pages),
+            ids=(PROMPT_TOKEN_SIZES[-1],),
+            positions=(PROMPT_TOKEN_SIZES[-1],),
+            owners=(PROMPT_TOKEN_SIZES[-1],),
+            lasts=(rows,),
+            batch_slots=(rows,),
+            tables=(rows, width),
         )
 
-        def kept(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
+        def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._tables = kept(n_lanes + 1, width, dtype=torch.int32)
-        self._state = kept(n_lanes + 1, text.dim)
-        self._last = kept(n_lanes, text.dim)  # hidden states at the ends of a prefill's prompts
-        self._slots = [_Slot(n_lanes, text.vocab_size if texts else 1, device) for _ in range(depth)]
-        self._draws = Draws(depth, n_lanes, text.vocab_size if texts else 1, device)
-        self._adapter_room = n_adapters, adapter_rank
+        self._bos = torch.full((1, 1), limits.bos_id, device=device)
+        self._tables = buffer(rows + 1, width, dtype=torch.int32)
+        self._state = buffer(rows + 1, limits.dim)
+        self._last = buffer(rows, limits.dim)  # hidden states at the ends of a prefill's prompts
+        vocab = limits.vocab_size if texts else 1
+        self._slots = [_Slot(rows, vocab, device) for _ in range(depth)]
+        self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
+        self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
-        self._looks: Graphs = {}
+        self._prefill_graphs: Graphs = {}
         self._memory = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(device)  # weights and buffers come from other streams
         self._capture_all(texts, progress)
@@ -128,35 +112,35 @@ class GraphExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, view: NDArray[np.uint8]) -> Picture:
-        """See `PictureReader.prepare`."""
-        return self._reader.prepare(view)
+    def prepare(self, image: NDArray[np.uint8]) -> CudaCrops:
+        """See `CudaImageEncoder.prepare`."""
+        return self._images.prepare(image)
 
     # ---- a step
 
-    def launch(self, slot: int, step: Step[Picture]) -> None:
-        """Put a step's forward and its plain sampling on the compute stream."""
+    def launch(self, slot: int, step: Step[CudaCrops]) -> None:
+        """Put a step's forward and its greedy sampling on the compute stream."""
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
         with torch.inference_mode():
             self._compute.run(partial(work, slot, step))
 
-    def finalize(self, slot: int, step: Step[Picture]) -> None:
-        """Draw what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
+    def finalize(self, slot: int, step: Step[CudaCrops]) -> None:
+        """Sample what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
 
-        To be called once the step before is committed.
+        To be called once the step ahead is committed.
         """
-        held, count = self._slots[slot], len(step.rows)
-        if any(row.phase is Phase.TOKEN for row in step.rows):
-            draw = self._draws.send(slot, step, self._copy, self._compute)
-            if draw is not likeliest:
+        held, count = self._slots[slot], len(step.sequences)
+        if any(row.phase is Phase.TOKEN for row in step.sequences):
+            sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
+            if sampler is not greedy:
 
-                def drawn() -> None:
-                    lanes, phases = self._sent(count)
-                    token = draw(held.logits[:count])
-                    take_tokens(self.model.text, token, phases, lanes, held.sampled[:count], self._state)
+                def sample() -> None:
+                    batch_slots, phases = self._sent(count)
+                    token = sampler(held.logits[:count])
+                    take_tokens(self.model.text, token, phases, batch_slots, held.sampled[:count], self._state)
 
                 with torch.inference_mode():
-                    self._compute.run(drawn)
+                    self._compute.run(sample)
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
@@ -165,50 +149,51 @@ class GraphExecutor:
         self._copy.run(copy)
         held.ready = self._copy.record()
 
-    def read(self, slot: int, step: Step[Picture]) -> list[tuple[float, float, float]]:
-        """Wait for a step's values, one triple a row.
+    def read(self, slot: int, step: Step[CudaCrops]) -> list[tuple[float, float, float]]:
+        """Wait for a step's values, one triple a sequence.
 
         Raises:
-            BaseException: whatever the step has raised.
+            BaseException: what any part of the step has raised.
         """
         held = self._slots[slot]
         assert held.ready is not None
         held.ready.synchronize()
-        return [(a, b, c) for a, b, c in held.host[: len(step.rows)].tolist()]
+        return [(a, b, c) for a, b, c in held.host[: len(step.sequences)].tolist()]
 
     def close(self) -> None:
-        """Wait for what is on the streams."""
-        for part in (self._reader, self._compute, self._copy):
+        """Wait for the work on the streams."""
+        for part in (self._images, self._compute, self._copy):
             part.close()
 
     # ---- what a step costs
 
     @torch.inference_mode()
-    def time_step(self, rows: int, position: int, repeats: int = 100) -> list[float]:
-        """Seconds of the GPU's clock of decode steps that sample places, while nothing else runs.
+    def time_step(self, rows: int, position: int, repeats: int) -> list[float]:
+        """Seconds on the GPU's clock of decode steps that sample coordinates, while nothing else runs.
 
         Args:
             rows: sequences, with pages of their own as far as there are any.
-            position: where each goes on.
-            repeats: how many steps to time.
+            position: where each continues.
+            repeats: steps to time.
         """
-        bucket = bucket_of(self._rows, rows)
-        own = -(-(position + 1 + self.pool.gap) // self.pool.page_size)
-        pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.pool.n_pages - 1) + 1
+        bucket = bucket_of(self._batch_sizes, rows)
+        own = -(-(position + 1 + self.cache.gap) // self.cache.page_size)
+        pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.cache.n_pages - 1) + 1
         self._tables[:bucket, :own] = pages.view(bucket, own)
         device = self._steps.device
-        device["lanes"][:bucket] = torch.arange(bucket, device=self._device)
-        device["phases"].fill_(Phase.BEGIN)
+        device["batch_slots"][:bucket] = torch.arange(bucket, device=self._device)
+        device["phases"].fill_(Phase.X_OR_EOS)
         device["positions"].fill_(position)
-        times = self._timed(self._slots[0].decode[bucket, _PLACES], repeats)
+        times = self._timed(self._slots[0].decode[bucket, _COORDS], repeats)
         self._tables.zero_()
         return times
 
-    def time_sampling(self, rows: int, repeats: int = 100) -> float:
-        """Median seconds of the GPU's clock of a step's sampling of places, while nothing else runs."""
-        self._steps.device["lanes"].fill_(self._spare)
-        self._steps.device["phases"].fill_(Phase.BEGIN)
-        return float(np.median(self._timed(self._slots[0].first[bucket_of(self._rows, rows), _PLACES], repeats)))
+    def time_sampling(self, rows: int) -> float:
+        """Median seconds on the GPU's clock of a step's sampling of coordinates, while nothing else runs."""
+        self._steps.device["batch_slots"].fill_(self._spare)
+        self._steps.device["phases"].fill_(Phase.X_OR_EOS)
+        graph = self._slots[0].first[bucket_of(self._batch_sizes, rows), _COORDS]
+        return float(np.median(self._timed(graph, repeats=100)))
 
     def _timed(self, graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
         torch.cuda.synchronize(self._device)
@@ -225,135 +210,144 @@ class GraphExecutor:
 
     # ---- decode
 
-    def _decode(self, slot: int, step: Step[Picture]) -> None:
-        kind = _kind_of(step.rows)
-        adapters = [row.answer.look.adapter_slot for row in step.rows]
+    def _decode(self, slot: int, step: Step[CudaCrops]) -> None:
+        rows, kind = step.sequences, _kind_of(step.sequences)
+        adapters = [row.sequence.request.adapter_slot for row in rows]
         if any(adapters):
-            self._send(slot, step.rows, len(step.rows))
-            runner = self._adapted(adapters)
-            return self._step(self._slots[slot], len(step.rows), kind, runner)
-        bucket = bucket_of(self._rows, len(step.rows))
-        self._send(slot, step.rows, bucket)
+            self._send(slot, rows, len(rows))
+            self._decode_step(self._slots[slot], len(rows), kind, self._adapted(adapters))
+            return
+        bucket = bucket_of(self._batch_sizes, len(rows))
+        self._send(slot, rows, bucket)
         self._slots[slot].decode[bucket, kind].replay()
-        return None
 
-    def _send(self, slot: int, rows: Sequence[Row[Picture]], bucket: int) -> None:
-        """Lanes, phases and positions to the device; rows that fill the bucket go to the spare lane."""
+    def _send(self, slot: int, rows: abc.Sequence[ScheduledSequence[CudaCrops]], bucket: int) -> None:
+        """Batch slots, phases and positions to the device; rows that fill the bucket go to the spare slot."""
         host, count = self._steps.host[slot], len(rows)
-        host["lanes"][:count] = [row.answer.lane for row in rows]
+        host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
         host["phases"][:count] = [row.phase for row in rows]
         host["positions"][:count] = [row.position for row in rows]
-        host["lanes"][count:bucket] = self._spare
-        host["phases"][count:bucket] = Phase.BEGIN
-        host["positions"][count:bucket] = self.pool.prefix_length
+        host["batch_slots"][count:bucket] = self._spare
+        host["phases"][count:bucket] = Phase.X_OR_EOS
+        host["positions"][count:bucket] = self.cache.prefix_length
         self._steps.send(slot)
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._steps.device["lanes"][:rows], self._steps.device["phases"][:rows]
+        return self._steps.device["batch_slots"][:rows], self._steps.device["phases"][:rows]
 
-    def _step(self, slot: _Slot, rows: int, kind: int, runner: Runner) -> None:
-        lanes, phases = self._sent(rows)
-        positions = self._steps.device["positions"][:rows]
-        hidden = runner.rows(F.embedding(lanes, self._state), positions, lanes, self._tables, together=False)
-        self._sample(slot, hidden, lanes, phases, kind)
+    def _decode_step(self, slot: _Slot, rows: int, kind: int, runner: Runner) -> None:
+        batch_slots, phases = self._sent(rows)
+        x, positions = F.embedding(batch_slots, self._state), self._steps.device["positions"][:rows]
+        hidden = runner.forward_tokens(x, positions, batch_slots, self._tables, together=False)
+        self._sample(slot, hidden, batch_slots, phases, kind)
 
-    def _sample(self, slot: _Slot, hidden: torch.Tensor, lanes: torch.Tensor, phases: torch.Tensor, kind: int) -> None:
-        count = len(hidden)
-        places, sizes = bool(kind & _PLACES), bool(kind & _SIZES)
-        if places or sizes:
-            self._runner.objects(hidden, phases, lanes, places, sizes, slot.sampled[:count], self._state)
+    def _sample(
+        self, slot: _Slot, hidden: torch.Tensor, batch_slots: torch.Tensor, phases: torch.Tensor, kind: int
+    ) -> None:
+        sampled = slot.sampled[: len(hidden)]
+        coords, sizes = bool(kind & _COORDS), bool(kind & _SIZES)
+        if coords or sizes:
+            self._runner.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if kind & _TEXT:
-            logits = slot.logits[:count].copy_(self._runner.logits(hidden))
-            take_tokens(self.model.text, likeliest(logits), phases, lanes, slot.sampled[:count], self._state)
+            logits = slot.logits[: len(hidden)].copy_(self._runner.logits(hidden))
+            take_tokens(self.model.text, greedy(logits), phases, batch_slots, sampled, self._state)
 
     # ---- prefill
 
-    def _prefill(self, slot: int, step: Step[Picture]) -> None:
-        looks, rows = step.looks, step.rows
-        # Keeps the device busy for milliseconds, in which the rest is put together. Looks keep their pictures until the
-        # step is committed.
-        self._reader.look([look.image for look in looks], self._compute.stream)
-        host = self._asks.host[slot]
+    def _prefill(self, slot: int, step: Step[CudaCrops]) -> None:
+        requests, rows = step.requests, step.sequences
+        # Keeps the device busy for milliseconds, in which the rest is put together.
+        self._images.encode(step.images, self._compute.stream)
+        host = self._prefills.host[slot]
         for name in ("prefixes", "lasts", "tables"):
             host[name].fill(0)
-        host["lanes"].fill(self._spare)
-        for number, look in enumerate(looks):
-            host["prefixes"][number] = look.pages
-        ids = list(chain.from_iterable(row.answer.prompt for row in rows))
-        owners = [row.answer.lane for row in rows for _ in row.answer.prompt]
-        positions = [row.position + i for row in rows for i in range(len(row.answer.prompt))]
-        host["lasts"][: len(rows)] = np.cumsum([len(row.answer.prompt) for row in rows]) - 1
-        host["lanes"][: len(rows)] = [row.answer.lane for row in rows]
+        host["batch_slots"].fill(self._spare)
+        for number, request in enumerate(requests):
+            host["prefixes"][number] = request.pages
+        ids = list(chain.from_iterable(row.sequence.prompt for row in rows))
+        owners = [row.sequence.batch_slot for row in rows for _ in row.sequence.prompt]
+        positions = [row.position + i for row in rows for i in range(len(row.sequence.prompt))]
+        host["lasts"][: len(rows)] = np.cumsum([len(row.sequence.prompt) for row in rows]) - 1
+        host["batch_slots"][: len(rows)] = [row.sequence.batch_slot for row in rows]
         for number, row in enumerate(rows):
-            pages = (*row.answer.look.pages, *row.answer.pages)
+            pages = (*row.sequence.request.pages, *row.sequence.pages)
             host["tables"][number, : len(pages)] = pages
-        bucket, count = next((tokens for tokens in TOKENS if tokens >= len(ids)), None), len(ids)
-        adapted = any(look.adapter_slot for look in looks)
+        bucket, count = next((size for size in PROMPT_TOKEN_SIZES if size >= len(ids)), None), len(ids)
+        adapted = any(request.adapter_slot for request in requests)
         if bucket is not None:
             host["ids"][:count], host["ids"][count:bucket] = ids, 0
-            host["positions"][:count], host["positions"][count:bucket] = positions, self.pool.prefix_length
+            host["positions"][:count], host["positions"][count:bucket] = positions, self.cache.prefix_length
             host["owners"][:count], host["owners"][count:bucket] = owners, self._spare
-        self._asks.send(slot)
+        self._prefills.send(slot)
         if bucket is None or adapted:
-            self._ask(looks, rows, self._upload([ids, positions, owners]), adapted)
+            self._prefill_without_graph(requests, rows, self._upload([ids, positions, owners]), adapted)
         else:
-            self._looks[bucket_of(PICTURES, len(looks)), bucket].replay()
-        whole, kind = bucket_of(self._rows, len(rows)), _kind_of(rows)
+            self._prefill_graphs[bucket_of(IMAGE_BATCH_SIZES, len(requests)), bucket].replay()
+        whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(rows)
         self._send(slot, rows, whole)
         self._slots[slot].first[whole, kind].replay()
 
-    def _ask(
-        self, looks: Sequence[Look[Picture]], rows: Sequence[Row[Picture]], sent: torch.Tensor, adapted: bool
+    def _prefill_without_graph(
+        self,
+        requests: abc.Sequence[ImageRequest[CudaCrops]],
+        rows: abc.Sequence[ScheduledSequence[CudaCrops]],
+        sent: torch.Tensor,
+        adapted: bool,
     ) -> None:
-        """What `_looks` do, without a graph: for long prompts, and for adapters."""
+        """What `_prefill_graphs` do, for long prompts and for adapters."""
         ids, positions, owners = sent
-        self._keep_tables()
-        images, prefixes = self._prefixes(len(looks))
-        looking = self._adapted([look.adapter_slot for look in looks]) if adapted else self._runner
-        for look in looks:
-            if look.adapter is not None and self._bank is not None:
-                self._bank.fill(look.adapter_slot, look.adapter)
-        looking.look(images, prefixes, None, positions, owners, self._tables)
-        slots = [row.answer.look.adapter_slot for row in rows for _ in row.answer.prompt]
-        asking = self._adapted(slots) if adapted else self._runner
-        hidden = asking.rows(self.model.text.embed(ids), positions, owners, self._tables, together=True)
-        self._last.copy_(F.embedding(self._asks.device["lasts"], hidden))
+        self._write_tables()
+        images, prefixes = self._prefixes(len(requests))
+        runner = self._adapted([request.adapter_slot for request in requests]) if adapted else self._runner
+        for request in requests:
+            if request.adapter is not None and self._bank is not None:
+                self._bank.fill(request.adapter_slot, request.adapter)
+        runner.prefill(images, prefixes, None, positions, owners, self._tables)
+        slots = [row.sequence.request.adapter_slot for row in rows for _ in row.sequence.prompt]
+        runner = self._adapted(slots) if adapted else self._runner
+        x = self.model.text.embed(ids)
+        hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
+        self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
 
-    def _keep_tables(self) -> None:
-        self._tables.index_copy_(0, self._asks.device["lanes"].long(), self._asks.device["tables"])
+    def _write_tables(self) -> None:
+        device = self._prefills.device
+        self._tables.index_copy_(0, device["batch_slots"].long(), device["tables"])
 
     def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings of the first n pictures, bos first, and their pages."""
-        bos = self.model.text.wte[self.model.config.tokenizer.bos_id].expand(n, 1, -1)
-        return torch.cat([bos, self._reader.images[:n]], dim=1), self._asks.device["prefixes"][:n]
+        """Embeddings of the first n images, bos first, and their pages."""
+        bos = self.model.text.embed(self._bos).expand(n, 1, -1)
+        return torch.cat([bos, self._images.tokens[:n]], dim=1), self._prefills.device["prefixes"][:n]
 
     def _adapted(self, slots: list[int]) -> PlainRunner:
         """A runner for rows with adapters in the given slots, to be used before the next one is made."""
         if self._bank is None:
             self._bank = AdapterBank(self.model.text, *self._adapter_room)
-        return PlainRunner(self.model, self.pool, self._bank.text(self._upload(slots).long()))
+        return PlainRunner(self.model, self.cache, self._bank.text(self._upload(slots).long()))
 
     # ---- what is captured
 
     @torch.inference_mode()
     def _capture_all(self, texts: bool, progress: Progress | None) -> None:
-        kinds = [_PLACES, _SIZES, _PLACES | _SIZES]
-        firsts = [_PLACES]
+        kinds = [_COORDS, _SIZES, _COORDS | _SIZES]
+        firsts = [_COORDS]
         if texts:
-            firsts += [_TEXT, _TEXT | _PLACES]
-            kinds += [_TEXT, _TEXT | _PLACES, _TEXT | _SIZES, _TEXT | _PLACES | _SIZES]
-        jobs = self._reader.jobs()
-        for n in PICTURES:
-            jobs += [(self._looks, (n, tokens), partial(self._read, n, tokens)) for tokens in TOKENS]
+            firsts += [_TEXT, _TEXT | _COORDS]
+            kinds += [_TEXT, _TEXT | _COORDS, _TEXT | _SIZES, _TEXT | _COORDS | _SIZES]
+        jobs = self._images.capture_jobs()
+        for n in IMAGE_BATCH_SIZES:
+            for tokens in PROMPT_TOKEN_SIZES:
+                jobs.append((self._prefill_graphs, (n, tokens), partial(self._prefill_step, n, tokens)))
         for slot in self._slots:
-            for n in self._rows:
-                jobs += [(slot.decode, (n, kind), partial(self._step, slot, n, kind, self._runner)) for kind in kinds]
-                jobs += [(slot.first, (n, kind), partial(self._begin, slot, n, kind)) for kind in firsts]
-        # Rehearsals write where nobody reads.
-        self._steps.device["lanes"].fill_(self._spare)
-        self._steps.device["positions"].fill_(self.pool.prefix_length)
-        for name, value in (("owners", self._spare), ("lanes", self._spare), ("positions", self.pool.prefix_length)):
-            self._asks.device[name].fill_(value)
+            for n in self._batch_sizes:
+                for kind in kinds:
+                    jobs.append((slot.decode, (n, kind), partial(self._decode_step, slot, n, kind, self._runner)))
+                jobs += [(slot.first, (n, kind), partial(self._first_samples, slot, n, kind)) for kind in firsts]
+        # Warm-up runs write to pages and slots that are never read.
+        self._steps.device["batch_slots"].fill_(self._spare)
+        self._steps.device["positions"].fill_(self.cache.prefix_length)
+        unused = {"owners": self._spare, "batch_slots": self._spare, "positions": self.cache.prefix_length}
+        for name, value in unused.items():
+            self._prefills.device[name].fill_(value)
         torch.cuda.synchronize(self._device)
         for done, (graphs, key, work) in enumerate(jobs, start=1):
             graphs[key] = self._captured(work)
@@ -371,24 +365,24 @@ class GraphExecutor:
             graph.capture_end()
         return graph
 
-    def _read(self, n: int, tokens: int) -> None:
-        asks = self._asks.device
-        self._keep_tables()
+    def _prefill_step(self, n: int, tokens: int) -> None:
+        inputs = self._prefills.device
+        self._write_tables()
         images, prefixes = self._prefixes(n)
-        x = self.model.text.embed(asks["ids"][:tokens])
-        positions, owners = asks["positions"][:tokens], asks["owners"][:tokens]
-        hidden = self._runner.look(images, prefixes, x, positions, owners, self._tables)
+        x = self.model.text.embed(inputs["ids"][:tokens])
+        positions, owners = inputs["positions"][:tokens], inputs["owners"][:tokens]
+        hidden = self._runner.prefill(images, prefixes, x, positions, owners, self._tables)
         assert hidden is not None
-        self._last.copy_(F.embedding(asks["lasts"], hidden))
+        self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
-    def _begin(self, slot: _Slot, rows: int, kind: int) -> None:
+    def _first_samples(self, slot: _Slot, rows: int, kind: int) -> None:
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _upload(self, values: object) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(self._device, non_blocking=True)
 
 
-def _kind_of(rows: Sequence[Row[Picture]]) -> int:
+def _kind_of(rows: abc.Sequence[ScheduledSequence[CudaCrops]]) -> int:
     kind = 0
     for row in rows:
         kind |= _KINDS[row.phase]

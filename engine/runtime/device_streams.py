@@ -1,7 +1,7 @@
-"""Streams and events, on CUDA and on the CPU alike: work that runs in order, beside the thread that asks for it.
+"""Streams and events, on CUDA and on the CPU alike: work that runs in order, beside the thread that submits it.
 
-On the CPU a stream is one worker thread that runs what it is given, in order, and an event is an event: overlap, order
-and mistakes in either are as real there as on a GPU. Knows nothing of models.
+On the CPU a stream is one worker thread that runs its work in order, and an event is an event: overlap and order are as
+real there as on a GPU, and so are mistakes in them. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Event(Protocol):
 
 
 class Watcher(Protocol):
-    """Told when work on a stream has run."""
+    """Notified when work on a stream has run."""
 
     def about(self) -> Any:
-        """What the work is that is being given to the stream; asked in the thread that gives it."""
+        """What the work is that is being submitted; called in the submitting thread."""
         ...
 
     def ran(self, about: Any, start: float, end: float) -> None:
-        """It has run, from `start` to `end` in seconds of `time.perf_counter`. Told in the stream's order."""
+        """It has run, from `start` to `end` in seconds of `time.perf_counter`. Called in the stream's order."""
         ...
 
 
@@ -47,7 +47,7 @@ class Stream(Protocol):
         """Put work on the stream; does not wait for it.
 
         Raises:
-            BaseException: what the work has raised, if it was run here; else its event tells.
+            BaseException: what the work has raised, if it was run here; else its event raises it.
         """
         ...
 
@@ -60,11 +60,11 @@ class Stream(Protocol):
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Tell somebody, or nobody any more, of the work given from now on."""
+        """Notify a watcher, or none any more, of the work submitted from now on."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:
-        """Tell the watcher what there is to tell by now, or of all that was given; any thread may call this."""
+        """Notify the watcher of what has run by now, or wait for all that was submitted; any thread may call this."""
         ...
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class CpuStream:
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Put work on the stream; what it raises is told by the next event, and what follows until there is skipped."""
+        """Put work on the stream; what it raises is raised by the next event, and the work up to there is skipped."""
         watcher = self._watcher
         self._work.put(work if watcher is None else _watched(work, watcher))
 
@@ -112,7 +112,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Let work given from now on begin only after the event; the error it tells of becomes this stream's."""
+        """Let work given from now on begin only after the event; its error becomes this stream's."""
 
         def wait() -> None:
             try:
@@ -123,11 +123,11 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Tell somebody, or nobody any more, of the work given from now on; it is told by the worker."""
+        """Notify a watcher, or none any more, of the work submitted from now on, in the worker's thread."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """Wait for the work given, if that is wanted; what has run has been told of."""
+        """Wait for the work submitted, if asked to; the watcher knows of what has run."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))
@@ -144,7 +144,7 @@ class CpuStream:
             if self._error is None or getattr(work, "always", False):
                 try:
                     work()
-                except BaseException as error:  # it belongs to whoever waits for the event
+                except BaseException as error:  # it is raised where the event is waited for
                     self._error = error
 
 
@@ -195,7 +195,7 @@ class _CudaTimer:
         self._pending.append((about, start, end))
 
     def settle(self, *, wait: bool) -> None:
-        """Tell of all that has run, or wait until all has."""
+        """Notify of all that has run, or wait until all has."""
         with self._lock:
             while self._pending:
                 about, start, end = self._pending[0]
@@ -257,11 +257,11 @@ class CudaStream:
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Tell somebody, or nobody any more, of the work given from now on."""
+        """Notify a watcher, or none any more, of the work submitted from now on."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Tell the watcher of what has run by now, or of all that was given."""
+        """Notify the watcher of what has run by now, or wait for all that was submitted."""
         timer = self._timer
         if timer is not None:
             timer.settle(wait=wait)

@@ -1,6 +1,6 @@
-"""How the engine is doing: counted all the time, readable from any thread, and drawn into a trace while there is one.
+"""Counters of the engine, readable from any thread, and spans for a trace while one is recorded.
 
-The loop says what it is doing; the streams say when it was done. Knows nothing of requests or models.
+The step loop reports what it is doing; the streams report when it was done. Knows nothing of requests or models.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _NOTHING = nullcontext()
 
 
 @dataclass(slots=True, eq=False)
-class Doing:
-    """A part of a step: what, of which step (numbered from 1), its kind and rows, and how often the loop had rested."""
+class StepPart:
+    """A part of a step: its name, the step's number, kind and sequences, and how often the loop had been idle."""
 
     name: str
     step: int
     kind: str
-    rows: int
+    sequences: int
     rests: int
 
     @property
     def args(self) -> Mapping[str, object]:
-        """What a span tells of it."""
-        return {"step": self.step, "kind": self.kind, "rows": self.rows}
+        """Arguments of its span."""
+        return {"step": self.step, "kind": self.kind, "rows": self.sequences}
 
 
 class Track:
-    """What one stream has done. It is told in the stream's order, by one thread at a time.
+    """What one stream has done. Called in the stream's order, by one thread at a time.
 
     Attributes:
         busy_s: seconds that its work took.
-        bubble_s: seconds that it had nothing to do though the engine had work.
+        bubble_s: seconds in which it was idle although the engine had work.
     """
 
     __slots__ = ("_monitor", "_name", "_rests", "_until", "bubble_s", "busy_s")
@@ -52,11 +52,11 @@ class Track:
         self.busy_s = self.bubble_s = self._until = 0.0
         self._rests = -1
 
-    def about(self) -> Doing:
+    def about(self) -> StepPart:
         """What is being put on the stream."""
         return self._monitor.doing
 
-    def ran(self, about: Doing, start: float, end: float) -> None:
+    def ran(self, about: StepPart, start: float, end: float) -> None:
         """Note that it has run, on the host's clock."""
         if about.rests == self._rests:
             self.bubble_s += max(0.0, start - self._until)
@@ -69,29 +69,29 @@ class Track:
 
 
 class Monitor:
-    """Counts of one loop, which alone writes them except where it is said; anybody may read.
+    """Counts of one loop, which alone writes them except where stated; any thread may read.
 
     Attributes:
         doing: the part of a step that is being put on the streams.
-        trace: where everything is drawn, while somebody wants it.
+        trace: where spans are recorded, while there is one.
         idle_s: seconds that the loop has waited for work.
     """
 
     def __init__(self) -> None:
         self.trace: Trace | None = None
         self.steps = dict.fromkeys(StepKind, 0)
-        self.rows = dict.fromkeys(StepKind, 0)
+        self.sequences = dict.fromkeys(StepKind, 0)
         self.idle_s = 0.0
-        self.doing = self._reading = Doing("", 0, "", 0, 0)
+        self.doing = self._reading = StepPart("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
         self._lock = threading.Lock()
         self._rests = 0
         self._compute = Track("compute", self)
         self._streams: Mapping[str, Stream] = {}
-        self._listening = False
+        self._watching = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Listen to the stream 'compute' once somebody reads the counts, and to the others while a trace is drawn.
+        """Watch the stream 'compute' once the counters are read, and the others while a trace is recorded.
 
         On a GPU, to time what is launched takes as long as to launch some of it.
         """
@@ -99,17 +99,17 @@ class Monitor:
 
     @contextmanager
     def tracing(self) -> Iterator[Trace]:
-        """Draw a trace until the end of the block.
+        """Record a trace until the end of the block.
 
         Raises:
-            RuntimeError: if one is being drawn already.
+            RuntimeError: if one is being recorded already.
         """
         if self.trace is not None:
             raise RuntimeError("the engine is being traced already")
         with self._lock:
             for name, stream in self._streams.items():  # anew, so that their clocks agree with the host's
                 stream.watch(self._compute if name == "compute" else Track(name, self))
-            self._listening = True
+            self._watching = True
         self.trace = trace = Trace()
         try:
             yield trace
@@ -133,76 +133,76 @@ class Monitor:
     def launching(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The next step's forward is put on the streams; returns a block to do it in."""
         self.steps[step.kind] += 1
-        self.rows[step.kind] += len(step.rows)
-        self.doing = Doing(step.kind, step.number, step.kind, len(step.rows), self._rests)
+        self.sequences[step.kind] += len(step.sequences)
+        self.doing = StepPart(step.kind, step.number, step.kind, len(step.sequences), self._rests)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The same for its sampling and its copy to the host."""
-        self.doing = Doing("sample", step.number, step.kind, len(step.rows), self._rests)
+        self.doing = StepPart("sample", step.number, step.kind, len(step.sequences), self._rests)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """The oldest step is read and handed out."""
+        """The oldest step is read and committed."""
         if self.trace is None:
             return _NOTHING
-        self._reading = Doing("commit", step.number, step.kind, len(step.rows), self._rests)
+        self._reading = StepPart("commit", step.number, step.kind, len(step.sequences), self._rests)
         return self.span("commit", self._reading)
 
     def waiting(self) -> AbstractContextManager[object]:
         """The part of that in which the host only waits for the device."""
         return self.span("wait", self._reading)
 
-    def span(self, name: str, doing: Doing | None = None) -> AbstractContextManager[object]:
+    def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
         """A block that the host thread spends on something."""
         return _NOTHING if self.trace is None else _HostSpan(self.trace, name, doing)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[tuple[int, Step[Any]]]) -> None:
-        """Note the numbers that a trace shows as curves; `flying` are the steps in flight."""
+        """Record the numbers that a trace shows as curves; `flying` are the steps in flight."""
         if self.trace is not None:
-            self.trace.count("rows in flight", sum(len(step.rows) for _, step in flying))
-            self.trace.count("looks waiting", scheduler.waiting)
+            self.trace.count("sequences in flight", sum(len(step.sequences) for _, step in flying))
+            self.trace.count("images waiting", scheduler.waiting)
             self.trace.count("free pages", scheduler.pool.n_free)
 
     def ended(self, how: Outcome) -> None:
-        """A request is over. Any thread may tell."""
+        """Count a request that is over. Any thread may call this."""
         with self._lock:
             self._requests[how] += 1
 
     def counters(self, scheduler: Scheduler[Any]) -> dict[str, float]:
-        """All counts; those that only ever grow end in `_total`. What streams do is counted from the first call on."""
+        """All counts; those that only ever grow end in `_total`. Streams are timed from the first call on."""
         compute = self._streams.get("compute")
         if compute is not None:
             with self._lock:
-                if not self._listening:
+                if not self._watching:
                     compute.watch(self._compute)
-                self._listening = True
+                self._watching = True
             compute.settle()
         decode, track = self.steps[StepKind.DECODE], self._compute
-        told: dict[str, float] = {}
+        counts: dict[str, float] = {}
         for kind in StepKind:
-            told[f"steps_{kind}_total"] = self.steps[kind]
-            told[f"rows_{kind}_total"] = self.rows[kind]
+            counts[f"steps_{kind}_total"] = self.steps[kind]
+            counts[f"sequences_{kind}_total"] = self.sequences[kind]
         for how, count in self._requests.items():
-            told[f"requests_{how}_total"] = count
-        told["zombies_total"] = scheduler.zombies
-        told["looks_waiting"] = scheduler.waiting
-        told["sequences_decoding"] = scheduler.decoding
-        told["lanes_used"] = scheduler.lanes_used
-        told["pages_used"] = scheduler.pages_used
-        told["pages_capacity"] = scheduler.pages_total
-        told["mean_batch_size"] = self.rows[StepKind.DECODE] / decode if decode else 0.0
-        told["idle_seconds_total"] = self.idle_s
-        told["busy_seconds_total"] = track.busy_s
-        told["bubble_seconds_total"] = track.bubble_s
-        told["bubble"] = track.bubble_s / (track.busy_s + track.bubble_s) if track.busy_s else 0.0
-        return told
+            counts[f"requests_{how}_total"] = count
+        counts["zombies_total"] = scheduler.zombies
+        counts["images_waiting"] = scheduler.waiting
+        counts["sequences_decoding"] = scheduler.decoding
+        counts["batch_slots_used"] = scheduler.batch_slots_used
+        counts["pages_used"] = scheduler.pages_used
+        counts["pages_capacity"] = scheduler.pages_total
+        counts["mean_batch_size"] = self.sequences[StepKind.DECODE] / decode if decode else 0.0
+        counts["idle_seconds_total"] = self.idle_s
+        counts["busy_seconds_total"] = track.busy_s
+        counts["bubble_seconds_total"] = track.bubble_s
+        counts["bubble"] = track.bubble_s / (track.busy_s + track.bubble_s) if track.busy_s else 0.0
+        return counts
 
 
 class _HostSpan:
     __slots__ = ("_args", "_name", "_start", "_trace")
 
-    def __init__(self, trace: Trace, name: str, doing: Doing | None) -> None:
+    def __init__(self, trace: Trace, name: str, doing: StepPart | None) -> None:
         self._trace, self._name = trace, name
         self._args = {} if doing is None else doing.args
 

@@ -1,7 +1,7 @@
-"""Drawing the next token of many rows at once, on any device, with nothing to wait for.
+"""Sampling the next token of many rows at once, on any device, without synchronizing.
 
-The noise is counted, not drawn from a generator: it is a hash of a request's seed, the step and the token, so what a
-request is told depends neither on what shares its batch nor on how far ahead it was launched. Knows tensors only.
+The noise is counter-based, not drawn from a generator: it is a hash of a request's seed, the step and the token, so an
+answer depends neither on what shares its batch nor on how early it was launched. Knows tensors only.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def sample(
     step: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw a token for each row: the likeliest where the temperature is 0, else by Gumbel-max (exact, one argmax).
+    """Sample a token for each row: the most likely one at temperature 0, else by Gumbel-max (exact, one argmax).
 
     Args:
         logits: (rows, vocab) float32.
         temperature: (rows,) float32, 0 or more.
-        top_p: (rows,) float32 in (0, 1]: draw from the fewest likeliest tokens whose probabilities reach it. None where
-            no row wants it, which saves a sort.
+        top_p: (rows,) float32 in (0, 1]: sample from the fewest most likely tokens that reach it together. None where
+            no row uses it, which saves a sort.
         seed: (rows,) int64, the request's own.
         step: (rows,) int64, a number that the request has not used before.
-        mask: (rows, vocab) bool, True where a token may be drawn; at least one in each row.
+        mask: (rows, vocab) bool, True where a token is allowed; at least one in each row.
 
     Returns:
         (rows,) int64.
@@ -41,13 +41,13 @@ def sample(
     warm = temperature > 0
     scores = logits.double() / torch.where(warm, temperature, 1.0).double().unsqueeze(1)
     if top_p is not None:
-        scores = likeliest(scores, top_p)
+        scores = keep_top_p(scores, top_p)
     drawn = (scores + gumbel(seed, step, logits.shape[1])).argmax(-1)
     return torch.where(warm, drawn, logits.argmax(-1))
 
 
-def likeliest(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Scores (rows, vocab) with all but the fewest likeliest tokens whose probabilities reach top_p (rows,) at -inf.
+def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Scores (rows, vocab) with all but the fewest most likely tokens whose probabilities reach top_p (rows,) at -inf.
 
     Of equally likely tokens those with the smaller numbers are kept.
     """

@@ -1,6 +1,6 @@
-"""What the rows of a step ask of their tokens, from their skills to the device: temperatures, seeds, grammars' masks.
+"""Sampling parameters of a step, from output states to the device: temperatures, seeds, masks of grammars.
 
-Of each slot's buffers the host fills one side when the step is finalized; the copy stream brings it to the other.
+The host fills a slot's pinned buffers when the step is finalized; the copy stream brings them to the device.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.sampler import sample
 from saccade.engine.scheduling.scheduler import Step, StepKind
 
-Draw = Callable[[torch.Tensor], torch.Tensor]
+TokenSampler = Callable[[torch.Tensor], torch.Tensor]
 """From logits (rows, vocab) to tokens (rows,) int64."""
 
 
-class Draws:
+class SamplingInputs:
     """Pinned and device buffers for `depth` slots of `n_rows` rows, at fixed addresses."""
 
     def __init__(self, depth: int, n_rows: int, vocab: int, device: torch.device) -> None:
-        self._heat = _Mirror(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
-        self._noise = _Mirror(device, torch.int64, depth, n_rows, 2)  # its seed and its step
-        self._masks = _Mirror(device, torch.bool, depth, n_rows, vocab)
+        self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
+        self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 2)  # its seed and its step
+        self._masks = _PinnedBuffer(device, torch.bool, depth, n_rows, vocab)
 
-    def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> Draw:
-        """How a step's tokens are drawn, to be run on the compute stream; what that takes is put on the copy stream.
+    def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler:
+        """The sampler of a step's tokens, to be run on the compute stream; its inputs are put on the copy stream.
 
-        To be called once the step before is committed, since what a grammar allows depends on that, and the last step
-        in the slot as well.
+        To be called once the step ahead is committed, since what a grammar allows depends on it, and the last step
+        of the slot as well.
         """
-        count = len(step.rows)
-        how = [row.answer.skill.sampling for row in step.rows]
-        allowed = [None if row.answer.finalized else row.answer.skill.allowed() for row in step.rows]
+        count = len(step.sequences)
+        sampling = [row.sequence.output.sampling for row in step.sequences]
+        allowed = [None if row.sequence.finalized else row.sequence.output.allowed() for row in step.sequences]
         masked = any(ids is not None for ids in allowed)
-        if not masked and all(one.temperature == 0 for one in how):
-            return likeliest
-        # A step's number is the place of what it feeds: no two steps of a sequence share one.
-        ends = [len(row.answer.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in step.rows]
-        steps = [row.position + end for row, end in zip(step.rows, ends, strict=True)]
-        self._heat.host[slot, :count] = torch.tensor([(one.temperature, one.top_p) for one in how])
-        self._noise.host[slot, :count] = torch.tensor([(one.seed, at) for one, at in zip(how, steps, strict=True)])
+        if not masked and all(one.temperature == 0 for one in sampling):
+            return greedy
+        # A step's number is the position of what it feeds: no two steps of a sequence share one.
+        ends = [len(row.sequence.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in step.sequences]
+        steps = [row.position + end for row, end in zip(step.sequences, ends, strict=True)]
+        self._temperatures.host[slot, :count] = torch.tensor([(one.temperature, one.top_p) for one in sampling])
+        self._seeds.host[slot, :count] = torch.tensor([(one.seed, at) for one, at in zip(sampling, steps, strict=True)])
         if masked:
             mask = self._masks.host[slot, :count].fill_(True)
             for row, ids in zip(mask, allowed, strict=True):
@@ -50,19 +50,19 @@ class Draws:
                     row.fill_(False)[list(ids)] = True
 
         def upload() -> None:
-            for mirror in (self._heat, self._noise, *([self._masks] if masked else [])):
+            for mirror in (self._temperatures, self._seeds, *([self._masks] if masked else [])):
                 mirror.upload(slot, count)
 
         copy.run(upload)
         compute.wait(copy.record())
-        temperature, top_p = self._heat.device[slot, :count].unbind(-1)
-        seed, at = self._noise.device[slot, :count].unbind(-1)
-        narrow = top_p if any(one.top_p < 1 for one in how) else None
+        temperature, top_p = self._temperatures.device[slot, :count].unbind(-1)
+        seed, at = self._seeds.device[slot, :count].unbind(-1)
+        narrow = top_p if any(one.top_p < 1 for one in sampling) else None
         seen = self._masks.device[slot, :count] if masked else None
         return lambda logits: sample(logits.float(), temperature, narrow, seed, at, seen)
 
 
-class _Mirror:
+class _PinnedBuffer:
     """A pinned buffer (slots, rows, …) on the host, and its copy on the device."""
 
     __slots__ = ("device", "host")
@@ -75,6 +75,6 @@ class _Mirror:
         self.device[slot, :count].copy_(self.host[slot, :count], non_blocking=True)
 
 
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
+def greedy(logits: torch.Tensor) -> torch.Tensor:
     """Greedy tokens (rows,) of logits (rows, vocab)."""
     return logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""What the host tells the device of a step: small whole numbers, in one copy. Knows tensors and nothing of steps."""
+"""Small integer inputs of a step, sent from host to device in one copy. Knows tensors and nothing of steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 
-class Numbers:
+class StepInputs:
     """Named int32 arrays that travel to the device in one copy, from as many pinned buffers as there are slots.
 
     Args:

@@ -1,8 +1,8 @@
 """The tick: launch(t+1) → commit(t) → finalize(t+1), in one thread, for as long as there is work.
 
-With two slots a step's forward runs while the host still reads the step before it; with one, nothing overlaps and
-nothing else differs. A step that fails, wherever it does, ends the looks that it was for and nothing else; so a device
-that is lost is one error for each look. Knows nothing of names or results.
+With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
+nothing else differs. A step that fails, at any point, ends its own image requests and nothing else; so a lost device is
+one error for each of them. Knows nothing of names or results.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import Generic, TypeVar
 
-from saccade.engine.runtime.cpu_executor import Crops, Executor
+from saccade.engine.errors import EngineClosedError, EngineError
+from saccade.engine.runtime.executor import Executor, ImageT
 from saccade.engine.runtime.monitor import Monitor
-from saccade.engine.scheduling.scheduler import Look, Scheduler, Step, StepKind
+from saccade.engine.scheduling.scheduler import ImageRequest, Scheduler, Step, StepKind
 from saccade.engine.scheduling.step_slots import StepSlots
 
+T = TypeVar("T")
 
-class StepLoop:
-    """Runs looks to their end. `add` and `cancel` may be called from any thread at any moment.
+
+class StepLoop(Generic[ImageT]):
+    """Runs image requests to their end. `add` and `cancel` may be called from any thread at any moment.
 
     Args:
         executor: runs the steps.
@@ -31,89 +36,109 @@ class StepLoop:
         monitor: what it counts, and how it is traced.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler[Crops], depth: int) -> None:
+    def __init__(self, executor: Executor[ImageT], scheduler: Scheduler[ImageT], depth: int) -> None:
         self._executor, self._scheduler = executor, scheduler
         self.monitor = Monitor()
         self._slots = StepSlots(depth)
-        self._flights: deque[tuple[int, Step[Crops]]] = deque()
+        self._flights: deque[tuple[int, Step[ImageT]]] = deque()
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._closing: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
-    def add(self, look: Look[Crops]) -> None:
-        """Queue a look; whatever becomes of it is told through `look.done`, from the loop's thread.
+    def add(self, request: ImageRequest[ImageT]) -> None:
+        """Queue an image request; its outcome is reported by `request.done`, in the loop's thread.
 
         Raises:
-            BaseException: the error given to `close`, if it was called.
+            EngineClosedError: if the loop was stopped, or has failed.
         """
-        with self._wake:
-            if self._closing is not None:
-                raise self._closing
-            self._inbox.append(lambda: self._scheduler.add(look))
-            self._wake.notify()
+        self._post(lambda: self._scheduler.add(request))
 
-    def cancel(self, look: Look[Crops], error: BaseException) -> None:
-        """End a look as soon as possible; does nothing if it is over."""
-        with self._wake:
-            self._inbox.append(lambda: self._scheduler.cancel(look, error))
-            self._wake.notify()
+    def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
+        """End an image request as soon as possible; does nothing if it is over."""
+        with suppress(EngineClosedError):
+            self._post(lambda: self._scheduler.cancel(request, error))
+
+    def run_idle(self, work: Callable[[], T]) -> T:
+        """Run something in the loop's thread, and wait for it.
+
+        Raises:
+            EngineError: unless no request is waiting or being answered.
+        """
+        outcome: Future[T] = Future()
+
+        def act() -> None:
+            if self._flights or self._scheduler.busy:
+                outcome.set_exception(EngineError("the engine is at work: steps are timed only while it is idle"))
+                return
+            try:
+                outcome.set_result(work())
+            except Exception as error:
+                outcome.set_exception(error)
+
+        self._post(act)
+        return outcome.result()
 
     def counters(self) -> dict[str, float]:
         """All that is counted, see `Monitor.counters`."""
         return self.monitor.counters(self._scheduler)
 
-    def time_sampling(self, rows: int) -> float | None:
-        """Seconds that sampling takes where it is part of the forward's graph; None where the trace shows it by itself.
-
-        To be asked while there is no work.
-        """
-        timed = getattr(self._executor, "time_sampling", None)
-        return None if timed is None else float(timed(rows))
-
-    def close(self, error: BaseException) -> None:
-        """Finish what has begun, end what has not with `error`, and stop. Closing twice does nothing."""
+    def stop(self, error: BaseException) -> None:
+        """Finish what has begun, end what has not with `error`, then end the thread; does not wait."""
         with self._wake:
             if self._closing is None:
                 self._closing = error
                 self._wake.notify()
+
+    def close(self, error: BaseException) -> None:
+        """`stop`, and wait for the thread."""
+        self.stop(error)
         self._thread.join()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closing is not None:
+                # A new error each time: one that is raised again and again collects the tracebacks of all who got it.
+                cause = None if isinstance(self._closing, EngineClosedError) else self._closing
+                raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
+            self._inbox.append(action)
+            self._wake.notify()
 
     def _run(self) -> None:
         try:
             while self._receive():
                 self._tick()
-        except BaseException as error:  # nobody shall wait for a thread that is gone
-            self._give_up(error)
+        except BaseException as error:  # no caller may wait for a thread that has ended
+            self._abandon(error)
             raise
         finally:
             self._executor.close()
 
-    def _give_up(self, error: BaseException) -> None:
+    def _abandon(self, error: BaseException) -> None:
         with self._wake:
             self._closing = error
-            said = list(self._inbox)
-        for act in said:
+            actions = list(self._inbox)
+        for act in actions:
             act()
-        self._scheduler.end_all(error)
+        self._scheduler.cancel_all(error)
 
     def _receive(self) -> bool:
-        """Take what other threads have said; waits only if there is nothing to do. False at the end."""
+        """Run what other threads have queued; waits only if there is nothing to do. False at the end."""
         with self._wake:
-            if not self._wanted():
+            if not self._has_work():
                 with self.monitor.resting():
-                    self._wake.wait_for(self._wanted)
-            said = list(self._inbox)
+                    self._wake.wait_for(self._has_work)
+            actions = list(self._inbox)
             self._inbox.clear()
             closing = self._closing
-        for act in said:
+        for act in actions:
             act()
         if closing is not None:
-            self._scheduler.turn_away(closing)
+            self._scheduler.cancel_waiting(closing)
         return closing is None or bool(self._flights) or self._scheduler.busy
 
-    def _wanted(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._inbox or self._flights or self._scheduler.busy or self._closing)
 
     def _tick(self) -> None:
@@ -124,8 +149,8 @@ class StepLoop:
         slot = -1
         if step is not None:
             slot = self._slots.launch()
-            for look in step.looks:
-                look.launched_at = time.monotonic()
+            for request in step.requests:
+                request.launched_at = time.monotonic()
             with monitor.launching(step):
                 step = self._put(self._executor.launch, slot, step)
         if self._flights and (step is None or not self._slots.can_launch):
@@ -138,12 +163,12 @@ class StepLoop:
             self._flights.append((slot, step))
         monitor.sample(self._scheduler, self._flights)
 
-    def _put(self, part: Callable[[int, Step[Crops]], None], slot: int, step: Step[Crops]) -> Step[Crops] | None:
+    def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
         """Put a part of a step on the streams; None if that failed, and the step with it."""
         try:
             part(slot, step)
         except Exception as error:
-            # Some of it may be on the streams. What takes its lanes and pages next comes behind it on the compute
+            # Some of it may be on the streams. What takes its batch_slots and pages next comes behind it on the compute
             # stream, but pictures that are let go of, and what the host sends and reads, do not: wait until it is over.
             # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
             for stream in self._executor.streams.values():
@@ -166,6 +191,6 @@ class StepLoop:
                 return
             self._slots.commit(slot)
             if step.kind is StepKind.PREFILL:
-                for look in step.looks:
-                    look.prefilled_at = time.monotonic()
+                for request in step.requests:
+                    request.prefilled_at = time.monotonic()
             self._scheduler.commit(step, sampled)

@@ -1,4 +1,4 @@
-"""What the engine did and when, as one can look at it in Perfetto: a bounded record of spans and counts.
+"""What the engine did and when, to be opened in Perfetto: a bounded record of spans and counts.
 
 Times are seconds of `time.perf_counter`. Knows nothing of steps, streams or devices.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 
 TRACKS = ("host", "compute", "copy")
 """In the order in which they are shown."""
-CAPACITY = 200_000  # spans, some minutes of steps: what is older is forgotten
+CAPACITY = 200_000  # spans, some minutes of steps: older ones are dropped
 
 _PROCESS = 1
 
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """Something that took time: on which track, from when to when, and what else there is to say of it."""
+    """Something that took time: its track, start, end and arguments."""
 
     name: str
     track: str
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(slots=True, frozen=True)
 class Count:
-    """How many there were of something at a time."""
+    """A number at a time."""
 
     name: str
     at: float
@@ -54,19 +54,19 @@ class Trace:
         self._counts: deque[Count] = deque(maxlen=capacity)
 
     def add(self, span: Span) -> None:
-        """Note what has taken place."""
+        """Record a span."""
         self._spans.append(span)
 
     def count(self, name: str, value: float) -> None:
-        """Note how many there are now."""
+        """Record a number."""
         self._counts.append(Count(name, time.perf_counter(), value))
 
     def spans(self, track: str) -> list[Span]:
-        """What is noted of a track, by start."""
+        """Spans of a track, by start."""
         return sorted((span for span in self._spans.copy() if span.track == track), key=lambda span: span.start)
 
     def counts(self) -> list[Count]:
-        """What is noted of numbers, in order."""
+        """Numbers, in order."""
         return list(self._counts.copy())
 
     def to_dict(self) -> dict[str, object]:

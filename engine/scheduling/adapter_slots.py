@@ -1,6 +1,6 @@
-"""Adapters, and which of them are on the device: a few slots, each held by the sequences that use it.
+"""Adapters and the slots they occupy on the device, each held by the sequences that use it.
 
-Needs no torch. Weights change slots at admission only, so a slot may be filled anew once nothing in flight uses it.
+Needs no torch. Slots are assigned at admission only, so a slot may be refilled once nothing in flight uses it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     import torch
 
 NO_SLOT = 0
-"""What rows without an adapter use; real slots are counted from 1."""
+"""The slot of sequences without an adapter; real slots are counted from 1."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Adapter:
-    """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); told apart by identity.
+    """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); compared by identity.
 
     Attributes:
-        name: for people.
+        name: shown in messages.
         weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already.
     """
 
@@ -30,7 +30,7 @@ class Adapter:
 
 
 class AdapterSlots:
-    """`n_slots` places for adapters. An adapter that nobody holds stays where it is until another needs the place.
+    """`n_slots` slots for adapters. An adapter without a holder stays until another one needs its slot.
 
     Not thread-safe: one thread schedules.
     """
@@ -38,26 +38,26 @@ class AdapterSlots:
     __slots__ = ("_holders", "_resident")
 
     def __init__(self, n_slots: int) -> None:
-        self._holders = dict.fromkeys(range(1, n_slots + 1), 0)  # those let go of longest ago come first
+        self._holders = dict.fromkeys(range(1, n_slots + 1), 0)  # least recently released first
         self._resident: dict[int, Adapter] = {}
 
     @property
     def n_free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots with no holder."""
         return sum(not count for count in self._holders.values())
 
     def find(self, adapter: Adapter | None) -> int | None:
-        """The slot that `hold` may be called with: where the adapter is, or a free one; None if there is none now."""
+        """The slot to call `acquire` with: where the adapter is, or a free one; None if there is none now."""
         if adapter is None:
             return NO_SLOT
         at = next((slot for slot, one in self._resident.items() if one is adapter), None)
         return at or next((slot for slot, count in self._holders.items() if not count), None)
 
-    def hold(self, slot: int, adapter: Adapter | None) -> None:
-        """Hold a slot once more, for its adapter or, if nobody holds it, for another.
+    def acquire(self, slot: int, adapter: Adapter | None) -> None:
+        """Add a holder to a slot, for its adapter or, if it has no holder, for another.
 
         Raises:
-            ValueError: if somebody holds it for another adapter.
+            ValueError: if it is held for another adapter.
         """
         if adapter is None:
             return
@@ -66,14 +66,14 @@ class AdapterSlots:
         self._resident[slot] = adapter
         self._holders[slot] += 1
 
-    def give_back(self, slot: int) -> None:
-        """Let go of a slot once.
+    def release(self, slot: int) -> None:
+        """Remove one holder of a slot.
 
         Raises:
-            ValueError: if nobody holds it.
+            ValueError: if it has no holder.
         """
         if slot == NO_SLOT:
             return
         if not self._holders[slot]:
-            raise ValueError(f"adapter slot {slot} is given back by somebody who does not hold it")
+            raise ValueError(f"adapter slot {slot} is released but has no holder")
         self._holders[slot] = self._holders.pop(slot) - 1

@@ -1,4 +1,4 @@
-"""The text of an answer while its tokens come: what is certain at once, what is not yet held back. Knows no model."""
+"""Incremental detokenization: text is released as soon as no later token can change it. Knows no model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 _INCOMPLETE = "\ufffd"  # what a character decodes to while some of its bytes are missing
 
 
-class Transcript:
+class Detokenizer:
     """Text that grows with each token, and ends before the first stop string.
 
     Which stop string is the first does not depend on where tokens begin: it is the one that is complete first, and of
@@ -16,7 +16,7 @@ class Transcript:
     Args:
         decode: text of token ids.
         stop: strings that end the text.
-        on_text: told each piece as soon as nothing to come can change it, none of them empty; joined they are `text`.
+        on_text: called with each piece as soon as it is final, none of them empty; joined they are `text`.
     """
 
     __slots__ = ("_decode", "_from", "_held", "_on_text", "_pieces", "_read", "_shown", "_stop", "_tokens")
@@ -37,7 +37,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All that has been let out."""
+        """All that has been released."""
         return "".join(self._pieces)
 
     def add(self, token: int) -> bool:
@@ -49,10 +49,10 @@ class Transcript:
         return self._take(text)
 
     def end(self) -> None:
-        """Let out what was held back: nothing more comes. Doing so twice, or after a stop string, does nothing."""
+        """Let out what was held back: nothing more comes. StepPart so twice, or after a stop string, does nothing."""
         if self._read < len(self._tokens):
             self._take(self._decode(self._tokens[self._from :]))
-        self._let_out(len(self._held))
+        self._emit(len(self._held))
 
     def _take(self, text: str) -> bool:
         self._held += text[len(self._shown) :]
@@ -60,13 +60,13 @@ class Transcript:
         self._shown = self._decode(self._tokens[self._from :])
         found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            self._let_out(min(found)[1])
+            self._emit(min(found)[1])
             self._held = ""
             return True
-        self._let_out(len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0))
+        self._emit(len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0))
         return False
 
-    def _let_out(self, count: int) -> None:
+    def _emit(self, count: int) -> None:
         piece, self._held = self._held[:count], self._held[count:]
         if piece:
             self._pieces.append(piece)

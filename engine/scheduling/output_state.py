@@ -1,35 +1,42 @@
-"""What a prompt's answer looks like, step by step: small state machines that say what each step samples. No torch.
+"""The state machine of one answer: what each step samples, and when the answer is complete. No torch.
 
-Two sides that need not agree in time: `next_phase` is asked when a step is launched, `commit` is told what was sampled,
-up to a step later. What may come next is known without the answer, but for its end: an object is x, y and size, text is
-tokens; so a step can be launched before the one before it is read. Only which tokens a grammar allows has to wait for
-that, and so `allowed` is asked between the two, when the step is finalized.
+Launching and reading a step need not agree in time: `next_phase` is called when a step is launched, `commit` when its
+values are read, up to a step later. What may come next is known without the answer, except for its end: an object is x,
+y and size, text is tokens; so a step can be launched before the one ahead of it is read. Only the tokens that a grammar
+allows depend on what was sampled, so `allowed` is called between the two, when the step is finalized.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import ClassVar
 
-from saccade.engine.scheduling.found import Found
+from saccade.engine.phase import Phase
 
 
-class Phase(IntEnum):
-    """What one step samples from the hidden state it ends with."""
+@dataclass(slots=True, frozen=True)
+class DecodedObject:
+    """An object as the model decoded it, before it becomes a result.
 
-    BEGIN = 0  # one more object or stop, and its x
-    Y = 1
-    SIZE = 2
-    TOKEN = 3
+    Attributes:
+        score: p(coord) against p(eos), 0 to 1.
+        x, y: centre, as fractions of the image that was prefilled; not clipped.
+        width, height: likewise; 0 for points.
+    """
+
+    score: float
+    x: float
+    y: float
+    width: float = 0.0
+    height: float = 0.0
 
 
 @dataclass(slots=True, frozen=True)
 class Sampling:
-    """How tokens are drawn: `temperature` 0 takes the likeliest; `seed` is a signed number of 64 bits."""
+    """How tokens are sampled: `temperature` 0 takes the most likely one; `seed` is a signed number of 64 bits."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -39,12 +46,12 @@ class Sampling:
 GREEDY = Sampling()
 
 
-class Skill(ABC):
+class OutputState(ABC):
     """The state machine of one answer, whose steps go through `phases` in turn.
 
     Attributes:
-        steps: most steps the answer can take.
-        sampling: how its tokens are drawn.
+        steps: most steps that the answer can take; 0 where the context has no room for it.
+        sampling: how its tokens are sampled.
     """
 
     __slots__ = ("_launched", "sampling", "steps")
@@ -72,75 +79,79 @@ class Skill(ABC):
         """Take what the oldest uncommitted step sampled; True when the answer is complete.
 
         Args:
-            sampled: by phase: BEGIN (coord score − eos score, x, –), Y (y, –, –), SIZE (width, height, –),
+            sampled: by phase: X_OR_EOS (coord logit − eos logit, x, –), Y (y, –, –), SIZE (width, height, –),
                 TOKEN (token id, –, –).
         """
 
+    def finish(self) -> None:  # noqa: B027 - most answers hold nothing back
+        """Called once when the answer is complete, before its task collects it."""
 
-class FindObjects(Skill):
+
+class ObjectsOutput(OutputState):
     """Objects one after another until the model stops: what detect and point share.
 
     Args:
-        max_objects: stop after so many.
+        max_objects: stop after this many.
         conf: begin an object only while its score is above this.
         max_steps: most steps that the context has room for.
     """
 
-    __slots__ = ("_committed", "_height", "_limit", "_score", "_width", "_x", "_y", "found")
+    __slots__ = ("_committed", "_height", "_logit_limit", "_score", "_width", "_x", "_y", "objects")
 
     def __init__(self, max_objects: int, conf: float, max_steps: int) -> None:
         super().__init__(min(max_objects, max_steps // len(self.phases)) * len(self.phases))
-        self._limit = logit(conf)
+        self._logit_limit = logit(conf)
         self._committed = 0
         self._score = 1.0
         self._x = self._y = self._width = self._height = 0.0
-        self.found: list[Found] = []
+        self.objects: list[DecodedObject] = []
 
     def commit(self, sampled: tuple[float, float, float]) -> bool:
         """Take one step's values; True at a stop or after the last object."""
         phase = self.phases[self._committed % len(self.phases)]
         self._committed += 1
-        if phase is Phase.BEGIN:
-            wish, self._x, _ = sampled
-            if not wish > self._limit:
+        if phase is Phase.X_OR_EOS:
+            margin, self._x, _ = sampled
+            if not margin > self._logit_limit:
                 return True
             # An object is there only if those before it are: at a `conf` above any of their scores it is not reported.
-            self._score = min(self._score, 1 / (1 + math.exp(-wish)) if wish > -700 else 0.0)
+            self._score = min(self._score, 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0)
         elif phase is Phase.Y:
             self._y = sampled[0]
         else:
             self._width, self._height, _ = sampled
         if phase is self.phases[-1]:
-            self.found.append(Found(self._score, self._x, self._y, self._width, self._height))
+            self.objects.append(DecodedObject(self._score, self._x, self._y, self._width, self._height))
         return self._committed == self.steps
 
 
-class FindBoxes(FindObjects):
+class BoxesOutput(ObjectsOutput):
     """Answers of detect: x, y and size in turn."""
 
     __slots__ = ()
-    phases = (Phase.BEGIN, Phase.Y, Phase.SIZE)
+    phases = (Phase.X_OR_EOS, Phase.Y, Phase.SIZE)
 
 
-class FindPoints(FindObjects):
+class PointsOutput(ObjectsOutput):
     """Answers of point: x and y in turn."""
 
     __slots__ = ()
-    phases = (Phase.BEGIN, Phase.Y)
+    phases = (Phase.X_OR_EOS, Phase.Y)
 
 
-class WriteText(Skill):
-    """Answers of query and caption: tokens until the end token, `max_tokens`, or when the listener has heard enough.
+class TextOutput(OutputState):
+    """Answers of query and caption: tokens until the end token, `max_tokens`, or a stop string.
 
     Args:
         eos: the end token.
         max_tokens: most tokens wanted.
         max_steps: most steps that the context has room for.
-        sampling: how tokens are drawn.
-        enough: told each token but the end; True ends the answer with it.
+        sampling: how tokens are sampled.
+        on_token: called with each token but the end; True ends the answer with it.
+        on_finish: called when the answer is complete.
     """
 
-    __slots__ = ("_enough", "_eos", "tokens")
+    __slots__ = ("_eos", "_on_finish", "_on_token", "tokens")
     phases = (Phase.TOKEN,)
 
     def __init__(
@@ -149,10 +160,11 @@ class WriteText(Skill):
         max_tokens: int,
         max_steps: int,
         sampling: Sampling = GREEDY,
-        enough: Callable[[int], bool] | None = None,
+        on_token: Callable[[int], bool] | None = None,
+        on_finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(min(max_tokens, max_steps), sampling)
-        self._eos, self._enough = eos, enough
+        self._eos, self._on_token, self._on_finish = eos, on_token, on_finish
         self.tokens: list[int] = []
 
     def commit(self, sampled: tuple[float, float, float]) -> bool:
@@ -161,26 +173,39 @@ class WriteText(Skill):
         if token == self._eos:
             return True
         self.tokens.append(token)
-        return (self._enough is not None and self._enough(token)) or len(self.tokens) == self.steps
+        return (self._on_token is not None and self._on_token(token)) or len(self.tokens) == self.steps
+
+    def finish(self) -> None:
+        """Let `on_finish` release what was held back."""
+        if self._on_finish is not None:
+            self._on_finish()
 
 
-class Choose(Skill):
-    """Answers of query with choices: one of some token sequences and nothing else, held to them by `allowed`.
+class ChoiceOutput(OutputState):
+    """Answers of query with choices: one of some token sequences and nothing else, constrained by `allowed`.
 
     Args:
-        eos: the end token; it ends an option that another one goes on from.
-        options: token ids of each, none empty and none holding `eos`.
+        eos: the end token; it ends an option that another one continues.
+        options: what each token sequence stands for; none is empty and none holds `eos`.
         max_steps: most steps that the context has room for; if the longest option needs more, `steps` is 0.
-        sampling: how tokens are drawn.
+        sampling: how tokens are sampled.
+        on_finish: called with the choice when the answer is complete.
     """
 
-    __slots__ = ("_eos", "_node", "tokens")
+    __slots__ = ("_eos", "_node", "_on_finish", "_options", "tokens")
     phases = (Phase.TOKEN,)
 
-    def __init__(self, eos: int, options: Sequence[Sequence[int]], max_steps: int, sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self,
+        eos: int,
+        options: Mapping[tuple[int, ...], str],
+        max_steps: int,
+        sampling: Sampling = GREEDY,
+        on_finish: Callable[[str], None] | None = None,
+    ) -> None:
         longest = max(map(len, options))
         super().__init__(longest if longest <= max_steps else 0, sampling)
-        self._eos = eos
+        self._eos, self._options, self._on_finish = eos, options, on_finish
         self._node: _Node = {}
         for option in options:
             node = self._node
@@ -188,18 +213,28 @@ class Choose(Skill):
                 node = node.setdefault(token, {})
         self.tokens: list[int] = []
 
+    @property
+    def choice(self) -> str:
+        """What the tokens stand for, once the answer is complete."""
+        return self._options[tuple(self.tokens)]
+
     def allowed(self) -> Sequence[int]:
-        """What may follow the tokens so far, the end token among them where an option ends."""
+        """What may follow the tokens so far, including the end token where an option ends."""
         return list(self._node)
 
     def commit(self, sampled: tuple[float, float, float]) -> bool:
-        """Take a token; True when no other option can be meant any more."""
+        """Take a token; True when only one option is left and it is complete."""
         token = int(sampled[0])
         if token == self._eos:
             return True
         self.tokens.append(token)
         self._node = self._node[token]
         return list(self._node) == [self._eos]
+
+    def finish(self) -> None:
+        """Report the choice."""
+        if self._on_finish is not None:
+            self._on_finish(self.choice)
 
 
 _Node = dict[int, "_Node"]

@@ -1,4 +1,4 @@
-"""Pages of the KV cache by number: who holds them, and which are free. Pure bookkeeping, no torch."""
+"""Reference counts of the KV cache's pages. Pure bookkeeping, no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class PagePool:
-    """`n_pages` pages. A page may be held several times: the pages of an image are shared by all prompts on it.
+    """`n_pages` pages. A page may be held several times: an image's pages are shared by all prompts on it.
 
     Not thread-safe: one thread schedules.
     """
@@ -20,14 +20,14 @@ class PagePool:
 
     @property
     def n_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages with no holder."""
         return len(self._free)
 
-    def take(self, count: int) -> tuple[int, ...]:
-        """Hold `count` free pages.
+    def allocate(self, count: int) -> tuple[int, ...]:
+        """Allocate `count` free pages.
 
         Raises:
-            ValueError: if there are not as many; nothing is taken then.
+            ValueError: if there are not as many; nothing is allocated then.
         """
         if count > len(self._free):
             raise ValueError(f"{count} pages wanted, {len(self._free)} free")
@@ -37,25 +37,25 @@ class PagePool:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """Hold pages once more that somebody holds already.
+        """Add a holder to pages that have one.
 
         Raises:
-            ValueError: if nobody holds one of them.
+            ValueError: if one of them has no holder.
         """
         if any(not self._holders[page] for page in pages):
-            raise ValueError("a page that nobody holds cannot be shared")
+            raise ValueError("a page without a holder cannot be shared")
         for page in pages:
             self._holders[page] += 1
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Let go of pages once; those that nobody holds any more are free.
+    def release(self, pages: Sequence[int]) -> None:
+        """Remove one holder of each page; a page without a holder is free.
 
         Raises:
-            ValueError: if nobody holds one of them.
+            ValueError: if one of them has no holder.
         """
         for page in pages:
             if not self._holders[page]:
-                raise ValueError(f"page {page} is given back by somebody who does not hold it")
+                raise ValueError(f"page {page} is released but has no holder")
             self._holders[page] -= 1
             if not self._holders[page]:
                 self._free.append(page)

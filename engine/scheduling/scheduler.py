@@ -1,56 +1,53 @@
-"""Which step comes next, and who still needs what: looks, sequences, lanes and pages. Pure bookkeeping, no torch.
+"""Which step runs next, and which sequence holds what: requests, batch slots, pages. Pure bookkeeping, no torch.
 
-A *look* is one picture (or a part of one) with the prompts on it; each prompt is a sequence, its *answer*. A look is
-prefilled as one unit; its answers are then decoded together with everybody else's. Resources are taken for the whole of
-an answer when a look is admitted, so none waits in the middle.
+An `ImageRequest` is one image (or a part of one) with the prompts on it; each prompt and the answer behind it is a
+`Sequence`. A request is prefilled as one unit; its sequences are then decoded in one batch with all others. Resources
+are allocated for the whole of an answer at admission, so that no sequence waits in the middle of one.
 
-Who is next: prefill and decode take turns while both can go on. Every sequence is in every decode step, so it waits for
-at most one prefill, of at most `looks_per_prefill` pictures, between two of its tokens. The n-th picture in line, once
-there is room for it, is prefilled within 2 · ⌈n / looks_per_prefill⌉ steps, however many sequences are being decoded.
-Pictures are admitted in the order of their arrival: one that waits for room lets none pass, or the small ones would
-starve the large.
+Order: prefill and decode alternate while both can go on. Every sequence is in every decode step, so it waits for at
+    most
+one prefill, of at most `images_per_prefill` images, between two of its tokens. The n-th image in the queue, once there
+is room for it, is prefilled within 2 · ⌈n / images_per_prefill⌉ steps, however many sequences are being decoded. Images
+are admitted in order of arrival: a large one that waits for room is not overtaken, or small ones would starve it.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import abc, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from saccade.engine.errors import DeadlineError
+from saccade.engine.errors import DeadlineError, RequestTooLargeError
+from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
-from saccade.engine.scheduling.output_state import Phase, Skill
+from saccade.engine.scheduling.output_state import OutputState
 from saccade.engine.scheduling.page_pool import PagePool
 
-Picture = TypeVar("Picture")
-"""Whatever the executor takes for one."""
-
-
-class NeverFitsError(ValueError):
-    """A look that is larger than the whole cache."""
+ImageT = TypeVar("ImageT")
+"""An image as the executor takes it."""
 
 
 @dataclass(slots=True, eq=False)
-class Answer(Generic[Picture]):
-    """One sequence: a prompt and the answer that grows behind it.
+class Sequence(Generic[ImageT]):
+    """A prompt and the answer that grows behind it.
 
     Attributes:
         prompt: token ids.
-        skill: says what each step samples, and holds the answer.
-        lane: its place in the executor's state.
+        output: says what each step samples, and holds the answer.
+        request: the image it is about.
+        batch_slot: its place in the executor's state; -1 while it holds none.
         pages: private pages, for prompt and answer.
         position: where the next token goes.
         inflight_refs: launched and uncommitted steps that it is part of.
-        finalized: nothing more is wanted of it; what is in flight is a zombie.
+        finalized: no more steps are wanted; those in flight are zombies.
     """
 
     prompt: tuple[int, ...]
-    skill: Skill
-    look: Look[Picture] = field(init=False)
-    lane: int = -1
+    output: OutputState
+    request: ImageRequest[ImageT] = field(init=False)
+    batch_slot: int = -1
     pages: tuple[int, ...] = ()
     position: int = 0
     inflight_refs: int = 0
@@ -58,25 +55,26 @@ class Answer(Generic[Picture]):
 
 
 @dataclass(slots=True, eq=False)
-class Look(Generic[Picture]):
-    """A picture and the prompts on it.
+class ImageRequest(Generic[ImageT]):
+    """An image and the prompts on it.
 
     Attributes:
-        image: the picture, for the executor.
-        answers: its sequences.
-        done: called once when every answer is complete, or with the error that ended it.
+        image: for the executor; None once its prefill is committed or the request is over before that, so that a future
+            that is kept does not keep 0.4 to 5.6 MB of crops on the device.
+        sequences: one for each prompt.
+        done: called once when every sequence is complete, or with the error that ended the request.
+        deadline: `time.monotonic()` at which the request ends if it is not over.
         adapter: what its prefix and its answers are computed with besides the model.
-        deadline: `time.monotonic()` at which it is ended if it is not over.
-        pages: pages of the image's prefix, held once by each answer.
+        pages: pages of the image's prefix, held once by each sequence.
         adapter_slot: where its adapter is on the device, held likewise.
-        admitted: its prefill has been launched.
+        admitted: its prefill has been planned.
         over: `done` has been called.
         launched_at, prefilled_at: `time.monotonic()` when its prefill was launched and committed.
     """
 
-    image: Picture
-    answers: list[Answer[Picture]]
-    done: Callable[[Look[Picture], BaseException | None], None]
+    image: ImageT | None
+    sequences: list[Sequence[ImageT]]
+    done: abc.Callable[[ImageRequest[ImageT], BaseException | None], None]
     deadline: float = math.inf
     adapter: Adapter | None = None
     pages: tuple[int, ...] = ()
@@ -87,8 +85,8 @@ class Look(Generic[Picture]):
     prefilled_at: float = 0.0
 
     def __post_init__(self) -> None:
-        for answer in self.answers:
-            answer.look = self
+        for sequence in self.sequences:
+            sequence.request = self
 
 
 class StepKind(StrEnum):
@@ -99,34 +97,39 @@ class StepKind(StrEnum):
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
-class Row(Generic[Picture]):
+class ScheduledSequence(Generic[ImageT]):
     """One sequence's part of a step: what is sampled, and the position of the token that is fed (decode)."""
 
-    answer: Answer[Picture]
+    sequence: Sequence[ImageT]
     phase: Phase
     position: int
 
 
 @dataclass(slots=True, frozen=True)
-class Step(Generic[Picture]):
-    """A launch: the rows, and for a prefill the looks that they belong to, in the same order; `number` is from 1."""
+class Step(Generic[ImageT]):
+    """A launch: its sequences, and for a prefill the requests they belong to, in the same order; `number` is from 1."""
 
     kind: StepKind
     number: int
-    rows: tuple[Row[Picture], ...]
-    looks: tuple[Look[Picture], ...] = ()
+    sequences: tuple[ScheduledSequence[ImageT], ...]
+    requests: tuple[ImageRequest[ImageT], ...] = ()
+
+    @property
+    def images(self) -> list[ImageT]:
+        """The requests' images, which are there until the step is committed."""
+        return [request.image for request in self.requests if request.image is not None]
 
 
-class Scheduler(Generic[Picture]):
-    """Decides the steps. Not thread-safe: one thread schedules.
+class Scheduler(Generic[ImageT]):
+    """Plans the steps. Not thread-safe: one thread schedules.
 
     Args:
         pool: pages of the cache.
         page_size: tokens of a page.
-        prefix_length: tokens of a picture's prefix.
-        n_lanes: most sequences at a time.
-        looks_per_prefill: most pictures in one prefill.
-        n_adapters: most adapters on the device at a time; looks that want one more wait.
+        prefix_length: tokens of an image's prefix.
+        n_batch_slots: most sequences at a time.
+        images_per_prefill: most images in one prefill.
+        n_adapters: most adapters on the device at a time; requests that need one more wait.
     """
 
     def __init__(
@@ -134,22 +137,22 @@ class Scheduler(Generic[Picture]):
         pool: PagePool,
         page_size: int,
         prefix_length: int,
-        n_lanes: int,
-        looks_per_prefill: int,
+        n_batch_slots: int,
+        images_per_prefill: int,
         n_adapters: int = 0,
     ) -> None:
         self.pool = pool
         self._page_size = page_size
         self._prefix_length = prefix_length
         self._prefix_pages = -(-prefix_length // page_size)
-        self._n_lanes = n_lanes
-        self._lanes = list(range(n_lanes - 1, -1, -1))
-        self._looks_per_prefill = looks_per_prefill
+        self._n_batch_slots = n_batch_slots
+        self._batch_slots = list(range(n_batch_slots - 1, -1, -1))
+        self._images_per_prefill = images_per_prefill
         self._capacity = pool.n_free
         self._adapters, self._n_adapters = AdapterSlots(n_adapters), n_adapters
-        self._waiting: deque[Look[Picture]] = deque()
-        self._decoding: list[Answer[Picture]] = []
-        self._timed: dict[Look[Picture], None] = {}  # those with a deadline that are not over, in order of arrival
+        self._waiting: deque[ImageRequest[ImageT]] = deque()
+        self._decoding: list[Sequence[ImageT]] = []
+        self._timed: dict[ImageRequest[ImageT], None] = {}  # with a deadline and not over, in order of arrival
         self._soonest = math.inf  # no deadline is before this
         self._prefill_next = True
         self._launched = 0
@@ -157,7 +160,7 @@ class Scheduler(Generic[Picture]):
 
     @property
     def waiting(self) -> int:
-        """Looks that are not admitted yet."""
+        """Requests that are not admitted yet."""
         return len(self._waiting)
 
     @property
@@ -166,196 +169,234 @@ class Scheduler(Generic[Picture]):
         return len(self._decoding)
 
     @property
-    def lanes_used(self) -> int:
-        """Sequences that hold resources, the finalized ones in flight among them."""
-        return self._n_lanes - len(self._lanes)
+    def batch_slots_used(self) -> int:
+        """Sequences that hold resources, including finalized ones in flight."""
+        return self._n_batch_slots - len(self._batch_slots)
 
     @property
     def pages_used(self) -> int:
-        """Pages that somebody holds."""
+        """Pages in use."""
         return self._capacity - self.pool.n_free
 
     @property
     def pages_total(self) -> int:
-        """Pages that there are to hold."""
+        """Pages that can be allocated."""
         return self._capacity
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or is being answered."""
+        """Whether anything waits or is being decoded."""
         return bool(self._waiting or self._decoding)
 
     @property
     def at_rest(self) -> bool:
-        """Whether all pages, lanes and adapter slots are free and nothing waits, for its turn or its deadline."""
-        pages, lanes = self.pool.n_free == self._capacity, len(self._lanes) == self._n_lanes
+        """Whether all pages, batch slots and adapter slots are free, and no request waits or has a deadline."""
+        pages, slots = self.pool.n_free == self._capacity, len(self._batch_slots) == self._n_batch_slots
         idle = not (self._waiting or self._decoding or self._timed)
-        return pages and lanes and self._adapters.n_free == self._n_adapters and idle
+        return pages and slots and self._adapters.n_free == self._n_adapters and idle
 
-    def add(self, look: Look[Picture]) -> None:
-        """Queue a look; one that needs more than there is in all ends at once, with NeverFitsError."""
-        pages = self._pages_of(look)
-        if pages > self._capacity or len(look.answers) > self._n_lanes:
-            told = (
-                f"{len(look.answers)} prompts on one picture need {pages} cache pages of {self._page_size} tokens; "
-                f"there are {self._capacity}, for {self._n_lanes} prompts at most: ask less at a time"
+    def add(self, request: ImageRequest[ImageT]) -> None:
+        """Queue a request; one that needs more than there is in all ends at once, with RequestTooLargeError."""
+        try:
+            pages = self._pages_of(request)
+        except Exception as error:  # an output state's mistake is its own request's
+            self._refuse(request, error)
+            return
+        if pages > self._capacity or len(request.sequences) > self._n_batch_slots:
+            message = (
+                f"{len(request.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
+                f"there are {self._capacity}, for {self._n_batch_slots} prompts at most: ask less at a time"
             )
-            self._end(look, NeverFitsError(told))
-        elif look.adapter is not None and not self._n_adapters:
-            self._end(look, NeverFitsError("there is no place for an adapter"))
+            self._refuse(request, RequestTooLargeError(message))
+        elif request.adapter is not None and not self._n_adapters:
+            message = "there is no slot for an adapter: load with adapter_slots=1 or more"
+            self._refuse(request, RequestTooLargeError(message))
         else:
-            self._waiting.append(look)
-            if look.deadline < math.inf:
-                self._timed[look] = None
-                self._soonest = min(self._soonest, look.deadline)
+            self._waiting.append(request)
+            if request.deadline < math.inf:
+                self._timed[request] = None
+                self._soonest = min(self._soonest, request.deadline)
+
+    def _refuse(self, request: ImageRequest[ImageT], error: BaseException) -> None:
+        request.image = None
+        self._end(request, error)
 
     def expire(self, now: float) -> None:
-        """End looks whose deadline has passed; a single comparison while there are none."""
+        """End requests whose deadline has passed; a single comparison while there are none."""
         if now < self._soonest:
             return
-        for look in [look for look in self._timed if look.deadline <= now]:
-            self.cancel(look, DeadlineError(begun=look.admitted))
-        self._soonest = min((look.deadline for look in self._timed), default=math.inf)
+        for request in [request for request in self._timed if request.deadline <= now]:
+            self.cancel(request, DeadlineError(begun=request.admitted))
+        self._soonest = min((request.deadline for request in self._timed), default=math.inf)
 
-    def next_step(self) -> Step[Picture] | None:
-        """The next launch, with its resources taken; None when there is nothing to launch now."""
+    def next_step(self) -> Step[ImageT] | None:
+        """The next launch, with its resources allocated; None when there is nothing to launch now."""
         first, second = (self._prefill, self._decode) if self._prefill_next else (self._decode, self._prefill)
         step = first() or second()
         if step is not None:
             self._prefill_next = step.kind is StepKind.DECODE
-            for row in step.rows:
-                row.answer.inflight_refs += 1
+            for scheduled in step.sequences:
+                scheduled.sequence.inflight_refs += 1
         return step
 
-    def commit(self, step: Step[Picture], sampled: Sequence[tuple[float, float, float]]) -> None:
-        """Hand a step's values (one triple a row) to its sequences; end those that are complete."""
-        for row, values in zip(step.rows, sampled, strict=True):
-            answer = row.answer
-            answer.inflight_refs -= 1
-            if answer.finalized:
+    def commit(self, step: Step[ImageT], sampled: abc.Sequence[tuple[float, float, float]]) -> None:
+        """Hand a step's values (one triple a sequence) to its sequences; end those that are complete."""
+        _drop_images(step)
+        for scheduled, values in zip(step.sequences, sampled, strict=True):
+            sequence = scheduled.sequence
+            sequence.inflight_refs -= 1
+            if sequence.finalized:
                 self.zombies += 1
-                self._let_go(answer)
+                self._release(sequence)
                 continue
             try:
-                complete = answer.skill.commit(values)
-            except Exception as error:  # it belongs to its own look
-                self.cancel(answer.look, error)
+                complete = sequence.output.commit(values)
+            except Exception as error:  # an output state's mistake is its own request's
+                self.cancel(sequence.request, error)
                 continue
             if complete:
-                self._finish(answer)
+                self._finish(sequence)
 
-    def fail(self, step: Step[Picture], error: BaseException) -> None:
-        """A step came to nothing: end all looks that it was for."""
-        for row in step.rows:
-            row.answer.inflight_refs -= 1
-        for look in dict.fromkeys(row.answer.look for row in step.rows):
-            self.cancel(look, error)
-        for row in step.rows:
-            self._let_go(row.answer)
+    def fail(self, step: Step[ImageT], error: BaseException) -> None:
+        """End all requests of a step that failed; nothing of it may be running any more."""
+        _drop_images(step)
+        for scheduled in step.sequences:
+            scheduled.sequence.inflight_refs -= 1
+        for request in dict.fromkeys(scheduled.sequence.request for scheduled in step.sequences):
+            self.cancel(request, error)
+        for scheduled in step.sequences:
+            self._release(scheduled.sequence)
 
-    def cancel(self, look: Look[Picture], error: BaseException) -> None:
-        """End a look now: nothing more is launched for it; what is in flight drains as zombies."""
-        if look.over:
+    def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
+        """End a request now: no more steps are launched for it; those in flight drain as zombies."""
+        if request.over:
             return
-        if not look.admitted:
-            self._waiting.remove(look)
-        self._end(look, error)
-        for answer in look.answers:
-            if not answer.finalized:
-                answer.finalized = True
-                if answer in self._decoding:
-                    self._decoding.remove(answer)
-                if look.admitted:
-                    self._let_go(answer)
+        if not request.admitted:
+            self._waiting.remove(request)
+            request.image = None
+        self._end(request, error)
+        for sequence in request.sequences:
+            if not sequence.finalized:
+                sequence.finalized = True
+                if sequence in self._decoding:
+                    self._decoding.remove(sequence)
+                if request.admitted:
+                    self._release(sequence)
 
-    def turn_away(self, error: BaseException) -> None:
-        """End every look that is not admitted yet."""
-        for look in list(self._waiting):
-            self.cancel(look, error)
+    def cancel_waiting(self, error: BaseException) -> None:
+        """End every request that is not admitted yet."""
+        for request in list(self._waiting):
+            self.cancel(request, error)
 
-    def end_all(self, error: BaseException) -> None:
-        """End every look there is."""
-        self.turn_away(error)
-        for look in dict.fromkeys(answer.look for answer in self._decoding):
-            self.cancel(look, error)
+    def cancel_all(self, error: BaseException) -> None:
+        """End every request there is."""
+        self.cancel_waiting(error)
+        for request in dict.fromkeys(sequence.request for sequence in self._decoding):
+            self.cancel(request, error)
 
-    def _prefill(self) -> Step[Picture] | None:
-        looks: list[Look[Picture]] = []
-        while self._waiting and len(looks) < self._looks_per_prefill:
-            look = self._waiting[0]
-            slot = self._adapters.find(look.adapter)
-            if self._pages_of(look) > self.pool.n_free or len(look.answers) > len(self._lanes) or slot is None:
+    def _prefill(self) -> Step[ImageT] | None:
+        requests: list[ImageRequest[ImageT]] = []
+        scheduled: list[ScheduledSequence[ImageT]] = []
+        while self._waiting and len(requests) < self._images_per_prefill:
+            request = self._waiting[0]
+            slot = self._adapters.find(request.adapter)
+            short = self._pages_of(request) > self.pool.n_free or len(request.sequences) > len(self._batch_slots)
+            if short or slot is None:
                 break
             self._waiting.popleft()
-            if not look.answers:
-                look.admitted = True
-                self._end(look, None)
+            if not request.sequences:
+                request.admitted, request.image = True, None
+                self._end(request, None)
                 continue
-            looks.append(look)
-            self._admit(look, slot)
-        if not looks:
-            return None
-        rows: list[Row[Picture]] = []
-        for look in looks:
-            for answer in look.answers:
-                phase = answer.skill.next_phase()
-                assert phase is not None  # admitted answers have at least one step
-                rows.append(Row(answer, phase, answer.position))
-                answer.position += len(answer.prompt)
-                self._decoding.append(answer)
-        return self._numbered(StepKind.PREFILL, rows, looks)
+            self._admit(request, slot)
+            try:
+                phases = [_first_phase(sequence) for sequence in request.sequences]
+            except Exception as error:  # an output state's mistake is its own request's
+                self.cancel(request, error)
+                request.image = None
+                continue
+            requests.append(request)
+            for sequence, phase in zip(request.sequences, phases, strict=True):
+                scheduled.append(ScheduledSequence(sequence, phase, sequence.position))
+                sequence.position += len(sequence.prompt)
+                self._decoding.append(sequence)
+        return self._numbered(StepKind.PREFILL, scheduled, requests) if requests else None
 
-    def _decode(self) -> Step[Picture] | None:
-        rows: list[Row[Picture]] = []
-        for answer in self._decoding:
-            phase = answer.skill.next_phase()
+    def _decode(self) -> Step[ImageT] | None:
+        scheduled: list[ScheduledSequence[ImageT]] = []
+        failed: list[tuple[ImageRequest[ImageT], Exception]] = []
+        for sequence in self._decoding:
+            try:
+                phase = sequence.output.next_phase()
+            except Exception as error:  # an output state's mistake is its own request's
+                failed.append((sequence.request, error))
+                continue
             if phase is not None:
-                rows.append(Row(answer, phase, answer.position))
-                answer.position += 1
-        return self._numbered(StepKind.DECODE, rows) if rows else None
+                scheduled.append(ScheduledSequence(sequence, phase, sequence.position))
+                sequence.position += 1
+        if failed:
+            for request, mistake in failed:
+                self.cancel(request, mistake)
+            scheduled = [one for one in scheduled if not one.sequence.finalized]
+        return self._numbered(StepKind.DECODE, scheduled) if scheduled else None
 
     def _numbered(
-        self, kind: StepKind, rows: Sequence[Row[Picture]], looks: Sequence[Look[Picture]] = ()
-    ) -> Step[Picture]:
+        self,
+        kind: StepKind,
+        scheduled: abc.Sequence[ScheduledSequence[ImageT]],
+        requests: abc.Sequence[ImageRequest[ImageT]] = (),
+    ) -> Step[ImageT]:
         self._launched += 1
-        return Step(kind, self._launched, tuple(rows), tuple(looks))
+        return Step(kind, self._launched, tuple(scheduled), tuple(requests))
 
-    def _admit(self, look: Look[Picture], adapter_slot: int) -> None:
-        look.admitted = True
-        look.adapter_slot = adapter_slot
-        look.pages = self.pool.take(self._prefix_pages)
-        for number, answer in enumerate(look.answers):
+    def _admit(self, request: ImageRequest[ImageT], adapter_slot: int) -> None:
+        request.admitted = True
+        request.adapter_slot = adapter_slot
+        request.pages = self.pool.allocate(self._prefix_pages)
+        for number, sequence in enumerate(request.sequences):
             if number:
-                self.pool.share(look.pages)
-            self._adapters.hold(adapter_slot, look.adapter)
-            answer.lane = self._lanes.pop()
-            answer.pages = self.pool.take(self._private_pages(answer))
-            answer.position = self._prefix_length
+                self.pool.share(request.pages)
+            self._adapters.acquire(adapter_slot, request.adapter)
+            sequence.batch_slot = self._batch_slots.pop()
+            sequence.pages = self.pool.allocate(self._private_pages(sequence))
+            sequence.position = self._prefix_length
 
-    def _finish(self, answer: Answer[Picture]) -> None:
-        answer.finalized = True
-        self._decoding.remove(answer)
-        self._let_go(answer)
-        if all(one.finalized for one in answer.look.answers):
-            self._end(answer.look, None)
+    def _finish(self, sequence: Sequence[ImageT]) -> None:
+        sequence.finalized = True
+        self._decoding.remove(sequence)
+        self._release(sequence)
+        if all(one.finalized for one in sequence.request.sequences):
+            self._end(sequence.request, None)
 
-    def _let_go(self, answer: Answer[Picture]) -> None:
-        """Release what a finalized answer holds, unless a step in flight still writes there."""
-        if answer.finalized and not answer.inflight_refs and answer.lane >= 0:
-            self.pool.give_back(answer.look.pages)
-            self.pool.give_back(answer.pages)
-            self._adapters.give_back(answer.look.adapter_slot)
-            self._lanes.append(answer.lane)
-            answer.lane, answer.pages = -1, ()
+    def _release(self, sequence: Sequence[ImageT]) -> None:
+        """Free what a finalized sequence holds, unless a step in flight still writes there."""
+        if sequence.finalized and not sequence.inflight_refs and sequence.batch_slot >= 0:
+            self.pool.release(sequence.request.pages)
+            self.pool.release(sequence.pages)
+            self._adapters.release(sequence.request.adapter_slot)
+            self._batch_slots.append(sequence.batch_slot)
+            sequence.batch_slot, sequence.pages = -1, ()
 
-    def _end(self, look: Look[Picture], error: BaseException | None) -> None:
-        look.over = True
-        self._timed.pop(look, None)
-        look.done(look, error)
+    def _end(self, request: ImageRequest[ImageT], error: BaseException | None) -> None:
+        request.over = True
+        self._timed.pop(request, None)
+        request.done(request, error)
 
-    def _private_pages(self, answer: Answer[Picture]) -> int:
+    def _private_pages(self, sequence: Sequence[ImageT]) -> int:
         # The last value sampled is never fed back, hence one position fewer than steps.
-        return -(-(len(answer.prompt) + max(0, answer.skill.steps - 1)) // self._page_size)
+        return -(-(len(sequence.prompt) + max(0, sequence.output.steps - 1)) // self._page_size)
 
-    def _pages_of(self, look: Look[Picture]) -> int:
-        return self._prefix_pages + sum(self._private_pages(answer) for answer in look.answers)
+    def _pages_of(self, request: ImageRequest[ImageT]) -> int:
+        return self._prefix_pages + sum(self._private_pages(sequence) for sequence in request.sequences)
+
+
+def _drop_images(step: Step[ImageT]) -> None:
+    for request in step.requests:
+        request.image = None
+
+
+def _first_phase(sequence: Sequence[ImageT]) -> Phase:
+    phase = sequence.output.next_phase()
+    if phase is None:
+        raise ValueError("an output state that wants no step was scheduled")
+    return phase

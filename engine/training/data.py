@@ -1,4 +1,4 @@
-"""The detection data pack as tensors: every picture and label of a split in one place, ready for a GPU.
+"""The detection data pack as tensors: every image and label of a split in one place, ready for a GPU.
 
 A pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`. Knows nothing of models or losses.
 """
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-SIDE = 416  # longest side of a picture in the pack, pixels
-SLOTS = 48  # most boxes kept of one picture; the largest win (99.7 % of the pictures have fewer)
+SIDE = 416  # longest side of an image in the pack, pixels
+SLOTS = 48  # most boxes kept of one image; the largest win (99.7 % of the images have fewer)
 
 
 class PackError(ValueError):
@@ -29,13 +29,13 @@ class PackError(ValueError):
 
 @dataclass(slots=True)
 class Split:
-    """One split of a pack, N pictures.
+    """One split of a pack, N images.
 
     Attributes:
         classes: class names; a class id is an index into it.
-        images: (N, 3, SIDE, SIDE) uint8, each picture in the upper left corner, the rest grey.
-        sizes: (N, 2) float32, width and height of the picture within SIDE × SIDE, as fractions of SIDE.
-        boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the picture; zeros where there is none.
+        images: (N, 3, SIDE, SIDE) uint8, each image in the upper left corner, the rest grey.
+        sizes: (N, 2) float32, width and height of the image within SIDE × SIDE, as fractions of SIDE.
+        boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros where there is none.
         labels: (N, SLOTS) int64 class ids, -1 where there is no box.
         sure: (N, SLOTS) bool, False for doubtful boxes (ignore regions).
         unknown: (N, classes) bool, True where nothing may be learned about the class.
@@ -88,11 +88,11 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
     return chosen
 
 
-def read_pictures(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]:
-    """The encoded pictures of the given records by their id.
+def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]:
+    """The encoded images of the given records by their id.
 
     Raises:
-        PackError: if a tar or a picture is missing.
+        PackError: if a tar or an image is missing.
     """
     wanted: dict[str, set[str]] = {}
     for record in records:
@@ -111,20 +111,20 @@ def read_pictures(folder: Path, records: list[dict[str, Any]]) -> dict[str, byte
         except (tarfile.TarError, OSError) as error:
             raise PackError(f"{path} is not a whole tar file") from error
     if missing := [str(record["id"]) for record in records if str(record["id"]) not in found]:
-        raise PackError(f"{folder} lacks {len(missing)} pictures, the first of id {missing[0]}")
+        raise PackError(f"{folder} lacks {len(missing)} images, the first of id {missing[0]}")
     return found
 
 
-def open_picture(pictures: dict[str, bytes], name: str) -> Image.Image:
-    """Decode one of the pictures that `read_pictures` gave, as RGB.
+def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
+    """Decode one of the images that `read_images` gave, as RGB.
 
     Raises:
         PackError: if it is damaged.
     """
     try:
-        return Image.open(io.BytesIO(pictures[name])).convert("RGB")
+        return Image.open(io.BytesIO(encoded[name])).convert("RGB")
     except OSError as error:
-        raise PackError(f"picture {name} cannot be decoded") from error
+        raise PackError(f"image {name} cannot be decoded") from error
 
 
 def load_split(folder: Path, split: str, workers: int) -> Split:
@@ -135,7 +135,7 @@ def load_split(folder: Path, split: str, workers: int) -> Split:
     """
     classes = read_classes(folder)
     records = read_labels(folder, split)
-    pictures = read_pictures(folder, records)
+    encoded = read_images(folder, records)
     n = len(records)
     images = torch.full((n, 3, SIDE, SIDE), 114, dtype=torch.uint8)
     sizes = torch.zeros(n, 2)
@@ -146,15 +146,15 @@ def load_split(folder: Path, split: str, workers: int) -> Split:
     ids = {name: i for i, name in enumerate(classes)}
 
     def decode(i: int) -> None:
-        picture = open_picture(pictures, str(records[i]["id"]))
-        picture.thumbnail((SIDE, SIDE))
-        images[i, :, : picture.height, : picture.width] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        sizes[i] = torch.tensor([picture.width / SIDE, picture.height / SIDE])
+        image = open_image(encoded, str(records[i]["id"]))
+        image.thumbnail((SIDE, SIDE))
+        images[i, :, : image.height, : image.width] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        sizes[i] = torch.tensor([image.width / SIDE, image.height / SIDE])
 
     for i, record in enumerate(records):
         named = {*record["boxes"], *record["maybe"], *record["unknown"]}
         if strange := named - ids.keys():
-            raise PackError(f"picture {record['id']} is labelled '{min(strange)}', which classes.txt does not hold")
+            raise PackError(f"image {record['id']} is labelled '{min(strange)}', which classes.txt does not hold")
         rows = [(*box[:4], ids[name], True) for name, group in record["boxes"].items() for box in group]
         rows += [(*box[:4], ids[name], False) for name, group in record["maybe"].items() for box in group]
         rows.sort(key=lambda row: (row[2] - row[0]) * (row[3] - row[1]), reverse=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from saccade.engine.errors import EngineError
-from saccade.engine.evaluation.roofline import decode_bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,11 +76,11 @@ def time_decode(
     from saccade.pipeline.bench.load_generator import open_engine
 
     with open_engine(model, device, dtype=dtype) as engine:
-        if engine.time_step(1, engine.config.text.prefix_attn, 1) is None:
+        if engine.time_step(1, engine.limits.prefix_length, 1) is None:
             raise EngineError("bench decode times a GPU's own clock, and there is none here; see `saccade bench frame`")
-        text = engine.config.text
-        if not text.prefix_attn < length <= text.max_context:
-            raise EngineError(f"--keys: {engine.model.name} has room for {text.prefix_attn + 1} to {text.max_context}")
+        least, most = engine.limits.prefix_length + 1, engine.limits.max_context
+        if not least <= length <= most:
+            raise EngineError(f"--keys: {engine.model.name} has room for {least} to {most}")
         place = torch.device(engine.model.device)
         rate = bandwidth(place)
         rows = []
@@ -93,7 +92,7 @@ def time_decode(
                     float(np.median(times)),
                     float(np.percentile(times, 99)),
                     1e3 * (engine.time_sampling(count) or 0.0),
-                    1e3 * decode_bytes(engine.config, count, length, engine.model.dtype) / rate,
+                    1e3 * engine.costs.decode_bytes(count, length, engine.model.dtype) / rate,
                 )
             )
         name = torch.cuda.get_device_name(place)

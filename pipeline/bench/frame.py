@@ -116,11 +116,9 @@ def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | 
         return None
     import torch
 
-    from saccade.engine.evaluation.roofline import decode_bytes, prefill_flops
-    from saccade.engine.models.moondream.image_crops import crop_count
     from saccade.pipeline.bench.device_peaks import bandwidth, operations
 
-    device, dtype, config = torch.device(engine.model.device), engine.model.dtype, engine.config
-    flops = prefill_flops(config, crop_count(height, width, config.vision), _PROMPT_TOKENS)
-    step = decode_bytes(config, 1, config.text.prefix_attn + 3 * round(boxes), dtype)
+    device, dtype, costs = torch.device(engine.model.device), engine.model.dtype, engine.costs
+    flops = costs.prefill_flops(height, width, _PROMPT_TOKENS)
+    step = costs.decode_bytes(1, engine.limits.prefix_length + 3 * round(boxes), dtype)
     return 1e3 * (flops / operations(device, dtype) + 3 * boxes * step / bandwidth(device))

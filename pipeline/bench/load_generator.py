@@ -216,7 +216,7 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
     grown = {key: after[key] - before[key] for key in after}
     measured.steps += [step for step in step_times(trace) if started < step.end <= ended]
     measured.answers += round(grown["requests_done_total"])
-    measured.rows += round(grown["rows_decode_total"])
+    measured.rows += round(grown["sequences_decode_total"])
     measured.zombies += round(grown["zombies_total"])
     measured.elapsed += ended - started
 
@@ -228,7 +228,7 @@ def wait_for_rest(engine: Engine) -> None:
         TimeoutError: if it does not.
     """
     latest = time.monotonic() + _LONG_S
-    while engine.counters()["lanes_used"]:
+    while engine.counters()["batch_slots_used"]:
         if time.monotonic() > latest:
             raise TimeoutError("the engine does not come to rest")
         time.sleep(0.001)

@@ -82,7 +82,7 @@ def evaluation_table(scores: Evaluation) -> str:
         lines.append(row(one.name, one.boxes, *map(percent, rates)))
     boxes = sum(one.boxes for one in scores.classes)
     lines.append(row("all", boxes, percent(scores.ap50), percent(scores.ap), "", "", percent(scores.empty)))
-    return "\n".join([*lines, f"{scores.pictures} images; in percent; precision, recall and empty at conf 0.5"])
+    return "\n".join([*lines, f"{scores.images} images; in percent; precision, recall and empty at conf 0.5"])
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:

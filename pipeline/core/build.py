@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from saccade.engine.tasks import Detect, Point, Query, Task
+from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks import Detect, Point, Query
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
 from saccade.pipeline.core.errors import ConfigError, StreamError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from saccade.engine.tasks import Task
+from saccade.engine.scheduling.task import Task
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.stats import Report

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Result
-from saccade.engine.tasks import Task
+from saccade.engine.scheduling.task import Task
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from saccade.pipeline.core.stats import Report, Stats
 from saccade.sinks import Latency, Sink, SinkClosedError, SupportsStreamEnd

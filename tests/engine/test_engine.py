@@ -43,7 +43,7 @@ def nano() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of every skill and an open vocabulary, with random weights."""
+    """A model of every output and an open vocabulary, with random weights."""
     return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
 
 
@@ -242,10 +242,10 @@ def test_nano_says_what_it_is(nano: Engine) -> None:
 
 
 def test_nanos_tokenizer_has_a_word_for_every_class(nano: Engine) -> None:
-    from saccade.engine.models.moondream.prompts import FileCodec
+    from saccade.engine.models.moondream.prompts import FileTokenizer
 
     assert nano.model.classes is not None
-    codec = FileCodec(nano.model.folder / "tokenizer.json")
+    codec = FileTokenizer(nano.model.folder / "tokenizer.json")
     ids = [codec.encode(f" {name}") for name in nano.model.classes]
     assert all(len(one) == 1 and one[0] >= 10 for one in ids)
     assert len({one[0] for one in ids}) == len(ids)

@@ -181,8 +181,8 @@ def write_graph(folder: Path, change: Callable[[list[dict[str, Any]]], None] = l
         assert conv.bias is not None
         for kind, value in (("kernel", conv.weight.permute(2, 3, 1, 0)), ("bias", conv.bias.view(1, 1, 1, -1))):
             half = value.detach().half().contiguous().numpy()
-            quantised = {"quantization": {"dtype": "float16", "original_dtype": "float32"}}
-            entries.append({"name": f"{kind}_{i}", "shape": list(half.shape), "dtype": "float32"} | quantised)
+            quantize = {"quantization": {"dtype": "float16", "original_dtype": "float32"}}
+            entries.append({"name": f"{kind}_{i}", "shape": list(half.shape), "dtype": "float32"} | quantize)
             data += half.tobytes()
         attr = {"strides": {"list": {"i": ["1", stride, stride, "1"]}}}
         nodes.append({"name": name, "op": "Conv2D", "input": ["x", f"kernel_{i}"], "attr": attr})

@@ -1,6 +1,6 @@
 """An executor whose model is arithmetic, on real streams: thousands of schedules where a tower would take a day.
 
-What a step reads and writes on the device is there: lanes that carry the sequence on, pages and adapter slots that
+What a step reads and writes on the device is there: slots that carry the sequence on, pages and adapter slots that
 remember who filled them, buffers of the slots. Whoever touches what is not theirs, or too early, is told.
 """
 
@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.scheduling.adapter_slots import Adapter
-from saccade.engine.scheduling.output_state import Phase, Sampling, Skill
-from saccade.engine.scheduling.scheduler import Row, Step, StepKind
+from saccade.engine.scheduling.output_state import OutputState, Sampling
+from saccade.engine.scheduling.scheduler import ScheduledSequence, Step, StepKind
 
 Values = tuple[float, float, float]
 EOS, VOCAB = 0, 6
@@ -47,7 +48,7 @@ def decide(state: int, phase: Phase, sampling: Sampling, number: int, allowed: S
         if sampling.temperature > 0:
             h = mix(sampling.seed, number)
         return float(tokens[h % len(tokens)]), 0.0, 0.0
-    if phase is Phase.BEGIN:
+    if phase is Phase.X_OR_EOS:
         return h % 997 / 997 * 4 - 1, h % 991 / 991, 0.0
     return h % 983 / 983, h % 977 / 977, 0.0
 
@@ -57,12 +58,12 @@ def carry_on(state: int, values: Values) -> int:
     return mix(state, *(hash(value) & (1 << 64) - 1 for value in values))
 
 
-def alone(image: int, adapter: Adapter | None, prompt: Sequence[int], skill: Skill, start: int) -> None:
+def alone(image: int, adapter: Adapter | None, prompt: Sequence[int], output: OutputState, start: int) -> None:
     """The answer of a loop that knows no steps in flight; `start` is the place of the prompt."""
     state, number = begin(image, adapter, prompt), start + len(prompt) - 1
-    while (phase := skill.next_phase()) is not None:
-        values = decide(state, phase, skill.sampling, number, skill.allowed())
-        if skill.commit(values):
+    while (phase := output.next_phase()) is not None:
+        values = decide(state, phase, output.sampling, number, output.allowed())
+        if output.commit(values):
             return
         state, number = carry_on(state, values), number + 1
 
@@ -134,13 +135,13 @@ class SlowStream(CpuStream):
 class _Fed:
     """A row as it was launched."""
 
-    row: Row[int]
+    row: ScheduledSequence[int]
     owner: int
     look: int
     image: int
     adapter: Adapter | None
     adapter_slot: int
-    lane: int
+    batch_slot: int
     prefix: tuple[int, ...]
     pages: tuple[int, ...]
     number: int
@@ -149,16 +150,18 @@ class _Fed:
         """Whether it begins where the other still is."""
         adapters = self.adapter_slot == other.adapter_slot and self.adapter is not other.adapter
         shared = {*self.prefix, *self.pages} & {*other.prefix, *other.pages}
-        return adapters or self.lane == other.lane or bool(shared)
+        return adapters or self.batch_slot == other.batch_slot or bool(shared)
 
 
 class StandIn:
-    """Has the face of `executor.Executor`. Pages are tagged by their owners; a page is private to one answer."""
+    """Has the face of `executor.CpuExecutor`. Pages are tagged by their owners; a page is private to one answer."""
 
-    def __init__(self, depth: int, n_lanes: int, n_pages: int, dice: random.Random, slowest_s: float = 3e-4) -> None:
+    def __init__(
+        self, depth: int, n_batch_slots: int, n_pages: int, dice: random.Random, slowest_s: float = 3e-4
+    ) -> None:
         self.guard = SlotGuard()
         self._compute, self._copy = (SlowStream(name, dice, slowest_s) for name in ("compute", "copy"))
-        self._lanes = [0] * n_lanes
+        self._batch_slots = [0] * n_batch_slots
         self._pages: list[int] = [0] * n_pages
         self._adapters: dict[int, Adapter | None] = {}
         self._rows: list[list[_Fed]] = [[] for _ in range(depth)]
@@ -177,7 +180,7 @@ class StandIn:
             self._steps[slot] = self.guard.launch(slot)
         except ViolationError as error:
             self._compute.run(_raiser(error))
-        rows = [_fed(row, step.kind) for row in step.rows]
+        rows = [_fed(row, step.kind) for row in step.sequences]
         if step.kind is StepKind.PREFILL:
             flying = [fed for other in self._flying.values() for fed in other]
             if any(fed.touches(other) for fed in rows for other in flying):
@@ -191,17 +194,18 @@ class StandIn:
             self.guard.finalize(number)
         except ViolationError as error:
             self._compute.run(_raiser(error))
-        skills = [row.answer.skill for row in step.rows]
+        skills = [row.sequence.output for row in step.sequences]
         allowed = [
-            None if row.answer.finalized else skill.allowed() for row, skill in zip(step.rows, skills, strict=True)
+            None if row.sequence.finalized else output.allowed()
+            for row, output in zip(step.sequences, skills, strict=True)
         ]
 
         def sample() -> None:
             self.guard.write(slot, number)
             self._sampled[slot] = []
-            for fed, skill, ids in zip(rows, skills, allowed, strict=True):
-                values = decide(self._lanes[fed.lane], fed.row.phase, skill.sampling, fed.number, ids)
-                self._lanes[fed.lane] = carry_on(self._lanes[fed.lane], values)
+            for fed, output, ids in zip(rows, skills, allowed, strict=True):
+                values = decide(self._batch_slots[fed.batch_slot], fed.row.phase, output.sampling, fed.number, ids)
+                self._batch_slots[fed.batch_slot] = carry_on(self._batch_slots[fed.batch_slot], values)
                 self._sampled[slot].append(values)
 
         def copy() -> None:
@@ -244,7 +248,7 @@ class StandIn:
                     self._pages[page] = fed.look
                 for page in fed.pages:
                     self._pages[page] = fed.owner
-                self._lanes[fed.lane] = begin(fed.image, fed.adapter, fed.row.answer.prompt)
+                self._batch_slots[fed.batch_slot] = begin(fed.image, fed.adapter, fed.row.sequence.prompt)
                 continue
             if fed.adapter is not None and self._adapters[fed.adapter_slot] is not fed.adapter:
                 raise ViolationError("an adapter has lost its slot while it was used")
@@ -265,15 +269,15 @@ class Faulty(StandIn):
         hit: pictures of the steps that have failed.
     """
 
-    def __init__(self, depth: int, n_lanes: int, n_pages: int, dice: random.Random, rate: float) -> None:
-        super().__init__(depth, n_lanes, n_pages, dice)
+    def __init__(self, depth: int, n_batch_slots: int, n_pages: int, dice: random.Random, rate: float) -> None:
+        super().__init__(depth, n_batch_slots, n_pages, dice)
         self._faults, self._rate = random.Random(dice.random()), rate
         self.hit: set[int] = set()
         self._unfilled: set[int] = set()  # pictures whose prefill fails on the stream
 
     def launch(self, slot: int, step: Step[int]) -> None:
         if self._struck(step):
-            self._unfilled.update(look.image for look in step.looks)
+            self._unfilled.update(look.image for look in step.requests)
             self._compute.run(_raiser(FaultError("on the stream")))
         self._faltering(super().launch, slot, step)
 
@@ -287,7 +291,7 @@ class Faulty(StandIn):
     def _struck(self, step: Step[int]) -> bool:
         if self._faults.random() >= self._rate:
             return False
-        self.hit.update(row.answer.look.image for row in step.rows)
+        self.hit.update(row.sequence.request.image for row in step.sequences)
         return True
 
     def _faltering(self, part: Callable[[int, Step[int]], None], slot: int, step: Step[int]) -> None:
@@ -299,8 +303,8 @@ class Faulty(StandIn):
             raise FaultError("before it is on the stream" if early else "behind it")
 
 
-def _fed(row: Row[int], kind: StepKind) -> _Fed:
-    answer = row.answer
+def _fed(row: ScheduledSequence[int], kind: StepKind) -> _Fed:
+    answer = row.sequence
     look = answer.look
     number = row.position + (len(answer.prompt) - 1 if kind is StepKind.PREFILL else 0)
     return _Fed(
@@ -310,7 +314,7 @@ def _fed(row: Row[int], kind: StepKind) -> _Fed:
         look.image,
         look.adapter,
         look.adapter_slot,
-        answer.lane,
+        answer.batch_slot,
         look.pages,
         answer.pages,
         number,

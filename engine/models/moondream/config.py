@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from saccade.engine.errors import ModelFilesError
+from saccade.engine.models.protocol import ModelLimits
+
 _T = TypeVar("_T")
 
 
-class ConfigError(ValueError):
+class ModelConfigError(ModelFilesError):
     """A config.json that does not describe a model of this family."""
 
 
@@ -72,7 +75,7 @@ class VisionConfig:
 
     @property
     def n_tokens(self) -> int:
-        """Image tokens of one picture, however many crops it was cut into."""
+        """Image tokens of one image, however many crops it was cut into."""
         return self.grid * self.grid
 
 
@@ -124,19 +127,34 @@ class MoondreamConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     classes: tuple[str, ...] | None = None
 
+    @property
+    def limits(self) -> ModelLimits:
+        """What the engine plans with."""
+        text = self.text
+        return ModelLimits(
+            prefix_length=text.prefix_attn,
+            max_context=text.max_context,
+            vocab_size=text.vocab_size,
+            dim=text.dim,
+            n_layers=text.n_layers,
+            n_kv_heads=text.n_kv_heads,
+            head_dim=text.head_dim,
+            bos_id=self.tokenizer.bos_id,
+        )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MoondreamConfig:
         """Build from the parsed config.json.
 
         Raises:
-            ConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
+            ModelConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
         """
         unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes"}
         if unknown:
-            raise ConfigError(f"unknown section '{min(unknown)}'")
+            raise ModelConfigError(f"unknown section '{min(unknown)}'")
         classes = values.get("classes")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise ConfigError("field 'classes' is not a list of names")
+            raise ModelConfigError("field 'classes' is not a list of names")
         config = cls(
             text=_section(TextConfig, "text", values),
             vision=_section(VisionConfig, "vision", values),
@@ -152,16 +170,16 @@ class MoondreamConfig:
         """Read a config.json.
 
         Raises:
-            ConfigError: as `from_dict`, or when the file cannot be read as JSON; the message names the file.
+            ModelConfigError: as `from_dict`, or when the file cannot be read as JSON; the message names the file.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
-                raise ConfigError("not a JSON object")
+                raise ModelConfigError("not a JSON object")
             # On the hub, the model's own configuration sits inside that of the loading library; {} means as published.
             return cls.from_dict(values["config"] if "architectures" in values and "config" in values else values)
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, ConfigError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, ModelConfigError) as error:
+            raise ModelConfigError(f"{path}: {error}") from error
 
     def _check(self) -> None:
         text, vision, region = self.text, self.vision, self.region
@@ -173,7 +191,7 @@ class MoondreamConfig:
             ("vision.crop_size", vision.crop_size),
         ):
             if not count:
-                raise ConfigError(f"field '{name}' is zero")
+                raise ModelConfigError(f"field '{name}' is zero")
         for claim, holds in (
             ("text.dim must be a multiple of text.n_heads", text.dim % text.n_heads == 0),
             ("text.n_heads must be a multiple of text.n_kv_heads", text.n_heads % text.n_kv_heads == 0),
@@ -198,10 +216,10 @@ class MoondreamConfig:
             ),
         ):
             if not holds:
-                raise ConfigError(claim)
+                raise ModelConfigError(claim)
         for name in ("bos_id", "eos_id", "answer_id", "coord_id", "size_id"):
             if getattr(self.tokenizer, name) >= text.vocab_size:
-                raise ConfigError(f"tokenizer.{name} is past text.vocab_size")
+                raise ModelConfigError(f"tokenizer.{name} is past text.vocab_size")
         _check_templates(self.tokenizer.templates, text.vocab_size)
 
 
@@ -219,20 +237,20 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
         for part in parts:
             ids = template.get(part) if isinstance(template, Mapping) else None
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-                raise ConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
+                raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
 
 
 def _section(kind: type[_T], name: str, values: Mapping[str, Any]) -> _T:
     section = values.get(name, {})
     if not isinstance(section, Mapping):
-        raise ConfigError(f"section '{name}' is not an object")
+        raise ModelConfigError(f"section '{name}' is not an object")
     defaults = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key, value in section.items():
         if key not in defaults:
-            raise ConfigError(f"unknown field '{name}.{key}'")
+            raise ModelConfigError(f"unknown field '{name}.{key}'")
         expected = {"int": int, "str": str}.get(str(defaults[key].type), Mapping)
         if not isinstance(value, expected) or isinstance(value, bool):
-            raise ConfigError(f"field '{name}.{key}' is {value!r}, not {expected.__name__}")
+            raise ModelConfigError(f"field '{name}.{key}' is {value!r}, not {expected.__name__}")
         if isinstance(value, int) and value < 0:
-            raise ConfigError(f"field '{name}.{key}' is negative")
+            raise ModelConfigError(f"field '{name}.{key}' is negative")
     return kind(**section)

@@ -1,4 +1,4 @@
-"""From a picture to the crops that the vision tower sees, and back from crop features to one feature map.
+"""From an image to the crops that the vision tower sees, and back from crop features to one feature map.
 
 Gives the reference's numbers byte for byte: Lanczos resize, tiling, overlap, stitching. Knows nothing of weights.
 Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
@@ -17,9 +17,9 @@ from saccade.engine.models.moondream.config import VisionConfig
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
-    """Choose how many tiles (rows, columns) of `window` pixels cover a `height` × `width` picture.
+    """ChoiceOutput how many tiles (rows, columns) of `window` pixels cover a `height` × `width` image.
 
-    A side that fits one window makes a single tile. Otherwise the fewest tiles that cover, grown towards the picture's
+    A side that fits one window makes a single tile. Otherwise the fewest tiles that cover, grown towards the image's
     aspect ratio while at most `max_crops` are used; when even the fewest are too many, both sides shrink alike.
     """
     if height <= window or width <= window:
@@ -39,20 +39,20 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
 
 
 def crop_count(height: int, width: int, config: VisionConfig) -> int:
-    """How many crops the tower has to see of a picture: a single tile equals the global crop."""
+    """How many crops the tower has to see of an image: a single tile equals the global crop."""
     rows, columns = tiling_of(height, width, config)
     return 1 if (rows, columns) == (1, 1) else 1 + rows * columns
 
 
 def tiling_of(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Tiles (rows, columns) of a picture."""
+    """Tiles (rows, columns) of an image."""
     margin = config.overlap_margin * config.enc_patch_size
     window = config.crop_size - 2 * margin
     return select_tiling(height - 2 * margin, width - 2 * margin, window, config.max_crops)
 
 
 def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Cut a picture into one global crop and overlapping tiles.
+    """Cut an image into one global crop and overlapping tiles.
 
     Args:
         image: (height, width, 3) uint8 RGB.
@@ -66,14 +66,14 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
     margin = config.overlap_margin * config.enc_patch_size
     window = size - 2 * margin
     rows, columns = tiling_of(image.shape[0], image.shape[1], config)
-    picture = Image.fromarray(image)
+    pixels = Image.fromarray(image)
     crops = np.empty((1 + rows * columns, size, size, 3), dtype=np.uint8)
-    crops[0] = np.asarray(picture.resize((size, size), Image.Resampling.LANCZOS))
+    crops[0] = np.asarray(pixels.resize((size, size), Image.Resampling.LANCZOS))
     if (rows, columns) == (1, 1):
         crops[1] = crops[0]
         return crops, (rows, columns)
     target = (columns * window + 2 * margin, rows * window + 2 * margin)
-    resized = np.asarray(picture.resize(target, Image.Resampling.LANCZOS))
+    resized = np.asarray(pixels.resize(target, Image.Resampling.LANCZOS))
     for row in range(rows):
         for column in range(columns):
             y, x = row * window, column * window
@@ -81,7 +81,7 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
     return crops, (rows, columns)
 
 
-def normalise(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def normalize(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Map uint8 crops (N, H, W, 3) to (N, 3, H, W) in -1..1, channels-last in memory."""
     return crops.permute(0, 3, 1, 2).to(dtype).div_(255.0).sub_(0.5).div_(0.5)
 

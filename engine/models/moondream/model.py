@@ -10,16 +10,19 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn import functional as F
 
+from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.region import RegionHeads
 from saccade.engine.models.moondream.text import TextDecoder, rotation_table
 from saccade.engine.models.moondream.vision import VisionTower
+from saccade.engine.models.protocol import ModelLimits
 
 _PREFIX = "model."
 
 
-class CheckpointError(ValueError):
+class CheckpointError(ModelFilesError):
     """A weights file that cannot be read or does not fit its config."""
 
 
@@ -27,7 +30,7 @@ class Moondream(nn.Module):
     """Vision tower, text decoder and region heads; parameter names are the published ones less `model.`.
 
     Attributes:
-        fp8: its blocks' weights are numbers that FP8 can say, so that kernels may store them so.
+        fp8: its blocks' weights are exact in FP8, so that kernels may store them so.
     """
 
     def __init__(self, config: MoondreamConfig) -> None:
@@ -39,14 +42,27 @@ class Moondream(nn.Module):
         self.region = RegionHeads(config.region)
 
     @property
+    def limits(self) -> ModelLimits:
+        """What the engine plans with."""
+        return self.config.limits
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.text.wte.device
 
-    def begin_or_stop(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def coord_eos_head(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight (2, dim) and bias (2,) of the coord and eos rows: all of the head that detect and point need."""
         ids, head = self.config.tokenizer, self.text.lm_head
         return head.weight[[ids.coord_id, ids.eos_id]], head.bias[[ids.coord_id, ids.eos_id]]
+
+    def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., 2) float32 of the coordinate token and of the end token."""
+        return F.linear(self.text.post_ln(hidden), *self.coord_eos_head()).float()
+
+    def n_parameters(self) -> int:
+        """How many numbers its weights are."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,7 +74,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
     """Load config.json and model.safetensors from a folder.
 
     Raises:
-        ConfigError: if config.json does not describe a model of this family.
+        ModelConfigError: if config.json does not describe a model of this family.
         CheckpointError: naming the first tensor, in the model's order, that is missing, unknown or of another shape.
     """
     config = MoondreamConfig.from_file(folder / "config.json")

@@ -8,17 +8,18 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.config import TokenizerConfig
 
 FIRST_CODE_POINT = 100
 _SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
 
 
-class CodecError(ValueError):
+class TokenizerError(ModelFilesError):
     """A model whose tokenizer is missing or broken."""
 
 
-class TextCodec(Protocol):
+class TextTokenizer(Protocol):
     """Text to token ids and back."""
 
     def encode(self, text: str) -> list[int]:
@@ -28,7 +29,7 @@ class TextCodec(Protocol):
         """Text of token ids."""
 
 
-class FileCodec:
+class FileTokenizer:
     """A tokenizer.json file."""
 
     def __init__(self, path: Path) -> None:
@@ -43,25 +44,25 @@ class FileCodec:
         return str(self._tokenizer.decode(list(ids)))
 
 
-def codec_of(folder: Path, vocab_size: int) -> TextCodec:
-    """The codec of a model folder: its tokenizer.json, or code points for a model too small to have words.
+def tokenizer_of(folder: Path, vocab_size: int) -> TextTokenizer:
+    """The tokenizer of a model folder: its tokenizer.json, or code points for a model too small to have words.
 
     Raises:
-        CodecError: if a model with words has no tokenizer.json, or it cannot be read.
+        TokenizerError: if a model with words has no tokenizer.json, or it cannot be read.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
-            return FileCodec(path)
+            return FileTokenizer(path)
         except Exception as error:  # the library raises plain Exception
-            raise CodecError(f"{path}: {error}") from error
+            raise TokenizerError(f"{path}: {error}") from error
     if vocab_size > _SMALL:
-        raise CodecError(f"{folder} has no tokenizer.json")
-    return CodePointCodec()
+        raise TokenizerError(f"{folder} has no tokenizer.json")
+    return CodePointTokenizer()
 
 
-class CodePointCodec:
-    """The codec of reference sets that carry no tokenizer: 100 + code point in, `<id>` out."""
+class CodePointTokenizer:
+    """The tokenizer of reference sets that carry no tokenizer: 100 + code point in, `<id>` out."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -72,14 +73,15 @@ class CodePointCodec:
         return "".join(f"<{i}>" for i in ids)
 
 
-class Prompts:
+class MoondreamPrompts:
     """Prompts of one model: the config's templates around encoded words."""
 
-    __slots__ = ("_codec", "_templates")
+    __slots__ = ("_templates", "_tokenizer", "eos_id")
 
-    def __init__(self, config: TokenizerConfig, codec: TextCodec) -> None:
+    def __init__(self, config: TokenizerConfig, tokenizer: TextTokenizer) -> None:
         self._templates = config.templates
-        self._codec = codec
+        self.eos_id = config.eos_id
+        self._tokenizer = tokenizer
 
     def can(self, skill: str) -> bool:
         """Whether the model has a template for 'detect', 'point', 'query' or 'caption'."""
@@ -99,11 +101,11 @@ class Prompts:
 
     def ids(self, words: str) -> list[int]:
         """Ids of words as they are."""
-        return self._codec.encode(words)
+        return self._tokenizer.encode(words)
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of an answer."""
-        return self._codec.decode(ids)
+        return self._tokenizer.decode(ids)
 
     def wrap(self, skill: str, words: str) -> list[int]:
         """Ids of a skill's template around words as they are."""

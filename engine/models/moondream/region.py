@@ -1,4 +1,4 @@
-"""Coordinates and sizes, to and from the text decoder's width. Knows nothing of pictures or prompts.
+"""Coordinates and sizes, to and from the text decoder's width. Knows nothing of images or prompts.
 
 Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
 """
@@ -24,7 +24,7 @@ def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor
 
 
 def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Side as a fraction of the picture from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
+    """Side as a fraction of the image from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
     return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0)
 
 
@@ -54,6 +54,16 @@ class RegionHeads(nn.Module):
     def encode_size(self, value: torch.Tensor) -> torch.Tensor:
         """Embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
         return self.size_encoder(fourier_features(value, self.size_features).to(self.size_encoder.weight.dtype))  # type: ignore[no-any-return]
+
+    def coord(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The most likely coordinate (..., 1) float32: best bin / bins."""
+        logits = self.decode_coord(hidden)
+        return (logits.argmax(-1, keepdim=True) / logits.shape[-1]).float()
+
+    def size(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The most likely width and height (..., 2) float32."""
+        logits = self.decode_size(hidden)
+        return size_value(logits.argmax(-1), logits.shape[-1])
 
     def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., coord_out_dim) of the bins of one coordinate."""

@@ -1,14 +1,12 @@
 """The text decoder: parallel attention and MLP from one norm, partial rotary positions, bidirectional over the prefix.
 
-Knows nothing of pictures, prompts or sampling: embeddings in, hidden states out.
+Knows nothing of images, prompts or sampling: embeddings in, hidden states out.
 Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,95 +15,10 @@ from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import TextConfig
 from saccade.engine.models.moondream.layers import Mlp
+from saccade.engine.models.protocol import Cache, CacheLayer
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each (rows or nothing, length, 1, rotary_dim / 2)."""
-
-
-class Slot(Protocol):
-    """One layer of a cache, and where its next entries go."""
-
-    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put in new keys and values (rows, length, heads, head_dim)."""
-        ...
-
-    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values, each (rows, heads, keys, head_dim)."""
-        ...
-
-
-class Cache(Protocol):
-    """Keys and values of some sequences, however they are stored."""
-
-    @property
-    def key_positions(self) -> torch.Tensor:
-        """(keys,) int64: the position in its sequence of each key that `Slot.read` gives."""
-        ...
-
-    def slots(self, positions: torch.Tensor) -> Sequence[Slot]:
-        """The layers, ready to write at (rows, length) int64 positions."""
-        ...
-
-
-class DenseSlot:
-    """One layer of a `KVCache`; `at` are (rows, 1) row and (rows, length) position indices."""
-
-    __slots__ = ("_at", "_keys", "_values")
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self._keys, self._values, self._at = keys, values, at
-
-    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put in new keys and values (rows, length, heads, head_dim)."""
-        self._keys.transpose(1, 2)[self._at] = k
-        self._values.transpose(1, 2)[self._at] = v
-
-    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values, each (rows, heads, capacity, head_dim)."""
-        return self._keys, self._values
-
-
-class KVCache:
-    """Keys and values of `rows` sequences side by side, each (n_layers, rows, n_kv_heads, capacity, head_dim)."""
-
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.keys, self.values = keys, values
-
-    @classmethod
-    def empty(cls, config: TextConfig, rows: int, capacity: int, like: torch.Tensor) -> KVCache:
-        """A cache of zeros with the dtype and device of `like`."""
-        shape = (config.n_layers, rows, config.n_kv_heads, capacity, config.head_dim)
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
-
-    @property
-    def key_positions(self) -> torch.Tensor:
-        """(capacity,) int64: keys lie in the order of their positions."""
-        return torch.arange(self.keys.shape[3], device=self.keys.device)
-
-    def slots(self, positions: torch.Tensor) -> Sequence[DenseSlot]:
-        """The layers, ready to write at (rows, length) int64 positions."""
-        at = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1), positions
-        return [DenseSlot(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
-
-    def fork(self, rows: int, capacity: int) -> KVCache:
-        """Copy a one-row cache into `rows` rows with room for `capacity` positions."""
-
-        def grow(one: torch.Tensor) -> torch.Tensor:
-            grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))
-            grown[:, :, :, : one.shape[3]] = one
-            return grown
-
-        return KVCache(grow(self.keys), grow(self.values))
-
-    def rows(self, index: torch.Tensor) -> KVCache:
-        """Copy of the given rows."""
-        return KVCache(self.keys[:, index], self.values[:, index])
-
-    def upto(self, length: int) -> KVCache:
-        """View of the first `length` positions."""
-        return KVCache(self.keys[:, :, :, :length], self.values[:, :, :, :length])
 
 
 class Attention(nn.Module):
@@ -118,27 +31,27 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None, alone: bool
+        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, layer: CacheLayer | None, alone: bool
     ) -> torch.Tensor:
-        """Attend from x (rows, length, dim), kept in the slot if any: to all that is there, or if `alone` to x only."""
+        """Attend from x (rows, length, dim), kept in the cache if any: to all of it, or if `alone` to x only."""
         config = self.config
         heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
         turned, v = heads.split([config.n_heads + config.n_kv_heads, config.n_kv_heads], dim=2)
         q, k = rotate(turned, rotation).split([config.n_heads, config.n_kv_heads], dim=2)
-        if slot is not None:
-            slot.write(k, v)
-        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if slot is None or alone else slot.read()
+        if layer is not None:
+            layer.write(k, v)
+        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if layer is None or alone else layer.read()
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=config.n_heads != config.n_kv_heads
         )
         return self.proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def remember(self, x: torch.Tensor, rotation: Rotation, slot: Slot) -> None:
-        """Write x's keys and values and go no further: all that the last block owes an image's prefix."""
+    def write_kv(self, x: torch.Tensor, rotation: Rotation, layer: CacheLayer) -> None:
+        """Write x's keys and values and go no further: all that an image's prefix needs of the last block."""
         config, start = self.config, self.config.n_heads * self.config.head_dim
         heads = F.linear(x, self.qkv.weight[start:], self.qkv.bias[start:]).unflatten(-1, (-1, config.head_dim))
         k, v = heads.chunk(2, dim=2)
-        slot.write(rotate(k, rotation), v)
+        layer.write(rotate(k, rotation), v)
 
 
 class Block(nn.Module):
@@ -151,16 +64,21 @@ class Block(nn.Module):
         self.mlp = Mlp(config.dim, config.ff_dim, config.dim)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, slot: Slot | None, alone: bool = False
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        mask: torch.Tensor | None,
+        layer: CacheLayer | None,
+        alone: bool = False,
     ) -> torch.Tensor:
         """Map (rows, length, dim) to the same shape; the rest as for `Attention`."""
         normed = self.ln(x)
-        return x + self.attn(normed, rotation, mask, slot, alone) + self.mlp(normed)  # type: ignore[no-any-return]
+        return x + self.attn(normed, rotation, mask, layer, alone) + self.mlp(normed)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True, frozen=True)
 class Joined:
-    """A block's four matrices as two: both halves of it read the same input, and add to the same sum.
+    """A block's four matrices as two: both halves of it read the same input, and add to the same residual.
 
     Attributes:
         into: (heads and MLP, dim) weight; the heads first.
@@ -177,7 +95,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Join a block's matrices. Its modules look at the joined weights from here on: nothing is held twice."""
+    """Join a block's matrices. Its modules are views of the joined weights from here on: nothing is stored twice."""
     attn, mlp, dim = block.attn, block.mlp, block.attn.config.dim
     into, out = torch.cat([attn.qkv.weight, mlp.fc1.weight]), torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
     split = attn.qkv.weight.shape[0]
@@ -202,6 +120,11 @@ class TextDecoder(nn.Module):
         cosine, sine = rotation_table(config)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
+
+    @property
+    def n_block_weights(self) -> int:
+        """Weights that each token is multiplied with."""
+        return sum(parameter.numel() for parameter in self.blocks.parameters())
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings (..., dim) of token ids (...)."""
@@ -233,15 +156,15 @@ class TextDecoder(nn.Module):
             keys = torch.arange(x.shape[1], device=x.device) if cache is None else cache.key_positions
             own, prefix = positions.unsqueeze(-1), self.config.prefix_attn
             mask = ((keys <= own) | ((keys < prefix) & (own < prefix))).unsqueeze(1)
-        slots = [None] * len(self.blocks) if cache is None else cache.slots(positions)
-        for block, slot in zip(self.blocks, slots, strict=True):
-            x = block(x, rotation, mask, slot)
+        layers = [None] * len(self.blocks) if cache is None else cache.layers(positions)
+        for block, layer in zip(self.blocks, layers, strict=True):
+            x = block(x, rotation, mask, layer)
         return x
 
-    def remember(self, x: torch.Tensor, cache: Cache) -> None:
-        """Keep sequences that begin at position 0 and see themselves both ways: images.
+    def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
+        """Keep sequences that begin at position 0 and attend in both directions: images.
 
-        Nobody reads the hidden states of an image, so the last block stops at its keys and values.
+        The hidden states of an image are not read, so the last block stops at its keys and values.
 
         Args:
             x: (rows, length, dim) embeddings of the whole prefix.
@@ -249,12 +172,12 @@ class TextDecoder(nn.Module):
         """
         rows, length, _ = x.shape
         rotation = (self.cosine[:length].unsqueeze(1), self.sine[:length].unsqueeze(1))
-        slots = cache.slots(torch.arange(length, device=x.device).expand(rows, -1))
-        for block, slot in zip(self.blocks[:-1], slots[:-1], strict=True):
-            x = block(x, rotation, None, slot, alone=True)
+        layers = cache.layers(torch.arange(length, device=x.device).expand(rows, -1))
+        for block, layer in zip(self.blocks[:-1], layers[:-1], strict=True):
+            x = block(x, rotation, None, layer, alone=True)
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        last.attn.remember(last.ln(x), rotation, slots[-1])
+        last.attn.write_kv(last.ln(x), rotation, layers[-1])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., vocab_size) of the next token from hidden states (..., dim)."""

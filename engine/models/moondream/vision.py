@@ -5,14 +5,17 @@ Behaviour after the public Apache-2.0 reference implementation of Moondream (git
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
 from saccade.engine.models.moondream.csp_stem import CspStem
-from saccade.engine.models.moondream.image_crops import stitch
+from saccade.engine.models.moondream.image_crops import make_crops, normalize, stitch, tiling_of
 from saccade.engine.models.moondream.layers import Mlp
+from saccade.engine.models.protocol import ImageCrops, Tiling
 
 
 class Attention(nn.Module):
@@ -63,8 +66,46 @@ class VisionTower(nn.Module):
         self.post_ln = nn.LayerNorm(config.enc_dim)
         self.proj_mlp = Mlp(2 * config.enc_dim, config.proj_inner_dim, config.proj_out_dim)
 
+    @property
+    def crop_size(self) -> int:
+        """Side of a crop in pixels."""
+        return self.config.crop_size
+
+    @property
+    def crop_margin(self) -> int:
+        """Pixels by which tiles overlap at each side."""
+        return self.config.overlap_margin * self.config.enc_patch_size
+
+    @property
+    def max_crops(self) -> int:
+        """Most tiles of an image."""
+        return self.config.max_crops
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of an image, and of a crop's features."""
+        return self.config.n_tokens
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of a crop's features."""
+        return self.config.enc_dim
+
+    def tiling_of(self, height: int, width: int) -> Tiling:
+        """Tiles of an image."""
+        return tiling_of(height, width, self.config)
+
+    def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
+        """Cut an image (height, width, 3) uint8 RGB; a 1×1 tile equals the global crop, which is all there is then."""
+        crops, tiling = make_crops(image, self.config)
+        return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
+
+    def normalize(self, crops: torch.Tensor) -> torch.Tensor:
+        """See `image_crops.normalize`; in the tower's dtype."""
+        return normalize(crops, self.pos_emb.dtype)
+
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """Features (crops, grid², enc_dim) of normalised crops (crops, 3, crop_size, crop_size)."""
+        """Features (crops, grid², enc_dim) of normalized crops (crops, 3, crop_size, crop_size)."""
         x = self.patches(crops) if self.config.stem == "patch" else self.stem(crops)
         x = x + self.pos_emb
         for block in self.blocks:
@@ -75,8 +116,8 @@ class VisionTower(nn.Module):
         """Image tokens (..., grid², proj_out_dim) from global and local features, each (..., grid², enc_dim)."""
         return self.proj_mlp(torch.cat([whole, tiles], dim=-1))  # type: ignore[no-any-return]
 
-    def forward(self, crops: torch.Tensor, tiling: tuple[int, int]) -> torch.Tensor:
-        """Image tokens (grid², proj_out_dim) of one picture.
+    def forward(self, crops: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        """Image tokens (grid², proj_out_dim) of one image.
 
         Args:
             crops: (1 + rows · columns, 3, crop_size, crop_size), the global crop first.
@@ -87,11 +128,14 @@ class VisionTower(nn.Module):
         if tiling == (1, 1):
             whole = self.features(crops[:1])[0]
             return self.project(whole, whole)
-        features = self.features(crops)
+        return self.join(self.features(crops), tiling)
+
+    def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        """Image tokens (grid², proj_out_dim) from features (1 + tiles, grid², enc_dim), the global crop's first."""
         grid = self.config.grid
         tiles = features[1:].view(-1, grid, grid, features.shape[-1])
         stitched = stitch(tiles, tiling, self.config.overlap_margin).permute(2, 0, 1)
-        pooled = F.adaptive_avg_pool2d(stitched, (grid, grid)).permute(1, 2, 0).reshape(grid * grid, -1)
+        pooled = F.adaptive_avg_pool2d(stitched, (grid, grid)).flatten(1).t()
         return self.project(features[0], pooled)
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:

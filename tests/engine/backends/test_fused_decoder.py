@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from saccade.engine.backends.cpu_paged_cache import TokenPool, TokenRows
-from saccade.engine.backends.fused_decoder import FusedText
-from saccade.engine.models.moondream.text import Block, KVCache, TextDecoder
+from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
+from saccade.engine.backends.dense_cache import DenseCache
+from saccade.engine.backends.fused_decoder import FusedDecoder
+from saccade.engine.models.moondream.text import Block, TextDecoder
 from tests.support.engine import TINY, one_thread, random_model
 
 PAGE = 5  # the prefix of 17 leaves a part of its last page unused
@@ -37,36 +38,36 @@ def test_rows_over_scattered_pages_are_what_the_decoder_says_over_a_dense_cache(
     """Two sequences share a picture's pages, a third has its own; they go on from different positions."""
     model = copy.deepcopy(MODEL).to(dtype)
     model.text.cosine, model.text.sine = MODEL.text.cosine, MODEL.text.sine
-    pool = TokenPool(model, 40, PAGE)
-    text: FusedText | TextDecoder = FusedText(model.text) if fused else model.text
+    pool = CpuPagedCache(model, 40, PAGE)
+    text: FusedDecoder | TextDecoder = FusedDecoder(model.text) if fused else model.text
     images, prompts, token = random(2, PREFIX, TINY.text.dim), random(3, 7, TINY.text.dim), random(3, 1, TINY.text.dim)
     given = [x.to(dtype) for x in (images, prompts, token)]
     prefixes = torch.tensor([[9, 2, 31, 4], [12, 7, 8, 20]])
     table = torch.cat([prefixes[[0, 0, 1]], torch.tensor([[1, 15], [3, 30], [16, 5]])], dim=1)
-    text.remember(given[0], TokenRows(pool, prefixes, PREFIX))
+    text.write_kv(given[0], CpuPagedRows(pool, prefixes, PREFIX))
     at = PREFIX + torch.arange(7).expand(3, -1)
-    cache = TokenRows(pool, table, PREFIX + 7)
+    cache = CpuPagedRows(pool, table, PREFIX + 7)
     read = text(given[1], at, cache, cache.before(at))
     lengths = torch.tensor([[7], [4], [1]])  # what is behind a shorter prompt is written over
-    cache = TokenRows(pool, table, PREFIX + 8)
+    cache = CpuPagedRows(pool, table, PREFIX + 8)
     last = text(given[2], PREFIX + lengths, cache, cache.before(PREFIX + lengths))
     for row, (image, length) in enumerate(zip((0, 0, 1), lengths[:, 0].tolist(), strict=True)):
         own = torch.cat([images[image], prompts[row, :length], token[row]]).unsqueeze(0)
-        dense = KVCache.empty(TINY.text, 1, own.shape[1], own)
+        dense = DenseCache.empty(TINY.text, 1, own.shape[1], own)
         wanted = MODEL.text(own, torch.arange(own.shape[1]).unsqueeze(0), dense)[0, PREFIX:]
         got = torch.cat([read[row, :length], last[row]])
         assert (got - wanted).abs().mean() < tolerance * wanted.abs().mean()
 
 
 def test_a_step_needs_as_many_pages_as_its_longest_sequence_has_come() -> None:
-    pool = TokenPool(MODEL, 40, PAGE)
+    pool = CpuPagedCache(MODEL, 40, PAGE)
     wanted = {PREFIX: 4, PREFIX + 1: 5, PREFIX + PAGE: 5, PREFIX + PAGE + 1: 6}
     assert {position: pool.pages_upto(position) for position in wanted} == wanted
 
 
 def test_joined_weights_are_held_once_and_the_decoder_says_the_same() -> None:
     text = copy.deepcopy(MODEL.text).requires_grad_()
-    fused = FusedText(text)
+    fused = FusedDecoder(text)
     assert not any(part.requires_grad for layer in fused._layers for part in (*layer._into, *layer._out))
     held = {part.untyped_storage().data_ptr() for part in text.parameters()}
     block = text.blocks[0]

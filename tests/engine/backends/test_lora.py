@@ -104,15 +104,15 @@ def test_mixed_requests_get_what_merged_weights_give(
 
 
 def test_rows_without_an_adapter_are_exactly_what_they_were(model: Moondream, tmp_path: Path) -> None:
+    from saccade.engine.backends.dense_cache import DenseCache
     from saccade.engine.backends.lora import AdapterBank, load_adapter
-    from saccade.engine.models.moondream.text import KVCache
 
     save_file(matrices(model, 4, 5), tmp_path / "a")
     bank = AdapterBank(model.text, 2, 4)
     bank.fill(2, load_adapter("a", tmp_path / "a", model.text, 4))
     x, at = torch.randn(3, 20, TINY.text.dim), torch.arange(20).expand(3, -1)
-    plain = model.text(x, at, KVCache.empty(TINY.text, 3, 20, x))
-    mixed = bank.text(torch.tensor([0, 2, 1]))(x, at, KVCache.empty(TINY.text, 3, 20, x))
+    plain = model.text(x, at, DenseCache.empty(TINY.text, 3, 20, x))
+    mixed = bank.text(torch.tensor([0, 2, 1]))(x, at, DenseCache.empty(TINY.text, 3, 20, x))
     assert torch.equal(mixed[[0, 2]], plain[[0, 2]])
     assert (mixed[1] - plain[1]).abs().max() > 0.1
     assert bank._text.wte is model.text.wte

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from saccade.engine.backends.paged_cache import PagedPool
+from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner
-from saccade.engine.backends.quantization import quantised, round_to_fp8, widened
+from saccade.engine.backends.quantization import dequantize, quantize, round_to_fp8
 from saccade.engine.models.moondream.config import MoondreamConfig, RegionConfig, TextConfig, VisionConfig
-from saccade.engine.models.moondream.image_crops import make_crops, normalise, tiling_of
+from saccade.engine.models.moondream.image_crops import make_crops, normalize, tiling_of
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
-from saccade.engine.scheduling.output_state import Phase
+from saccade.engine.phase import Phase
 from tests.support.engine import noise, random_model
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
@@ -48,7 +48,7 @@ class Pair:
         if fp8:
             round_to_fp8(self.model)
         assert fits(self.model)
-        self.pools = [PagedPool(self.model, 256, PAGE) for _ in range(2)]
+        self.pools = [PagedCache(self.model, 256, PAGE) for _ in range(2)]
         for name in ("keys", "values"):
             filled = torch.randn_like(getattr(self.pools[0], name))
             for pool in self.pools:
@@ -81,9 +81,9 @@ def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool) -
     pair = Pair(n_kv_heads, fp8)
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
     at = numbers([82 + row * 2 % 40 for row in range(rows)])
-    lanes = numbers([*range(rows)])
-    wanted = pair.plain.rows(x.clone(), at, lanes, tables(rows), False)
-    got = pair.packed.rows(x.clone(), at, lanes, tables(rows), False)
+    batch_slots = numbers([*range(rows)])
+    wanted = pair.plain.rows(x.clone(), at, batch_slots, tables(rows), False)
+    got = pair.packed.rows(x.clone(), at, batch_slots, tables(rows), False)
     assert far(got, wanted) < 0.01
     assert pair.caches_apart() < 0.01
 
@@ -92,23 +92,23 @@ def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool) -
 @pytest.mark.parametrize(("rows", "fp8"), [(1, False), (8, False), (64, False), (8, True), (64, True)])
 def test_kernels_that_begin_early_read_nothing_too_early(rows: int, fp8: bool) -> None:
     pair = Pair(fp8=fp8)
-    if not pair.packed._ahead:
+    if not pair.packed._pdl:
         pytest.skip("this GPU launches one kernel after the other")
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
-    at, lanes, own = numbers([82 + row * 2 % 40 for row in range(rows)]), numbers([*range(rows)]), tables(rows)
+    at, batch_slots, own = numbers([82 + row * 2 % 40 for row in range(rows)]), numbers([*range(rows)]), tables(rows)
     phases = numbers([row % 3 for row in range(rows)])
     sampled, state = torch.zeros(rows, 3, device="cuda"), torch.zeros(rows, 256, device="cuda", dtype=torch.bfloat16)
 
     def step(begin: torch.Tensor) -> torch.Tensor:
-        hidden = pair.packed.rows(begin, at, lanes, own, False)
-        pair.packed.objects(hidden, phases, lanes, True, True, sampled, state)
+        hidden = pair.packed.rows(begin, at, batch_slots, own, False)
+        pair.packed.objects(hidden, phases, batch_slots, True, True, sampled, state)
         return hidden
 
     for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
-        part._ahead = False
+        part._pdl = False
     wanted = [tensor.clone() for tensor in (step(x.clone()), sampled, state)]
     for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
-        part._ahead = True
+        part._pdl = True
     held, graph = x.clone(), torch.cuda.CUDAGraph()
     step(held)
     with torch.cuda.graph(graph):
@@ -159,15 +159,15 @@ def test_pictures_and_prompts_together_agree_with_the_modules(asked: int, fp8: b
 
 @torch.inference_mode()
 def test_samples_agree_with_the_modules() -> None:
-    pair, lanes = Pair(), numbers([*range(12)])
+    pair, batch_slots = Pair(), numbers([*range(12)])
     region = pair.model.region
     hidden = torch.randn(12, 256, device="cuda", dtype=torch.bfloat16)
-    phases = numbers([Phase.BEGIN, Phase.Y, Phase.SIZE] * 4)
+    phases = numbers([Phase.X_OR_EOS, Phase.Y, Phase.SIZE] * 4)
     plain, sampled = (torch.zeros(12, 3, device="cuda") for _ in range(2))
     state = torch.zeros(13, 256, device="cuda", dtype=torch.bfloat16)
-    pair.plain.objects(hidden, phases, lanes, True, True, plain, torch.zeros_like(state))
-    pair.packed.objects(hidden, phases, lanes, True, True, sampled, state)
-    begins, places, sizes = phases == Phase.BEGIN, phases != Phase.SIZE, phases == Phase.SIZE
+    pair.plain.objects(hidden, phases, batch_slots, True, True, plain, torch.zeros_like(state))
+    pair.packed.objects(hidden, phases, batch_slots, True, True, sampled, state)
+    begins, places, sizes = phases == Phase.X_OR_EOS, phases != Phase.SIZE, phases == Phase.SIZE
     torch.testing.assert_close(sampled[begins, 0], plain[begins, 0], atol=3e-2, rtol=2e-2)
     # The modules round scores to bfloat16, in which the two best may be the same: the best by far is not asked for.
     scores = region.decode_coord(hidden)[places].float()
@@ -191,7 +191,7 @@ def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
 
     model = Pair(fp8=fp8).model
     crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")
-    pixels = normalise(crops, torch.bfloat16)
+    pixels = normalize(crops, torch.bfloat16)
     assert far(PackedTower(model).features(pixels), model.vision.features(pixels)) < limit
 
 
@@ -205,8 +205,8 @@ def test_products_of_few_rows(rows: int, parts: int, fp8: bool) -> None:
     x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     packed = weight
     if fp8:
-        packed, scale = quantised(weight)
-        weight = widened(packed, scale, torch.float32)
+        packed, scale = quantize(weight)
+        weight = dequantize(packed, scale, torch.float32)
     wanted = x.float() @ weight.float().t()
     out = torch.empty(parts, rows, 256, device="cuda") if parts > 1 else torch.empty(rows, 256, device="cuda")
     product(x, packed, out, scale=scale)
@@ -217,14 +217,14 @@ def test_products_of_few_rows(rows: int, parts: int, fp8: bool) -> None:
 def test_rows_are_squeezed_as_weights_are() -> None:
     from saccade.engine.kernels.fp8_linear import linear, squeeze
 
-    plain, bent = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
-    joined = torch.cat([plain.float(), F.gelu(bent.float(), approximate="tanh")], dim=1)
-    squeezed = squeeze(plain, bent)
-    assert far(widened(*squeezed, torch.float32), joined) < 0.04
-    assert far(widened(*squeezed, torch.float32), widened(*quantised(joined), torch.float32)) < 0.01
-    packed, scale = quantised(torch.randn(160, 416, device="cuda"))
+    plain, gelu = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
+    joined = torch.cat([plain.float(), F.gelu(gelu.float(), approximate="tanh")], dim=1)
+    squeezed = squeeze(plain, gelu)
+    assert far(dequantize(*squeezed, torch.float32), joined) < 0.04
+    assert far(dequantize(*squeezed, torch.float32), dequantize(*quantize(joined), torch.float32)) < 0.01
+    packed, scale = quantize(torch.randn(160, 416, device="cuda"))
     bias = torch.randn(160, device="cuda", dtype=torch.bfloat16)
-    wanted = widened(*squeezed, torch.float32) @ widened(packed, scale, torch.float32).t() + bias.float()
+    wanted = dequantize(*squeezed, torch.float32) @ dequantize(packed, scale, torch.float32).t() + bias.float()
     assert far(linear(*squeezed, packed, scale, bias), wanted) < 0.01
 
 

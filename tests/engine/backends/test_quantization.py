@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.engine import Engine
-from saccade.engine.backends.quantization import LARGEST, quantised, round_to_fp8, widened
+from saccade.engine.backends.quantization import LARGEST, dequantize, quantize, round_to_fp8
 from saccade.engine.errors import EngineError
 from saccade.engine.evaluation.random_model import random_engine
 from saccade.engine.models.moondream.text import Block
@@ -15,8 +15,8 @@ from tests.support.engine import SCREEN, TINY, random_model, square
 
 def test_weights_are_within_a_sixteenth_and_keep_their_largest() -> None:
     weight = torch.randn(64, 512) * torch.logspace(-4, 3, 64).unsqueeze(1)
-    packed, scale = quantised(weight)
-    back = widened(packed, scale, torch.float32)
+    packed, scale = quantize(weight)
+    back = dequantize(packed, scale, torch.float32)
     error = (back - weight).abs()
     # Three bits of fraction are a sixteenth; below the smallest normal number, 2⁻⁶, steps are 2⁻⁹ of the scale.
     assert (error <= torch.maximum(weight.abs() / 16, scale.unsqueeze(1) * 2**-10) * 1.0001).all()
@@ -25,14 +25,14 @@ def test_weights_are_within_a_sixteenth_and_keep_their_largest() -> None:
 
 
 def test_outputs_of_nothing_but_zeros_stay_so() -> None:
-    packed, scale = quantised(torch.zeros(3, 16))
-    assert torch.equal(widened(packed, scale, torch.float32), torch.zeros(3, 16))
+    packed, scale = quantize(torch.zeros(3, 16))
+    assert torch.equal(dequantize(packed, scale, torch.float32), torch.zeros(3, 16))
 
 
 def test_rounding_twice_changes_nothing_that_matters() -> None:
     weight = torch.randn(32, 256, dtype=torch.bfloat16)
-    once = widened(*quantised(weight), torch.bfloat16)
-    again = widened(*quantised(once), torch.bfloat16)
+    once = dequantize(*quantize(weight), torch.bfloat16)
+    again = dequantize(*quantize(once), torch.bfloat16)
     assert float(((again - once).abs() / once.abs().clamp(min=1e-6)).max()) < 2**-7  # bfloat16's own step
 
 
@@ -51,7 +51,7 @@ def test_the_blocks_of_a_model_are_rounded_and_the_rest_is_not() -> None:
     for block in model.text.blocks:
         assert isinstance(block, Block)
         out = torch.cat([block.attn.proj.weight, block.mlp.fc2.weight], dim=1)
-        torch.testing.assert_close(widened(*quantised(out), out.dtype), out)
+        torch.testing.assert_close(dequantize(*quantize(out), out.dtype), out)
 
 
 def test_an_engine_says_its_dtype_and_answers_nearly_the_same() -> None:

@@ -29,7 +29,7 @@ def sheet(sure: list[list[float]], found: list[Box], maybe: list[list[float]] | 
 def test_perfect_finds_score_one() -> None:
     sheets = [sheet([LEFT, RIGHT], [find(LEFT, 0.9), find(RIGHT, 0.6)]), sheet([BELOW], [find(BELOW, 0.7)])]
     score = _score("cat", sheets)
-    assert (score.boxes, score.pictures) == (3, 2)
+    assert (score.boxes, score.images) == (3, 2)
     assert (score.ap50, score.ap, score.precision, score.recall) == pytest.approx((1.0, 1.0, 1.0, 1.0))
     assert score.empty is None
 
@@ -43,7 +43,7 @@ def test_no_finds_score_nothing() -> None:
 
 def test_a_class_without_labels_has_no_ap() -> None:
     score = _score("cat", [sheet([], [find(LEFT, 0.9)]), sheet([], [])])
-    assert (score.boxes, score.pictures) == (0, 2)
+    assert (score.boxes, score.images) == (0, 2)
     assert (score.ap50, score.ap, score.precision, score.recall) == (None, None, None, None)
     assert score.empty == 0.5
 
@@ -55,7 +55,7 @@ def test_an_ap_worked_out_by_hand() -> None:
         sheet([BELOW], []),
         sheet([], [find(LEFT, 0.2)]),
     ]
-    sheets[0].found.append(find(RIGHT, 0.7))
+    sheets[0].objects.append(find(RIGHT, 0.7))
     score = _score("cat", sheets)
     # Precision is 1 up to recall 1/3 (levels 0.00–0.33: 34 of 101), then 2/3 up to 2/3 (0.34–0.66: 33), then 0.
     assert score.ap50 == pytest.approx((34 * 1.0 + 33 * 2 / 3) / 101)
@@ -157,9 +157,9 @@ def test_finding_what_the_labels_say_scores_one(nano: Engine, tmp_path: Path) ->
     told: list[tuple[int, int]] = []
     result = evaluate(nano, pack, progress=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
-    assert result.pictures == 2
+    assert result.images == 2
     (tv,) = result.classes  # 'dragon' is not asked of a model that does not know it
-    assert (tv.name, tv.boxes, tv.pictures) == ("tv", 1, 2)
+    assert (tv.name, tv.boxes, tv.images) == ("tv", 1, 2)
     assert (tv.ap50, tv.ap, tv.precision, tv.recall, tv.empty) == pytest.approx((1.0, 1.0, 1.0, 1.0, 1.0))
     assert (result.ap50, result.ap, result.empty) == pytest.approx((1.0, 1.0, 1.0))
 
@@ -178,11 +178,11 @@ def test_unknown_pairs_are_left_out_and_doubtful_ones_do_not_count(nano: Engine,
     )
     result = evaluate(nano, pack, progress=silent)
     tv, cat = result.classes
-    assert (tv.pictures, tv.boxes, tv.precision, tv.ap50) == (2, 1, 1.0, pytest.approx(1.0))
+    assert (tv.images, tv.boxes, tv.precision, tv.ap50) == (2, 1, 1.0, pytest.approx(1.0))
     assert tv.empty is None
-    assert (cat.pictures, cat.boxes, cat.ap50, cat.empty) == (2, 0, None, 1.0)
+    assert (cat.images, cat.boxes, cat.ap50, cat.empty) == (2, 0, None, 1.0)
     assert result.ap50 == pytest.approx(1.0)
-    assert evaluate(nano, pack, limit=1, progress=silent).pictures == 1
+    assert evaluate(nano, pack, limit=1, progress=silent).images == 1
     one = json.loads(json.dumps(result.to_dict()))
     assert [entry["name"] for entry in one["classes"]] == ["tv", "cat"]
 

@@ -144,8 +144,8 @@ def test_an_array_of_another_shape_fails(one: Path) -> None:
     assert failing(one) == {"image embeddings"}
 
 
-def one_more(case: dict[str, Any], skill: str) -> None:
-    case[skill]["person"]["-8.0"].append(case[skill]["person"]["-8.0"][0])
+def one_more(case: dict[str, Any], output: str) -> None:
+    case[output]["person"]["-8.0"].append(case[output]["person"]["-8.0"][0])
 
 
 @pytest.mark.parametrize(

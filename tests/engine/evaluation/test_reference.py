@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from saccade.engine.evaluation.reference import Generator
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_value
-from saccade.engine.scheduling.found import Found
+from saccade.engine.scheduling.output_state import DecodedObject
 from tests.support.engine import TINY, noise, one_thread, random_model
 
 IDS = TINY.tokenizer
@@ -28,7 +28,7 @@ def undecided(model: Moondream) -> Moondream:
 
 
 MODEL = undecided(random_model(TINY))
-RUNNER = Generator(MODEL)
+RUNNER = Generator(MODEL, IDS.eos_id)
 PROMPTS = [[1, 23, 47, 2, *range(60, 60 + n), 3] for n in (1, 4, 2)]
 confs = st.floats(-8, 8).map(lambda logit: 1 / (1 + math.exp(-logit)))
 
@@ -45,18 +45,18 @@ def image(seed: int) -> torch.Tensor:
 
 def ask(
     seed: int, prompts: list[list[int]], conf: list[float], limits: list[int] | None = None, sized: bool = True
-) -> list[list[Found]]:
+) -> list[list[DecodedObject]]:
     limits = limits or [6] * len(prompts)
     state = RUNNER.prefill(RUNNER.prefix(image(seed)), prompts, max(limits) * 3)
     return RUNNER.objects(state, sized, limits, conf)
 
 
-def places(found: list[Found]) -> list[tuple[float, ...]]:
+def places(found: list[DecodedObject]) -> list[tuple[float, ...]]:
     return [(one.x, one.y, one.width, one.height) for one in found]
 
 
 @torch.inference_mode()
-def by_hand(seed: int, prompt: list[int], conf: float, limit: int, sized: bool) -> list[Found]:
+def by_hand(seed: int, prompt: list[int], conf: float, limit: int, sized: bool) -> list[DecodedObject]:
     """The answer with no cache and no batch: every step is a forward over the whole sequence."""
     text, region = MODEL.text, MODEL.region
     x = torch.cat([text.embed(torch.tensor([IDS.bos_id])), image(seed), text.embed(torch.tensor(prompt))])
@@ -64,7 +64,7 @@ def by_hand(seed: int, prompt: list[int], conf: float, limit: int, sized: bool) 
     def last() -> torch.Tensor:
         return text(x.unsqueeze(0), torch.arange(len(x)).unsqueeze(0))[0, -1]
 
-    found: list[Found] = []
+    found: list[DecodedObject] = []
     while len(found) < limit:
         p = torch.softmax(text.logits(last()).double(), -1)
         score = (p[IDS.coord_id] / (p[IDS.coord_id] + p[IDS.eos_id])).item()
@@ -80,7 +80,7 @@ def by_hand(seed: int, prompt: list[int], conf: float, limit: int, sized: bool) 
             size = size_value(region.decode_size(last()).argmax(-1), 1024)
             numbers += size.tolist()
             x = torch.cat([x, region.encode_size(size.view(1, 2))])
-        found.append(Found(score, *numbers))
+        found.append(DecodedObject(score, *numbers))
     return found
 
 

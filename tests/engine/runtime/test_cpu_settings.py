@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from saccade.engine.runtime.cpu_settings import share_among
+from saccade.engine.runtime.cpu_settings import set_threads
 
 
 @pytest.mark.skipif(
@@ -14,7 +14,7 @@ from saccade.engine.runtime.cpu_settings import share_among
 )
 def test_a_thread_says_for_itself_how_many_work_for_it() -> None:
     def share(threads: int) -> int:
-        share_among(threads)
+        set_threads(threads)
         return torch.get_num_threads()
 
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:

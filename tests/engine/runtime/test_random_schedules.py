@@ -21,16 +21,16 @@ from saccade.engine.errors import DeadlineError
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.output_state import (
-    Choose,
-    FindBoxes,
-    FindObjects,
-    FindPoints,
+    BoxesOutput,
+    ChoiceOutput,
+    ObjectsOutput,
+    OutputState,
+    PointsOutput,
     Sampling,
-    Skill,
-    WriteText,
+    TextOutput,
 )
 from saccade.engine.scheduling.page_pool import PagePool
-from saccade.engine.scheduling.scheduler import Answer, Look, NeverFitsError, Scheduler
+from saccade.engine.scheduling.scheduler import ImageRequest, RequestTooLargeError, Scheduler, Sequence
 from tests.support.engine_stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
 
 PAGE, PREFIX, ROOM = 4, 10, 24
@@ -41,7 +41,7 @@ OPTIONS = [((1,), (2,)), ((1,), (1, 2), (3, 4, 5)), ((2, 2, 2, 2), (2, 2, 1), (5
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, and everything that makes its skill."""
+    """A prompt, and everything that makes its output."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -50,14 +50,14 @@ class Asked:
     sampling: Sampling
     stop: int
 
-    def skill(self) -> Skill:
+    def output(self) -> OutputState:
         if self.kind == "boxes":
-            return FindBoxes(self.length, self.conf, ROOM)
+            return BoxesOutput(self.length, self.conf, ROOM)
         if self.kind == "points":
-            return FindPoints(self.length, self.conf, ROOM)
+            return PointsOutput(self.length, self.conf, ROOM)
         if self.kind == "choice":
-            return Choose(EOS, OPTIONS[self.length % 3], ROOM, self.sampling)
-        return WriteText(EOS, 2 * self.length, ROOM, self.sampling, lambda token: token == self.stop)
+            return ChoiceOutput(EOS, OPTIONS[self.length % 3], ROOM, self.sampling)
+        return TextOutput(EOS, 2 * self.length, ROOM, self.sampling, lambda token: token == self.stop)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Arrival:
 class Workload:
     arrivals: tuple[Arrival, ...]
     n_pages: int
-    n_lanes: int
+    n_batch_slots: int
     n_adapters: int
     together: int
 
@@ -112,32 +112,32 @@ class Outcome:
     """How each look ended, with its answers."""
 
     errors: list[BaseException | None]
-    answers: list[list[Any]]
+    sequences: list[list[Any]]
     zombies: int
     hit: set[int]
 
 
-def answer_of(skill: Skill) -> object:
-    return skill.found if isinstance(skill, FindObjects) else skill.tokens  # type: ignore[attr-defined]
+def answer_of(output: OutputState) -> object:
+    return output.objects if isinstance(output, ObjectsOutput) else output.tokens  # type: ignore[attr-defined]
 
 
 def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop, faults: float = 0.0) -> Outcome:
     pool = PagePool(work.n_pages)
-    scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, work.n_lanes, work.together, work.n_adapters)
-    executor = Faulty(depth, work.n_lanes, work.n_pages, random.Random(seed), faults)
+    scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, work.n_batch_slots, work.together, work.n_adapters)
+    executor = Faulty(depth, work.n_batch_slots, work.n_pages, random.Random(seed), faults)
     loop = loops(executor, scheduler, depth)  # type: ignore[arg-type]
     ended: dict[int, BaseException | None] = {}
-    looks: list[Look[int]] = []
+    looks: list[ImageRequest[int]] = []
     for number, one in enumerate(work.arrivals):
         time.sleep(one.after_s)
         deadline = float("inf") if one.deadline_s is None else time.monotonic() + one.deadline_s
-        answers = [Answer[int](ask.prompt, ask.skill()) for ask in one.asked]
+        answers = [Sequence[int](ask.prompt, ask.output()) for ask in one.asked]
 
-        def done(look: Look[int], error: BaseException | None) -> None:
+        def done(look: ImageRequest[int], error: BaseException | None) -> None:
             assert look.image not in ended, "told twice"
             ended[look.image] = error
 
-        looks.append(Look(number, answers, done, deadline, ADAPTERS[one.adapter]))
+        looks.append(ImageRequest(number, answers, done, deadline, ADAPTERS[one.adapter]))
         loop.add(looks[-1])  # type: ignore[arg-type]
         for before, other in enumerate(work.arrivals[: number + 1]):
             if other.cancel is not None and before + other.cancel == number:
@@ -148,12 +148,12 @@ def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop,
         time.sleep(2e-4)
     loop.close(RuntimeError("closed"))
     assert scheduler.at_rest
-    assert not any(answer.inflight_refs for look in looks for answer in look.answers)
+    assert not any(answer.inflight_refs for look in looks for answer in look.sequences)
     assert [look.over for look in looks] == [True] * len(looks)
     errors = [ended[number] for number in range(len(looks))]
     return Outcome(
         errors,
-        [[answer_of(answer.skill) for answer in look.answers] for look in looks],
+        [[answer_of(answer.output) for answer in look.sequences] for look in looks],
         scheduler.zombies,
         executor.hit,
     )
@@ -165,10 +165,10 @@ def check(work: Workload, outcome: Outcome) -> None:
         if error is None:
             wanted = []
             for ask in one.asked:
-                skill = ask.skill()
-                alone(number, ADAPTERS[one.adapter], ask.prompt, skill, PREFIX)
-                wanted.append(answer_of(skill))
-            assert outcome.answers[number] == wanted
+                output = ask.output()
+                alone(number, ADAPTERS[one.adapter], ask.prompt, output, PREFIX)
+                wanted.append(answer_of(output))
+            assert outcome.sequences[number] == wanted
         elif isinstance(error, CancelledError):
             assert one.cancel is not None
         elif isinstance(error, DeadlineError):
@@ -176,7 +176,7 @@ def check(work: Workload, outcome: Outcome) -> None:
         elif isinstance(error, FaultError):
             assert number in outcome.hit
         else:
-            assert isinstance(error, NeverFitsError), error
+            assert isinstance(error, RequestTooLargeError), error
 
 
 @settings(
@@ -194,8 +194,8 @@ def test_pipelined_answers_are_blocking_ones_whatever_comes_when(work: Workload,
     blocking, pipelined = run(work, 1, seed), run(work, 2, seed)
     check(work, blocking)
     check(work, pipelined)
-    for a, b, x, y in zip(blocking.errors, pipelined.errors, blocking.answers, pipelined.answers, strict=True):
-        assert isinstance(a, NeverFitsError) == isinstance(b, NeverFitsError)
+    for a, b, x, y in zip(blocking.errors, pipelined.errors, blocking.sequences, pipelined.sequences, strict=True):
+        assert isinstance(a, RequestTooLargeError) == isinstance(b, RequestTooLargeError)
         assert a is not None or b is not None or x == y
     assert blocking.zombies == 0 or any(one.cancel is not None or one.deadline_s for one in work.arrivals)
 
@@ -216,12 +216,12 @@ def looks_told(loop: StepLoop, count: int) -> dict[int, BaseException | None]:
     """How looks end that are added one behind the other."""
     ended: dict[int, BaseException | None] = {}
 
-    def done(look: Look[int], error: BaseException | None) -> None:
+    def done(look: ImageRequest[int], error: BaseException | None) -> None:
         ended[look.image] = error
 
     for number in range(count):
         try:
-            loop.add(Look(number, [Answer((1,), FindBoxes(5, 0.0, ROOM))], done))  # type: ignore[arg-type]
+            loop.add(ImageRequest(number, [Sequence((1,), BoxesOutput(5, 0.0, ROOM))], done))  # type: ignore[arg-type]
         except BaseException as error:
             ended[number] = error
         latest = time.monotonic() + WAIT_S
@@ -271,7 +271,7 @@ def test_nobody_waits_for_a_loop_that_is_gone(part: str) -> None:
     loop.close(RuntimeError("closed"))
     assert all(isinstance(error, GoneError) for error in ended.values())
     with pytest.raises(GoneError):
-        loop.add(Look(9, [], lambda look, error: None))  # type: ignore[arg-type]
+        loop.add(ImageRequest(9, [], lambda look, error: None))  # type: ignore[arg-type]
 
 
 # What the checks are worth: each of these engines is broken in one place, and is found out.
@@ -290,7 +290,7 @@ BUSY = Workload(
         for n in range(12)
     ),
     n_pages=60,
-    n_lanes=6,
+    n_batch_slots=6,
     n_adapters=1,
     together=1,
 )
@@ -314,7 +314,7 @@ def test_the_same_work_is_no_trouble_unbroken() -> None:
 
 def test_a_slot_launched_again_before_it_is_read_is_found_out() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(30), PAGE, PREFIX, 4, 1)
-    scheduler.add(Look(0, [Answer((1,), WriteText(EOS, 9, ROOM))], lambda look, error: None))
+    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 9, ROOM))], lambda look, error: None))
     executor = StandIn(2, 4, 30, random.Random(0))
     for slot in (0, 1, 0):
         step = scheduler.next_step()
@@ -340,14 +340,14 @@ def test_a_slot_written_while_it_is_copied_is_found_out() -> None:
 
 
 def test_pages_given_back_under_a_step_in_flight_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_go = Scheduler._let_go
+    let_go = Scheduler._release
 
-    def hasty(self: Scheduler[int], answer: Answer[int]) -> None:
+    def hasty(self: Scheduler[int], answer: Sequence[int]) -> None:
         refs, answer.inflight_refs = answer.inflight_refs, 0
         let_go(self, answer)
         answer.inflight_refs = refs
 
-    monkeypatch.setattr(Scheduler, "_let_go", hasty)
+    monkeypatch.setattr(Scheduler, "_release", hasty)
     found_out(BUSY, "has been given away")
 
 

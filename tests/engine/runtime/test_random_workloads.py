@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 import saccade.engine.engine as engine_module
 import saccade.engine.runtime.cpu_executor as executor_module
 from saccade.engine import Caption, DeadlineError, Detect, Engine, Point, Query, Result, Task
-from saccade.engine.runtime.cpu_executor import Executor
-from saccade.engine.scheduling.scheduler import NeverFitsError
+from saccade.engine.runtime.cpu_executor import CpuExecutor
+from saccade.engine.scheduling.scheduler import RequestTooLargeError
 from tests.support.engine import TINY, noise, one_thread, random_model, write_model
 from tests.support.engine_stand_in import SlotGuard, SlowStream
 
@@ -39,7 +39,7 @@ TASKS: list[Task] = [
 ADAPTERS = ["", "red", "green"]
 
 
-class Guarded(Executor):
+class Guarded(CpuExecutor):
     """Refuses what disturbs a slot whose values are on their way to the host."""
 
     def __init__(self, model: Any, depth: int, *rest: Any) -> None:
@@ -110,7 +110,7 @@ def slow(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     dice = random.Random(depth)
     with pytest.MonkeyPatch.context() as patch, one_thread():
         patch.setattr(executor_module, "open_stream", lambda device, name: SlowStream(name, dice, 2e-3))
-        patch.setattr(engine_module, "Executor", Guarded)
+        patch.setattr(engine_module, "CpuExecutor", Guarded)
         patch.setattr(engine_module, "PAGE_SIZE", 8)
         with Engine.load(str(folder), "cpu", depth=depth) as whole:
             model = whole._loop._executor.model
@@ -159,7 +159,7 @@ def test_any_workload_is_answered_as_one_by_one(
             assert fate == "cancel"
         except DeadlineError:
             assert fate in ("deadline", "late")
-        except NeverFitsError:
+        except RequestTooLargeError:
             assert len(tasks) > 1
         else:
             wanted = [alone[image, task, adapter] for task in tasks]

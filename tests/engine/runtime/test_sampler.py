@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.runtime.sampler import _GOLDEN, _mix, gumbel, likeliest, sample
+from saccade.engine.runtime.sampler import _GOLDEN, _mix, gumbel, keep_top_p, sample
 
 # Sums of squared deviations, by degrees of freedom, that chance exceeds once in a thousand tables.
 CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32}
@@ -71,7 +71,7 @@ def test_draws_follow_the_distribution(temperature: float, top_p: float, mask: l
     top_p=st.sampled_from([1e-6, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1.0]),
 )
 def test_top_p_keeps_the_fewest_likeliest_that_reach_it(logits: list[float], top_p: float) -> None:
-    kept = likeliest(torch.tensor([logits], dtype=torch.float64), torch.tensor([top_p])).isfinite()[0].tolist()
+    kept = keep_top_p(torch.tensor([logits], dtype=torch.float64), torch.tensor([top_p])).isfinite()[0].tolist()
     p = torch.tensor(logits, dtype=torch.float64).softmax(-1).tolist()
     inside, outside = [p[i] for i in range(len(p)) if kept[i]], [p[i] for i in range(len(p)) if not kept[i]]
     assert inside
@@ -84,7 +84,7 @@ def test_top_p_keeps_the_fewest_likeliest_that_reach_it(logits: list[float], top
 def test_top_p_is_exact_where_probabilities_are() -> None:
     scores = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64).log()
     for top_p, count in ((0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (0.875, 3), (0.9, 4), (1.0, 4)):
-        assert int(likeliest(scores, torch.tensor([top_p])).isfinite().sum()) == count
+        assert int(keep_top_p(scores, torch.tensor([top_p])).isfinite().sum()) == count
 
 
 def test_without_temperature_it_is_the_likeliest_that_is_allowed() -> None:

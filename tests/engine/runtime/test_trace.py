@@ -15,7 +15,7 @@ import torch
 from saccade.engine import Detect, Engine
 from saccade.engine.evaluation.random_model import random_engine
 from saccade.engine.runtime.device_streams import CpuStream, open_stream
-from saccade.engine.runtime.monitor import Doing, Monitor, Track
+from saccade.engine.runtime.monitor import Monitor, StepPart, Track
 from saccade.engine.runtime.trace import Span, Trace
 from tests.support.engine import TINY, noise, one_thread
 
@@ -43,7 +43,7 @@ def work(engine: Engine, pictures: int = 4) -> None:
 def settled(engine: Engine) -> dict[str, float]:
     """The counters once what ran to waste has been read as well."""
     latest = time.monotonic() + WAIT_S
-    while engine.counters()["lanes_used"] and time.monotonic() < latest:
+    while engine.counters()["batch_slots_used"] and time.monotonic() < latest:
         time.sleep(0.005)
     return engine.counters()
 
@@ -98,10 +98,10 @@ def test_only_a_pipelined_engine_launches_before_it_has_read_the_step_before(eng
     host = trace.spans("host")
     ends = {span.args["step"]: span.end for span in host if span.name == "wait"}
     launched = {span.args["step"]: span.start for span in host if span.name == "launch"}
-    ahead = [step for step, at in launched.items() if isinstance(step, int) and at < ends.get(step - 1, 0.0)]
+    launched_early = [step for step, at in launched.items() if isinstance(step, int) and at < ends.get(step - 1, 0.0)]
     zombies = engine.counters()["zombies_total"]
-    assert bool(ahead) == (engine._loop._slots.depth == 2)
-    assert zombies == 0 or ahead
+    assert bool(launched_early) == (engine._loop._slots.depth == 2)
+    assert zombies == 0 or launched_early
 
 
 def test_the_file_is_what_perfetto_imports(engine: Engine, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_counters_add_up(engine: Engine) -> None:
     assert after["pages_capacity"] == 199
     assert 0 <= after["bubble"] < 1
     assert grown["busy_seconds_total"] > 0
-    for key in ("lanes_used", "pages_used", "looks_waiting", "sequences_decoding"):
+    for key in ("batch_slots_used", "pages_used", "looks_waiting", "sequences_decoding"):
         assert after[key] == 0, key
 
 
@@ -212,7 +212,7 @@ def test_counters_are_read_while_everything_runs(engine: Engine) -> None:
     stop.set()
     reader.join(WAIT_S)
     assert max(one["pages_used"] for one in seen) > 0
-    assert max(one["lanes_used"] for one in seen) > 0
+    assert max(one["batch_slots_used"] for one in seen) > 0
     for key in seen[0]:
         if key.endswith("_total"):
             values = [one[key] for one in seen]
@@ -233,7 +233,7 @@ def test_a_gap_is_a_bubble_only_while_there_was_work() -> None:
     monitor = Monitor()
     track = Track("compute", monitor)
     for rests, start, end in ((0, 1.0, 2.0), (0, 2.5, 3.0), (1, 9.0, 10.0), (1, 10.0, 11.0)):
-        track.ran(Doing("decode", 1, "decode", 1, rests), start, end)
+        track.ran(StepPart("decode", 1, "decode", 1, rests), start, end)
     assert (track.busy_s, track.bubble_s) == (3.5, 0.5)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from saccade.engine.models.moondream.prompts import CodePointCodec, FileCodec
-from saccade.engine.scheduling.detokenizer import Transcript
+from saccade.engine.models.moondream.prompts import CodePointTokenizer, FileTokenizer
+from saccade.engine.scheduling.detokenizer import Detokenizer
 from tests.support.engine import NANO
 
 Decode = Callable[[Sequence[int]], str]
@@ -40,11 +40,11 @@ def cut(text: str, stop: Sequence[str]) -> str:
 def hear(decode: Decode, tokens: Sequence[int], stop: Sequence[str]) -> tuple[list[str], str, int]:
     """The pieces, the text, and how many tokens were wanted."""
     pieces: list[str] = []
-    transcript = Transcript(decode, stop, pieces.append)
-    wanted = next((n for n, token in enumerate(tokens, 1) if transcript.add(token)), len(tokens))
-    transcript.end()
-    transcript.end()
-    return pieces, transcript.text, wanted
+    detokenizer = Detokenizer(decode, stop, pieces.append)
+    wanted = next((n for n, token in enumerate(tokens, 1) if detokenizer.add(token)), len(tokens))
+    detokenizer.end()
+    detokenizer.end()
+    return pieces, detokenizer.text, wanted
 
 
 STOPS = st.lists(st.text("abc é😀\n", min_size=1, max_size=4), max_size=3)
@@ -71,7 +71,7 @@ def test_bytes_that_are_no_text_are_told_as_the_codec_tells_them(
 
 @settings(max_examples=50, deadline=None)
 @given(tokens=st.lists(st.integers(10, 40), max_size=12))
-@pytest.mark.parametrize("decode", [CodePointCodec().decode, FileCodec(NANO / "tokenizer.json").decode])
+@pytest.mark.parametrize("decode", [CodePointTokenizer().decode, FileTokenizer(NANO / "tokenizer.json").decode])
 def test_codecs_that_join_words_are_told_the_same(decode: Decode, tokens: list[int]) -> None:
     assert hear(decode, tokens, ())[1] == decode(tokens)
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.engine.errors import DeadlineError
+from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
-from saccade.engine.scheduling.output_state import FindBoxes, FindObjects, FindPoints, Phase, WriteText
+from saccade.engine.scheduling.output_state import BoxesOutput, ObjectsOutput, PointsOutput, TextOutput
 from saccade.engine.scheduling.page_pool import PagePool
-from saccade.engine.scheduling.scheduler import Answer, Look, NeverFitsError, Scheduler, Step, StepKind
+from saccade.engine.scheduling.scheduler import ImageRequest, RequestTooLargeError, Scheduler, Sequence, Step, StepKind
 from saccade.engine.scheduling.step_slots import SlotState, StepSlots
 
 EOS = 0
@@ -32,9 +33,9 @@ def test_pages_are_free_exactly_when_nobody_holds_them(acts: list[str], size: in
             count = random.randint(0, size)
             if count > pool.n_free:
                 with pytest.raises(ValueError, match="free"):
-                    pool.take(count)
+                    pool.allocate(count)
             else:
-                held.append(pool.take(count))
+                held.append(pool.allocate(count))
         elif held:
             pages = random.choice(held)
             if act == "share":
@@ -42,19 +43,19 @@ def test_pages_are_free_exactly_when_nobody_holds_them(acts: list[str], size: in
                 held.append(pages)
             else:
                 held.remove(pages)
-                pool.give_back(pages)
+                pool.release(pages)
         assert pool.n_free == size - len({page for pages in held for page in pages})
     for pages in held:
-        pool.give_back(pages)
+        pool.release(pages)
     assert pool.n_free == size
 
 
 def test_giving_back_what_nobody_holds_is_refused() -> None:
     pool = PagePool(2)
-    pages = pool.take(1)
-    pool.give_back(pages)
+    pages = pool.allocate(1)
+    pool.release(pages)
     with pytest.raises(ValueError, match="does not hold"):
-        pool.give_back(pages)
+        pool.release(pages)
     with pytest.raises(ValueError, match="nobody holds"):
         pool.share(pages)
 
@@ -114,13 +115,13 @@ class Device:
 
     def run(self, step: Step[int]) -> list[tuple[float, float, float]]:
         sampled = []
-        for row in step.rows:
-            key = id(row.answer)
+        for row in step.sequences:
+            key = id(row.sequence)
             if step.kind is StepKind.PREFILL:
                 self.steps_of[key] = 0
             number = self.steps_of[key]
             self.steps_of[key] = number + 1
-            sampled.append(model(row.answer.look.image, row.answer.prompt, number, row.phase))
+            sampled.append(model(row.sequence.request.image, row.sequence.prompt, number, row.phase))
         return sampled
 
 
@@ -128,25 +129,27 @@ def model(image: int, prompt: tuple[int, ...], number: int, phase: Phase) -> tup
     noise = random.Random(f"{image} {prompt} {number}")
     if phase is Phase.TOKEN:
         return float(noise.choice([EOS, 1, 2, 3, 4, 5])), 0.0, 0.0
-    if phase is Phase.BEGIN:
+    if phase is Phase.X_OR_EOS:
         return noise.uniform(-1, 2), noise.random(), 0.0
     return noise.random(), noise.random(), 0.0
 
 
-def alone(image: int, prompt: tuple[int, ...], skill: FindObjects | WriteText) -> object:
+def alone(image: int, prompt: tuple[int, ...], output: ObjectsOutput | TextOutput) -> object:
     """The answer of a loop that knows no steps in flight."""
     number = 0
-    while (phase := skill.next_phase()) is not None:
-        if skill.commit(model(image, prompt, number, phase)):
+    while (phase := output.next_phase()) is not None:
+        if output.commit(model(image, prompt, number, phase)):
             break
         number += 1
-    return skill.found if isinstance(skill, FindObjects) else skill.tokens
+    return output.objects if isinstance(output, ObjectsOutput) else output.tokens
 
 
-def make_skill(noise: random.Random) -> FindObjects | WriteText:
+def make_skill(noise: random.Random) -> ObjectsOutput | TextOutput:
     if noise.random() < 0.3:
-        return WriteText(EOS, noise.randint(1, 9), 20)
-    return (FindBoxes if noise.random() < 0.6 else FindPoints)(noise.randint(1, 4), noise.choice([0.1, 0.5, 0.7]), 20)
+        return TextOutput(EOS, noise.randint(1, 9), 20)
+    return (BoxesOutput if noise.random() < 0.6 else PointsOutput)(
+        noise.randint(1, 4), noise.choice([0.1, 0.5, 0.7]), 20
+    )
 
 
 @settings(max_examples=200)
@@ -154,19 +157,19 @@ def make_skill(noise: random.Random) -> FindObjects | WriteText:
     seed=st.integers(0, 2**32),
     depth=st.integers(1, 2),
     pages=st.integers(12, 60),
-    lanes=st.integers(1, 8),
+    batch_slots=st.integers(1, 8),
     together=st.integers(1, 3),
     n_looks=st.integers(1, 12),
 )
 def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
-    seed: int, depth: int, pages: int, lanes: int, together: int, n_looks: int
+    seed: int, depth: int, pages: int, batch_slots: int, together: int, n_looks: int
 ) -> None:
     noise = random.Random(seed)
-    scheduler: Scheduler[int] = Scheduler(PagePool(pages), PAGE, PREFIX, lanes, together)
+    scheduler: Scheduler[int] = Scheduler(PagePool(pages), PAGE, PREFIX, batch_slots, together)
     device, slots = Device(), StepSlots(depth)
     ended: dict[int, BaseException | None] = {}
     cancelled: set[int] = set()
-    looks: list[tuple[Look[int], list[object]]] = []
+    looks: list[tuple[ImageRequest[int], list[object]]] = []
     launched: deque[tuple[int, Step[int], list[tuple[float, float, float]]]] = deque()
 
     def arrive() -> None:
@@ -175,12 +178,12 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
             (tuple(noise.choices(range(9), k=noise.randint(1, 5))), noise.randrange(2**32))
             for _ in range(noise.randint(1, 4))
         ]
-        answers = [Answer[int](prompt, make_skill(random.Random(s))) for prompt, s in asked]
-        look = Look(image, answers, lambda one, error: ended.__setitem__(one.image, error))
+        answers = [Sequence[int](prompt, make_skill(random.Random(s))) for prompt, s in asked]
+        look = ImageRequest(image, answers, lambda one, error: ended.__setitem__(one.image, error))
         wanted = [alone(image, prompt, make_skill(random.Random(s))) for prompt, s in asked]
         scheduler.add(look)
         if look.over:
-            assert isinstance(ended[image], NeverFitsError)
+            assert isinstance(ended[image], RequestTooLargeError)
             cancelled.add(image)
         looks.append((look, wanted))
 
@@ -198,7 +201,7 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
         step = scheduler.next_step() if slots.can_launch else None
         slot = None
         if step is not None:
-            rows = [row.answer for row in step.rows]
+            rows = [row.sequence for row in step.sequences]
             assert len(set(map(id, rows))) == len(rows)
             assert not any(answer.finalized for answer in rows)
             slot = slots.launch()
@@ -214,23 +217,26 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
     assert set(ended) == set(range(n_looks))
     for look, wanted in looks:
         if look.image in cancelled:
-            assert isinstance(ended[look.image], CancelledError | NeverFitsError)
+            assert isinstance(ended[look.image], CancelledError | RequestTooLargeError)
         else:
             assert ended[look.image] is None
-            got = [one.skill.found if isinstance(one.skill, FindObjects) else one.skill.tokens for one in look.answers]
+            got = [
+                one.output.objects if isinstance(one.output, ObjectsOutput) else one.output.tokens
+                for one in look.sequences
+            ]
             assert got == wanted
 
 
 def test_prefill_and_decode_take_turns() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 1)
     for image in range(6):
-        scheduler.add(Look(image, [Answer((1,), WriteText(-1, 20, 20))], lambda look, error: None))
+        scheduler.add(ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], lambda look, error: None))
     kinds = []
     for _ in range(12):
         step = scheduler.next_step()
         assert step is not None
         kinds.append(step.kind)
-        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
     assert kinds == [StepKind.PREFILL, StepKind.DECODE] * 6
 
 
@@ -242,22 +248,22 @@ def test_under_load_neither_starves_the_other(seed: int, together: int, depth: i
     scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together)
     launched = deque[Step[int]]()
     line: dict[int, int] = {}  # pictures that wait, and the step by which they are to be prefilled
-    last: dict[Answer[int], int] = {}  # sequences and the step that they were last part of
+    last: dict[Sequence[int], int] = {}  # sequences and the step that they were last part of
     image = 0
     for now in range(150):
         for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
-            answers = [Answer[int]((1,), WriteText(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
-            scheduler.add(Look(image, answers, lambda look, error: None))
+            answers = [Sequence[int]((1,), TextOutput(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
+            scheduler.add(ImageRequest(image, answers, lambda look, error: None))
             line[image] = now + 2 * -(-(len(line) + 1) // together)
             image += 1
         step = scheduler.next_step()
         if step is not None:
             launched.append(step)
-            for look in step.looks:
+            for look in step.requests:
                 assert now < line.pop(look.image)
-            for row in step.rows:
-                assert now - last.get(row.answer, now) <= 2
-                last[row.answer] = now
+            for row in step.sequences:
+                assert now - last.get(row.sequence, now) <= 2
+                last[row.sequence] = now
         assert all(now < latest for latest in line.values())
         assert all(now - then < 2 for answer, then in last.items() if not answer.finalized)
         while len(launched) >= depth:
@@ -270,26 +276,26 @@ def test_deadlines_end_looks_wherever_they_are() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 2, 1)
     ended: dict[int, BaseException | None] = {}
 
-    def look(image: int, deadline: float) -> Look[int]:
-        def done(look: Look[int], error: BaseException | None) -> None:
+    def look(image: int, deadline: float) -> ImageRequest[int]:
+        def done(look: ImageRequest[int], error: BaseException | None) -> None:
             ended[look.image] = error
 
-        return Look(image, [Answer((1,), WriteText(-1, 20, 20))], done, deadline)
+        return ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], done, deadline)
 
     for image, deadline in enumerate([5.0, 9.0, 2.0, 7.0, 1e9]):
         scheduler.add(look(image, deadline))
     flying = [scheduler.next_step() for _ in range(2)]
     scheduler.expire(1.9)
     assert ended == {}
-    scheduler.expire(2.0)  # waits for a lane
+    scheduler.expire(2.0)  # waits for a batch_slot
     assert list(ended) == [2]
-    scheduler.expire(5.0)  # in flight: its lane is let go of when both steps are committed
+    scheduler.expire(5.0)  # in flight: its batch_slot is let go of when both steps are committed
     assert list(ended) == [2, 0]
     assert "while it was answered" in str(ended[0])
     assert "before it was begun" in str(ended[2])
     for step in flying:
         assert step is not None
-        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
     scheduler.expire(8.0)
     assert list(ended) == [2, 0, 3]
     scheduler.expire(1e8)
@@ -304,8 +310,8 @@ def test_looks_wait_for_an_adapter_slot_and_share_it() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4, n_adapters=1)
     red, blue = Adapter("red", {}), Adapter("blue", {})
 
-    def look(image: int, adapter: Adapter | None) -> Look[int]:
-        return Look(image, [Answer((1,), WriteText(-1, 2, 20))], lambda look, error: None, adapter=adapter)
+    def look(image: int, adapter: Adapter | None) -> ImageRequest[int]:
+        return ImageRequest(image, [Sequence((1,), TextOutput(-1, 2, 20))], lambda look, error: None, adapter=adapter)
 
     looks = [look(0, red), look(1, None), look(2, red), look(3, blue), look(4, None)]
     for one in looks:
@@ -314,8 +320,8 @@ def test_looks_wait_for_an_adapter_slot_and_share_it() -> None:
     while not scheduler.at_rest:
         step = scheduler.next_step()
         assert step is not None
-        launches.append([one.image for one in step.looks])
-        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+        launches.append([one.image for one in step.requests])
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
     assert launches == [[0, 1, 2], [], [3, 4], []]
     assert [one.adapter_slot for one in looks] == [1, NO_SLOT, 1, 1, NO_SLOT]
     none: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4)
@@ -328,37 +334,37 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
     slots, (a, b, c) = AdapterSlots(2), (Adapter(name, {}) for name in "abc")
     for adapter, slot in ((a, 1), (b, 2), (a, 1)):
         assert slots.find(adapter) == slot
-        slots.hold(slot, adapter)
+        slots.acquire(slot, adapter)
     assert (slots.find(c), slots.n_free, slots.find(None)) == (None, 0, NO_SLOT)
     with pytest.raises(ValueError, match="held for 'a'"):
-        slots.hold(1, c)
-    slots.give_back(1)
-    slots.give_back(2)
+        slots.acquire(1, c)
+    slots.release(1)
+    slots.release(2)
     assert (slots.find(c), slots.find(b)) == (2, 2)
-    slots.give_back(1)
+    slots.release(1)
     assert (slots.find(c), slots.find(a), slots.n_free) == (2, 1, 2)  # b was let go of before a
-    slots.hold(2, c)
+    slots.acquire(2, c)
     assert slots.find(b) == 1
     with pytest.raises(ValueError, match="does not hold"):
-        slots.give_back(1)
+        slots.release(1)
 
 
 def test_a_skill_that_fails_ends_its_look_only() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
     ended: dict[int, BaseException | None] = {}
 
-    def done(look: Look[int], error: BaseException | None) -> None:
+    def done(look: ImageRequest[int], error: BaseException | None) -> None:
         ended[look.image] = error
 
     def fail(token: int) -> bool:
         raise RuntimeError("no such token")
 
-    scheduler.add(Look(0, [Answer((1,), WriteText(EOS, 2, 20, enough=fail)) for _ in range(2)], done))
-    scheduler.add(Look(1, [Answer((1,), WriteText(EOS, 2, 20))], done))
+    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 2, 20, on_token=fail)) for _ in range(2)], done))
+    scheduler.add(ImageRequest(1, [Sequence((1,), TextOutput(EOS, 2, 20))], done))
     steps = [scheduler.next_step() for _ in range(2)]
     for step in steps:
         assert step is not None
-        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.rows))
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
     assert str(ended[0]) == "no such token"
     assert ended[1] is None
     assert scheduler.at_rest
@@ -368,7 +374,9 @@ def test_a_failed_step_ends_its_looks_and_frees_all() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
     ended: list[BaseException | None] = []
     scheduler.add(
-        Look(0, [Answer((1,), WriteText(-1, 5, 20)) for _ in range(3)], lambda look, error: ended.append(error))
+        ImageRequest(
+            0, [Sequence((1,), TextOutput(-1, 5, 20)) for _ in range(3)], lambda look, error: ended.append(error)
+        )
     )
     step = scheduler.next_step()
     assert step is not None

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from saccade.engine.scheduling.found import Found
+from saccade.engine.scheduling.output_state import DecodedObject
 from saccade.engine.scheduling.slicing import Window, distinct, merge, place, windows
 
 sides = st.integers(1, 4000)
 parts = st.floats(0.01, 0.99)
-finds = st.builds(Found, parts, parts, parts, st.floats(0.001, 0.9), st.floats(0.001, 0.9))
+finds = st.builds(DecodedObject, parts, parts, parts, st.floats(0.001, 0.9), st.floats(0.001, 0.9))
 
 
 def test_one_tile_is_the_picture_alone() -> None:
@@ -44,7 +44,7 @@ def test_neighbours_overlap_by_a_fifth_or_so() -> None:
 
 
 @given(finds, st.integers(2, 5))
-def test_a_find_of_the_whole_picture_keeps_its_place(found: Found, tiles: int) -> None:
+def test_a_find_of_the_whole_picture_keeps_its_place(found: DecodedObject, tiles: int) -> None:
     whole = windows(800, 600, tiles)[0]
     placed = place(found, whole, 800, 600)
     assert placed is not None
@@ -52,7 +52,7 @@ def test_a_find_of_the_whole_picture_keeps_its_place(found: Found, tiles: int) -
 
 
 def test_a_find_is_moved_and_scaled_with_its_window() -> None:
-    placed = place(Found(0.7, 0.5, 0.25, 0.2, 0.4), Window(400, 300, 400, 300), 800, 600)
+    placed = place(DecodedObject(0.7, 0.5, 0.25, 0.2, 0.4), Window(400, 300, 400, 300), 800, 600)
     assert placed is not None
     assert dataclasses.astuple(placed) == pytest.approx((0.7, 0.75, 0.625, 0.1, 0.2))
 
@@ -60,23 +60,29 @@ def test_a_find_is_moved_and_scaled_with_its_window() -> None:
 @pytest.mark.parametrize(
     ("found", "window", "kept"),
     [
-        (Found(0.9, 0.05, 0.5, 0.1, 0.1), Window(400, 150, 300, 300), False),  # touches an inner left edge
-        (Found(0.9, 0.95, 0.5, 0.1, 0.1), Window(100, 150, 300, 300), False),
-        (Found(0.9, 0.5, 0.05, 0.1, 0.1), Window(100, 150, 300, 300), False),
-        (Found(0.9, 0.5, 0.95, 0.1, 0.1), Window(100, 150, 300, 300), False),
-        (Found(0.9, 0.05, 0.5, 0.1, 0.1), Window(0, 150, 300, 300), True),  # the picture's own edges cut nothing
-        (Found(0.9, 0.95, 0.5, 0.1, 0.1), Window(500, 150, 300, 300), True),
-        (Found(0.9, 0.5, 0.05, 0.1, 0.1), Window(100, 0, 300, 300), True),
-        (Found(0.9, 0.5, 0.95, 0.1, 0.1), Window(100, 300, 300, 300), True),
-        (Found(0.9, 0.5, 0.5, 0.1, 0.1), Window(100, 150, 300, 300), True),
+        (DecodedObject(0.9, 0.05, 0.5, 0.1, 0.1), Window(400, 150, 300, 300), False),  # touches an inner left edge
+        (DecodedObject(0.9, 0.95, 0.5, 0.1, 0.1), Window(100, 150, 300, 300), False),
+        (DecodedObject(0.9, 0.5, 0.05, 0.1, 0.1), Window(100, 150, 300, 300), False),
+        (DecodedObject(0.9, 0.5, 0.95, 0.1, 0.1), Window(100, 150, 300, 300), False),
+        (
+            DecodedObject(0.9, 0.05, 0.5, 0.1, 0.1),
+            Window(0, 150, 300, 300),
+            True,
+        ),  # the picture's own edges cut nothing
+        (DecodedObject(0.9, 0.95, 0.5, 0.1, 0.1), Window(500, 150, 300, 300), True),
+        (DecodedObject(0.9, 0.5, 0.05, 0.1, 0.1), Window(100, 0, 300, 300), True),
+        (DecodedObject(0.9, 0.5, 0.95, 0.1, 0.1), Window(100, 300, 300, 300), True),
+        (DecodedObject(0.9, 0.5, 0.5, 0.1, 0.1), Window(100, 150, 300, 300), True),
     ],
 )
-def test_what_an_inner_edge_has_cut_is_left_to_the_next_window(found: Found, window: Window, kept: bool) -> None:
+def test_what_an_inner_edge_has_cut_is_left_to_the_next_window(
+    found: DecodedObject, window: Window, kept: bool
+) -> None:
     assert (place(found, window, 800, 600) is not None) == kept
 
 
 @given(st.lists(finds, max_size=12))
-def test_merging_keeps_the_best_of_each_and_is_done_once(many: list[Found]) -> None:
+def test_merging_keeps_the_best_of_each_and_is_done_once(many: list[DecodedObject]) -> None:
     kept = merge(many)
     assert merge(kept) == kept
     assert [one.score for one in kept] == sorted((one.score for one in kept), reverse=True)
@@ -86,16 +92,16 @@ def test_merging_keeps_the_best_of_each_and_is_done_once(many: list[Found]) -> N
 
 
 def test_two_views_of_one_object_become_the_better_one_and_neighbours_stay() -> None:
-    better, worse = Found(0.9, 0.5, 0.5, 0.2, 0.2), Found(0.6, 0.51, 0.5, 0.2, 0.2)
-    beside, half = Found(0.3, 0.75, 0.5, 0.2, 0.2), Found(0.5, 0.45, 0.5, 0.1, 0.2)
+    better, worse = DecodedObject(0.9, 0.5, 0.5, 0.2, 0.2), DecodedObject(0.6, 0.51, 0.5, 0.2, 0.2)
+    beside, half = DecodedObject(0.3, 0.75, 0.5, 0.2, 0.2), DecodedObject(0.5, 0.45, 0.5, 0.1, 0.2)
     assert merge([half, worse, beside, better]) == [better, beside]
 
 
 def test_an_answer_that_says_a_box_again_counts_once() -> None:
-    first, again = Found(0.9, 0.5, 0.5, 0.2, 0.4), Found(0.8, 0.51, 0.5, 0.2, 0.4)
-    beside, inside = Found(0.7, 0.6, 0.5, 0.2, 0.4), Found(0.6, 0.5, 0.45, 0.1, 0.2)
+    first, again = DecodedObject(0.9, 0.5, 0.5, 0.2, 0.4), DecodedObject(0.8, 0.51, 0.5, 0.2, 0.4)
+    beside, inside = DecodedObject(0.7, 0.6, 0.5, 0.2, 0.4), DecodedObject(0.6, 0.5, 0.45, 0.1, 0.2)
     assert distinct([first, again, beside, inside]) == [first, beside, inside]
 
 
 def test_points_are_never_the_same() -> None:
-    assert len(distinct([Found(0.9, 0.5, 0.5), Found(0.8, 0.5, 0.5)])) == 2
+    assert len(distinct([DecodedObject(0.9, 0.5, 0.5), DecodedObject(0.8, 0.5, 0.5)])) == 2

@@ -35,8 +35,8 @@ from saccade.engine.training.data import (
     Split,
     load_split,
     read_classes,
+    read_images,
     read_labels,
-    read_pictures,
 )
 from saccade.engine.training.import_stem import add_norms, convert
 from saccade.engine.training.regularise import add_drops
@@ -167,7 +167,7 @@ def test_splits_are_kept_apart(pack: Path) -> None:
 
 
 def test_pictures_of_several_tars_are_found_by_their_id(pack: Path) -> None:
-    found = read_pictures(pack, read_labels(pack, "train"))
+    found = read_images(pack, read_labels(pack, "train"))
     assert sorted(found) == ["000001", "000002", "000003"]
     with Image.open(io.BytesIO(found["000002"])) as picture:
         assert picture.size == (200, 300)
@@ -179,10 +179,10 @@ def test_a_pack_without_its_parts_is_refused(tmp_path: Path, pack: Path) -> None
     with pytest.raises(PackError, match=r"no labels\.jsonl\.gz"):
         read_labels(tmp_path, "train")
     with pytest.raises(PackError, match=r"lacks images-01\.tar"):
-        read_pictures(tmp_path, read_labels(pack, "train")[:1])
+        read_images(tmp_path, read_labels(pack, "train")[:1])
     ghost = {"id": "999999", "tar": 0}
     with pytest.raises(PackError, match="lacks 1 pictures, the first of id 999999"):
-        read_pictures(pack, [ghost])
+        read_images(pack, [ghost])
 
 
 def test_more_boxes_than_slots_keep_the_largest(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from saccade.engine import Engine
-from saccade.engine.evaluation.random_model import random_engine, random_model
+from saccade.engine.evaluation.random_model import random_engine
+from saccade.engine.models.moondream.random_weights import random_model
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.pipeline.bench.bubble import BubbleBench, measure_row
 from saccade.pipeline.bench.common import images_of, parse_counts

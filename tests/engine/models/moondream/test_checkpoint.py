@@ -54,7 +54,10 @@ def test_what_was_saved_is_what_is_loaded(folder: Path) -> None:
 
 def test_a_loaded_model_answers_as_the_one_that_was_saved(folder: Path) -> None:
     image = noise(20, 20)
-    tokens = [Generator(model).image_tokens(image) for model in (random_model(TINY), load(folder, CPU, torch.float32))]
+    tokens = [
+        Generator(model, TINY.tokenizer.eos_id).image_tokens(image)
+        for model in (random_model(TINY), load(folder, CPU, torch.float32))
+    ]
     prefixes = [Generator(random_model(TINY)).prefix(one).keys for one in tokens]
     assert torch.equal(*tokens)
     assert torch.equal(*prefixes)

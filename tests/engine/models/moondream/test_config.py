@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.models.moondream.config import ConfigError, MoondreamConfig
+from saccade.engine.models.moondream.config import ModelConfigError, MoondreamConfig
 from tests.support.engine import GOLDEN, NANO
 
 GIVEN = json.loads((GOLDEN / "config.json").read_text())
@@ -25,7 +25,7 @@ def changed(path: str, value: Any, base: dict[str, Any] = GIVEN) -> dict[str, An
 
 
 def refusal(values: dict[str, Any]) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ModelConfigError) as caught:
         MoondreamConfig.from_dict(values)
     message = str(caught.value)
     assert "\n" not in message
@@ -143,11 +143,11 @@ def test_odd_numbers_of_fourier_features_are_refused() -> None:
 def test_a_broken_file_is_refused_by_its_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"config\.json: ") as caught:
+    with pytest.raises(ModelConfigError, match=r"config\.json: ") as caught:
         MoondreamConfig.from_file(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json: "):
+    with pytest.raises(ModelConfigError, match=r"config\.json: "):
         MoondreamConfig.from_file(tmp_path / "config.json")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from saccade.engine.models.moondream.config import MoondreamConfig, VisionConfig
-from saccade.engine.models.moondream.image_crops import make_crops, normalise, select_tiling, stitch
+from saccade.engine.models.moondream.image_crops import make_crops, normalize, select_tiling, stitch
 from tests.support.engine import GOLDEN, noise
 
 SMALL = VisionConfig(crop_size=16, enc_patch_size=4, overlap_margin=1, max_crops=6)  # windows of 8 pixels
@@ -132,7 +132,7 @@ def test_the_picture_is_left_alone() -> None:
 
 def test_normalise_maps_bytes_to_minus_one_to_one_channels_first() -> None:
     crops = torch.tensor([0, 255, 51], dtype=torch.uint8).expand(2, 4, 5, 3)
-    out = normalise(crops, torch.float32)
+    out = normalize(crops, torch.float32)
     assert out.shape == (2, 3, 4, 5)
     assert torch.allclose(out[1, :, 2, 3], torch.tensor([-1.0, 1.0, -0.6]))
     assert crops[0, 0, 0].tolist() == [0, 255, 51]

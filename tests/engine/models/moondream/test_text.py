@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.engine.backends.dense_cache import DenseCache
 from saccade.engine.evaluation.reference import Generator
 from saccade.engine.models.moondream.config import TextConfig
-from saccade.engine.models.moondream.text import KVCache, TextDecoder, rotate, rotation_table
+from saccade.engine.models.moondream.text import TextDecoder, rotate, rotation_table
 from tests.support.engine import TINY, one_thread, random_model
 
 PREFIX = TINY.text.prefix_attn
@@ -45,7 +46,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 def test_reading_in_parts_with_a_cache_is_reading_at_once(rows: int, parts: list[int], seed: int) -> None:
     total = PREFIX + sum(parts)
     x = random(rows, total, TINY.text.dim, seed=seed)
-    cache = KVCache.empty(TINY.text, rows, total, x)
+    cache = DenseCache.empty(TINY.text, rows, total, x)
     got, at = [], 0
     for part in (PREFIX, *parts):
         positions = torch.arange(at, at + part).expand(rows, -1)
@@ -61,7 +62,7 @@ def test_padded_prompts_of_a_batch_go_on_as_each_would_alone(lengths: list[int],
     generator = torch.Generator().manual_seed(seed)
     prompts = [torch.randint(TINY.text.vocab_size, (n,), generator=generator).tolist() for n in lengths]
     image = random(PREFIX - 1, TINY.text.dim, seed=seed)
-    runner = Generator(MODEL)
+    runner = Generator(MODEL, TINY.tokenizer.eos_id)
     state = runner.prefill(runner.prefix(image), prompts, more)
     extra = random(len(prompts), more, TINY.text.dim, seed=seed + 1)
     got, positions = [state.hidden], state.positions
@@ -102,7 +103,7 @@ def test_rows_do_not_see_each_other() -> None:
 
 
 def test_a_forked_cache_holds_the_prefix_in_every_row_and_shares_nothing() -> None:
-    one = KVCache(random(2, 1, 2, 5, 8), random(2, 1, 2, 5, 8, seed=1))
+    one = DenseCache(random(2, 1, 2, 5, 8), random(2, 1, 2, 5, 8, seed=1))
     forked = one.fork(3, 9)
     assert forked.keys.shape == (2, 3, 2, 9, 8)
     for row in range(3):
@@ -192,14 +193,14 @@ def test_as_many_key_heads_as_query_heads_serve_too() -> None:
     text = random_model(config).text
     x = random(2, PREFIX + 4, TINY.text.dim)
     positions = torch.arange(x.shape[1]).expand(2, -1)
-    cache = KVCache.empty(config.text, 2, x.shape[1] + 3, x)
+    cache = DenseCache.empty(config.text, 2, x.shape[1] + 3, x)
     assert torch.allclose(text(x, positions, cache), text(x, positions), atol=1e-4)
 
 
 def test_the_prefix_left_by_remember_is_the_one_of_a_whole_forward() -> None:
     x = random(2, PREFIX, TINY.text.dim)
-    short, full = (KVCache.empty(TINY.text, 2, PREFIX, x) for _ in range(2))
-    TEXT.remember(x, short)
+    short, full = (DenseCache.empty(TINY.text, 2, PREFIX, x) for _ in range(2))
+    TEXT.write_kv(x, short)
     TEXT(x, torch.arange(PREFIX).expand(2, -1), full)
     assert torch.allclose(short.keys, full.keys, atol=1e-5)
     assert torch.allclose(short.values, full.values, atol=1e-5)

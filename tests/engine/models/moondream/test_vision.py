@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from saccade.engine.evaluation.reference import Generator
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.csp_stem import CspStem
-from saccade.engine.models.moondream.image_crops import make_crops, normalise, stitch
+from saccade.engine.models.moondream.image_crops import make_crops, normalize, stitch
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.vision import VisionTower
 from tests.support.engine import NANO, TINY, noise, one_thread, random_model
@@ -28,7 +28,7 @@ def alone() -> Iterator[None]:
 
 def crops_of(height: int, width: int) -> tuple[torch.Tensor, tuple[int, int]]:
     crops, tiling = make_crops(noise(height, width), TINY.vision)
-    return normalise(torch.from_numpy(crops), torch.float32), tiling
+    return normalize(torch.from_numpy(crops), torch.float32), tiling
 
 
 def slow(crops: torch.Tensor, tiling: tuple[int, int]) -> torch.Tensor:
@@ -49,7 +49,9 @@ def test_one_run_for_one_tile_gives_what_two_would(height: int, width: int) -> N
 
 def test_the_generator_leaves_the_second_crop_of_one_tile_out() -> None:
     crops, tiling = crops_of(12, 12)
-    assert torch.allclose(Generator(MODEL).image_tokens(noise(12, 12)), slow(crops, tiling), atol=1e-5)
+    assert torch.allclose(
+        Generator(MODEL, TINY.tokenizer.eos_id).image_tokens(noise(12, 12)), slow(crops, tiling), atol=1e-5
+    )
 
 
 def test_crops_do_not_see_each_other() -> None:

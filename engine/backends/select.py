@@ -1,0 +1,43 @@
+"""Which form of a model runs on a device: the fastest that supports it, else the model's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from saccade.engine import kernels
+from saccade.engine.backends.fused_decoder import FusedDecoder
+from saccade.engine.backends.onednn import fuse
+from saccade.engine.backends.paged_cache import PagedCache
+from saccade.engine.backends.plain_runner import PlainRunner, Runner
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.protocol import Model, TextDecoder
+
+
+def cpu_decoder(model: Model) -> FusedDecoder | TextDecoder:
+    """The text decoder on a CPU, over a `CpuPagedCache`; the vision encoder's layers are fused in place."""
+    if isinstance(model.vision, nn.Module):
+        fuse(model.vision)
+    return FusedDecoder(model.text) if isinstance(model, Moondream) else model.text
+
+
+def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
+    """The steps of a model on CUDA."""
+    if isinstance(model, Moondream) and kernels.available(model.device):
+        from saccade.engine.backends import packed_runner
+
+        if packed_runner.supports(model):
+            return packed_runner.PackedRunner(model, cache, max_rows)
+    return PlainRunner(model, cache)
+
+
+def cuda_features(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Features of normalized crops on CUDA, as `VisionEncoder.features`."""
+    if isinstance(model, Moondream) and kernels.available(model.device):
+        from saccade.engine.backends import packed_vision
+
+        if packed_vision.supports(model):
+            return packed_vision.PackedVision(model).features
+    return model.vision.features

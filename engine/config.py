@@ -1,0 +1,42 @@
+"""The sizes of an engine, in one place. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class EngineConfig:
+    """Sizes of an engine. The defaults suit Moondream 2 on one GPU, and nano anywhere.
+
+    Attributes:
+        depth: step slots: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same.
+        max_sequences: most prompts being answered at a time.
+        page_size: tokens of a page of the KV cache.
+        n_pages: pages of the KV cache; None for what fits the device.
+        images_per_prefill: most images in one prefill.
+        adapter_slots: most adapters in use at the same moment.
+        adapter_rank: largest rank of an adapter.
+
+    Raises:
+        ValueError: if one of them is out of its range.
+    """
+
+    depth: int = 2
+    max_sequences: int = 64
+    page_size: int = 16
+    n_pages: int | None = None
+    images_per_prefill: int = 8
+    adapter_slots: int = 4
+    adapter_rank: int = 32
+
+    def __post_init__(self) -> None:
+        if self.depth not in (1, 2):
+            raise ValueError(f"depth is 1 or 2; got {self.depth!r}")
+        least = {"max_sequences": 1, "page_size": 1, "images_per_prefill": 1, "adapter_slots": 0, "adapter_rank": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < lowest:
+                raise ValueError(f"{name} is a whole number of {lowest} or more; got {value!r}")
+        if self.n_pages is not None and self.n_pages < 2:
+            raise ValueError(f"n_pages is 2 or more; got {self.n_pages!r}")

@@ -1,0 +1,8 @@
+"""The FP8 format of weights and activations: e4m3, a sign, four bits of exponent, three of fraction."""
+
+from __future__ import annotations
+
+import torch
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # that e4m3 holds

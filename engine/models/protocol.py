@@ -1,0 +1,295 @@
+"""What the engine needs of a model, whatever its architecture. Types only: knows no weights, no steps, and no torch.
+
+An architecture is a class that loads a folder into a `LoadedModel`, registered by name in `registry`. Backends that
+know an architecture may run it in a faster form; the engine itself uses nothing beyond what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Tiling = tuple[int, int]
+"""Tiles (rows, columns) of an image."""
+
+
+@dataclass(slots=True, frozen=True)
+class ModelLimits:
+    """Sizes that the engine plans with.
+
+    Attributes:
+        prefix_length: positions of an image's prefix, bos included.
+        max_context: positions of a sequence, prefix included.
+        vocab_size: token ids are below this.
+        dim: width of an embedding and of a hidden state.
+        n_layers, n_kv_heads, head_dim: shape of the keys and of the values of one position.
+        bos_id: the token in front of an image's tokens.
+    """
+
+    prefix_length: int
+    max_context: int
+    vocab_size: int
+    dim: int
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    bos_id: int
+
+
+@dataclass(slots=True, frozen=True)
+class ImageCrops:
+    """An image as a vision encoder takes it: (n, size, size, 3) uint8 crops, and the tiling they were cut in."""
+
+    pixels: NDArray[np.uint8]
+    tiling: Tiling
+
+
+class Prompts(Protocol):
+    """From a task to the token ids a model is prompted with, and from the ids of an answer to text."""
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends an answer."""
+        ...
+
+    def can(self, skill: str) -> bool:
+        """Whether the model has learned a skill: 'detect', 'point', 'query', 'caption' or another task's."""
+        ...
+
+    def objects(self, skill: str, label: str) -> list[int]:
+        """Ids that ask for all objects of a name."""
+        ...
+
+    def query(self, question: str) -> list[int]:
+        """Ids that ask a question."""
+        ...
+
+    def caption(self, length: str) -> list[int]:
+        """Ids that ask for a description of some length."""
+        ...
+
+    def ids(self, words: str) -> list[int]:
+        """Ids of words as they are."""
+        ...
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of an answer."""
+        ...
+
+    def wrap(self, skill: str, words: str) -> list[int]:
+        """Ids of a skill's template around words as they are."""
+        ...
+
+
+class CacheLayer(Protocol):
+    """One layer of a cache, and where its next entries go."""
+
+    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put in new keys and values (rows, length, heads, head_dim)."""
+        ...
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values, each (rows, heads, keys, head_dim)."""
+        ...
+
+
+class Cache(Protocol):
+    """Keys and values of some sequences, however they are stored."""
+
+    @property
+    def key_positions(self) -> torch.Tensor:
+        """(keys,) int64: the position in its sequence of each key that `CacheLayer.read` gives."""
+        ...
+
+    def layers(self, positions: torch.Tensor) -> Sequence[CacheLayer]:
+        """The layers, ready to write at (rows, length) int64 positions."""
+        ...
+
+
+class TextDecoder(Protocol):
+    """Token embeddings, the decoder's blocks, and the output head."""
+
+    @property
+    def n_block_weights(self) -> int:
+        """Weights that each token is multiplied with."""
+        ...
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings (..., dim) of token ids (...)."""
+        ...
+
+    def __call__(
+        self, x: torch.Tensor, positions: torch.Tensor, cache: Cache, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states (rows, length, dim) of embeddings at (rows, length) positions, kept in the cache as well.
+
+        The mask is True, or 0 to be added, where a key is seen; by default a causal one behind the prefix.
+        """
+        ...
+
+    def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
+        """Keep prefixes (rows, length, dim) that begin at position 0 and attend in both directions."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., vocab_size) of the next token from hidden states (..., dim)."""
+        ...
+
+
+class VisionEncoder(Protocol):
+    """From an image to its tokens, in the width of the text decoder."""
+
+    @property
+    def crop_size(self) -> int:
+        """Side of a crop in pixels."""
+        ...
+
+    @property
+    def crop_margin(self) -> int:
+        """Pixels by which tiles overlap at each side."""
+        ...
+
+    @property
+    def max_crops(self) -> int:
+        """Most tiles of an image."""
+        ...
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of an image, however many crops it was cut into; also tokens of a crop's features."""
+        ...
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of a crop's features."""
+        ...
+
+    def tiling_of(self, height: int, width: int) -> Tiling:
+        """Tiles of an image."""
+        ...
+
+    def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
+        """Cut an image (height, width, 3) uint8 RGB into a global crop and its tiles; with 1×1 the global one only."""
+        ...
+
+    def normalize(self, crops: torch.Tensor) -> torch.Tensor:
+        """What `features` takes, from (n, size, size, 3) uint8 crops."""
+        ...
+
+    def features(self, crops: torch.Tensor) -> torch.Tensor:
+        """Features (n, n_tokens, feature_dim) of normalized crops."""
+        ...
+
+    def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+        """Image tokens (..., n_tokens, dim) from global and local features, each (..., n_tokens, feature_dim)."""
+        ...
+
+    def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+        """Image tokens (n_tokens, dim) of one image from the features of its global crop and its tiles."""
+        ...
+
+
+class RegionHeads(Protocol):
+    """Coordinates and sizes, to and from the text decoder's width."""
+
+    def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
+        """Embeddings (..., dim) of coordinates (..., 1) in 0..1."""
+        ...
+
+    def encode_size(self, value: torch.Tensor) -> torch.Tensor:
+        """Embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
+        ...
+
+    def coord(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The most likely coordinate (..., 1) float32, from hidden states (..., dim)."""
+        ...
+
+    def size(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The most likely width and height (..., 2) float32, from hidden states (..., dim)."""
+        ...
+
+
+class Model(Protocol):
+    """Vision encoder, text decoder and region heads of one architecture, with their weights."""
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Its sizes."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of its weights."""
+        ...
+
+    @property
+    def vision(self) -> VisionEncoder:
+        """Its vision encoder."""
+        ...
+
+    @property
+    def text(self) -> TextDecoder:
+        """Its text decoder."""
+        ...
+
+    @property
+    def region(self) -> RegionHeads:
+        """Its region heads."""
+        ...
+
+    def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., 2) float32 of the coordinate token and of the end token, from hidden states (..., dim)."""
+        ...
+
+    def n_parameters(self) -> int:
+        """How many numbers its weights are."""
+        ...
+
+
+class ModelCosts(Protocol):
+    """The least that a model's steps must do, for benchmarks to compare with."""
+
+    def decode_bytes(self, sequences: int, keys: int, dtype: str) -> int:
+        """Bytes that a decode step of so many sequences of `keys` keys reads.
+
+        Args:
+            sequences: of the step.
+            keys: of each sequence.
+            dtype: of the weights, as `model_loader.DTYPES` names it.
+        """
+        ...
+
+    def prefill_flops(self, height: int, width: int, prompt: int) -> int:
+        """Operations of the prefill of an image and a prompt of so many tokens; a multiply-add is two."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class LoadedModel:
+    """What an architecture makes of a model folder.
+
+    Attributes:
+        model: ready to run.
+        prompts: its prompts and tokenizer.
+        classes: the only names that may be asked for; None for any words.
+        synonyms: phrases that stand for one or several of the classes.
+        costs: what its steps cost at least.
+    """
+
+    model: Model
+    prompts: Prompts
+    classes: tuple[str, ...] | None
+    synonyms: dict[str, list[str]]
+    costs: ModelCosts

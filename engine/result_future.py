@@ -1,0 +1,87 @@
+"""The future of one request: its callbacks run in a thread of their own, and cancelling it drops the work.
+
+A callback may therefore submit and wait, or raise anything, without stopping the engine. Knows nothing of devices.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from saccade.engine.results import Result
+
+log = logging.getLogger(__name__)
+
+
+class CallbackThread:
+    """Runs callbacks in order, in a daemon thread that is started with the first one."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Queue a callback; what it raises is logged."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=_run, args=(self._calls,), name="saccade-callbacks", daemon=True)
+                self._thread.start()
+        self._calls.put(callback)
+
+    def close(self) -> None:
+        """End the thread after the callbacks that are queued; does not wait."""
+        self._calls.put(None)
+
+
+def _run(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (callback := calls.get()) is not None:
+        try:
+            callback()
+        except BaseException:  # also sys.exit: it would end the thread that the other callbacks need
+            log.exception("a callback of a result raised")
+        del callback  # or the last one's future would live until the next
+
+
+class ResultFuture(Future[Result]):
+    """The result of a request.
+
+    Args:
+        callbacks: where done callbacks run.
+    """
+
+    def __init__(self, callbacks: CallbackThread) -> None:
+        super().__init__()
+        self._callbacks = callbacks
+        self.on_cancel: Callable[[], None] | None = None
+        self._settling = threading.Lock()
+        self._settled = False
+
+    def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
+        """Call `fn` with this future once it is done: in the callback thread, or at once if it is done already."""
+        if self.done():
+            super().add_done_callback(fn)
+        else:
+            super().add_done_callback(lambda future: self._callbacks.call(lambda: fn(future)))
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """As in the base class; a second call, from the engine and from `cancel`, changes nothing."""
+        with self._settling:
+            if self._settled:
+                return not self.cancelled()
+            self._settled = True
+            return super().set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Drop the work, at any time before it is done; `wait` and `as_completed` see it at once."""
+        if not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        drop, self.on_cancel = self.on_cancel, None
+        if drop is not None:
+            drop()
+        return True

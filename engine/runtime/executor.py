@@ -1,0 +1,69 @@
+"""What the step loop asks of a device. Implemented by `cpu_executor` and `cuda_executor`; both run the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.engine.runtime.device_streams import Stream
+from saccade.engine.scheduling.scheduler import Step
+
+ImageT = TypeVar("ImageT")
+
+Progress = Callable[[int, int], None]
+"""Called with how many parts of something are done, and of how many."""
+
+
+class Executor(Protocol[ImageT]):
+    """One model on one device, with `depth` step slots. `prepare` may be called by any thread, the rest by one."""
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """By name: 'compute' and 'copy'."""
+        ...
+
+    def prepare(self, image: NDArray[np.uint8]) -> ImageT:
+        """Cut an image (height, width, 3) uint8 RGB into crops."""
+        ...
+
+    def launch(self, slot: int, step: Step[ImageT]) -> None:
+        """Put a step's forward on the compute stream."""
+        ...
+
+    def finalize(self, slot: int, step: Step[ImageT]) -> None:
+        """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
+
+        To be called once the step ahead is committed: what a grammar allows depends on it.
+        """
+        ...
+
+    def read(self, slot: int, step: Step[ImageT]) -> list[tuple[float, float, float]]:
+        """Wait for a step's values, one triple a sequence.
+
+        Raises:
+            BaseException: what any part of the step has raised.
+        """
+        ...
+
+    def time_step(self, rows: int, position: int, repeats: int) -> list[float] | None:
+        """Seconds on the device's clock of decode steps that sample coordinates; None where it has no clock.
+
+        Only while no step is in flight: it overwrites page tables.
+
+        Args:
+            rows: sequences of a step.
+            position: where each continues.
+            repeats: steps to time.
+        """
+        ...
+
+    def time_sampling(self, rows: int) -> float | None:
+        """Median seconds of sampling where it is part of the forward's graph; None where the trace shows it."""
+        ...
+
+    def close(self) -> None:
+        """Wait for the work on the streams, and end them."""
+        ...
