@@ -106,7 +106,8 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
         SinkError: if it cannot be opened.
     """
     watched = target.text == "display" or target.text.startswith(WHEP)  # now, by people: only the newest counts
-    output = Output(_open(target, source, vid_stride), NEWEST if watched else None)
+    name = redact_target(target.text).partition("?")[0]
+    output = Output(_open(target, source, vid_stride), NEWEST if watched else None, name=name)
     if source is None and not output.sink.shared:
         output.sink.close()
         what = redact_target(target.text)

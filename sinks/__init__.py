@@ -1,9 +1,18 @@
 """Where results go. Knows frames and results, but no source, model or pipeline."""
 
-from saccade.sinks.base import Sink, SinkClosedError, SinkError, SourceHints, SupportsStreamEnd
+from saccade.sinks.base import (
+    ReaderGoneError,
+    Sink,
+    SinkClosedError,
+    SinkError,
+    SinkStats,
+    SourceHints,
+    SupportsStreamEnd,
+)
 from saccade.sinks.callback import CallbackSink
 from saccade.sinks.display import DisplaySink
 from saccade.sinks.factory import open_sink
+from saccade.sinks.guard import SinkGuard, SinkStatus
 from saccade.sinks.jsonl import JsonlSink
 from saccade.sinks.messaging.mqtt import MqttSink
 from saccade.sinks.messaging.webhook import WebhookSink
@@ -19,10 +28,14 @@ __all__ = [
     "Latency",
     "Mp4Sink",
     "MqttSink",
+    "ReaderGoneError",
     "RecordingSink",
     "Sink",
     "SinkClosedError",
     "SinkError",
+    "SinkGuard",
+    "SinkStats",
+    "SinkStatus",
     "SourceHints",
     "SupportsStreamEnd",
     "WebhookSink",

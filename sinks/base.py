@@ -19,7 +19,32 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """The reader of this sink has gone: the window was closed, or the pipe. No failure, but the sink has ended."""
+    """The user has ended the run through this sink, such as by closing its window. No failure."""
+
+
+class ReaderGoneError(SinkClosedError):
+    """The reader of this sink has gone, such as that of a pipe: the sink ends, and the run if it has no other."""
+
+
+@dataclass(slots=True, frozen=True)
+class SinkStats:
+    """What a sink with receivers of its own has counted; None for what it does not have.
+
+    Attributes:
+        connected: whether its server can be reached.
+        clients: how many clients are connected.
+        backlog: messages waiting to be sent.
+        backlog_age_s: age of the oldest of them, in seconds; 0 if none waits.
+        sent: messages sent so far.
+        dropped: messages that were never sent, because their receiver was away or slow or refused them.
+    """
+
+    connected: bool | None = None
+    clients: int | None = None
+    backlog: int | None = None
+    backlog_age_s: float | None = None
+    sent: int | None = None
+    dropped: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,7 +74,8 @@ class Sink(Protocol):
         """Take one frame, what was found on it and how long that took.
 
         Raises:
-            SinkClosedError: if the reader has gone.
+            SinkClosedError: if the user has ended the run.
+            ReaderGoneError: if the reader has gone.
             SinkError: if the result could not be delivered, such as on a full disk. The sink stays usable: a later
                 call tries again.
         """
@@ -70,4 +96,13 @@ class SupportsStreamEnd(Protocol):
 
     def end(self, stream: str) -> None:
         """Note that nothing more comes from `stream`, until it is written again."""
+        ...
+
+
+@runtime_checkable
+class SupportsStats(Protocol):
+    """A sink that counts what becomes of its messages."""
+
+    def stats(self) -> SinkStats:
+        """The counters; may be called at any time from any thread."""
         ...

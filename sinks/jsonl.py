@@ -7,28 +7,36 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Self
+from typing import ClassVar, Self
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkClosedError, SinkError, SourceHints
+from saccade.sinks.base import ReaderGoneError, SinkError, SourceHints
 from saccade.sinks.record import Latency, make_record, to_json
+from saccade.sinks.retention import INTERVAL_S, Retention
 from saccade.sinks.urls import split_path
 from saccade.sources.frame import Frame
 
 SUFFIXES = (".jsonl", ".ndjson")
+KEEP = 5
 
 
 class JsonlSink:
     """Writes `make_record` of every frame as a line of UTF-8 JSON, flushed at once so that `tail -f` sees it.
 
+    A line is written whole or not at all, also on a full disk. A file that is deleted or moved away while it is
+    written is created anew.
+
     Args:
         path: file to write; "-" for standard output. An existing file is replaced, or with `max_bytes` continued.
         max_bytes: a line that would make the file longer begins a new one, and the old one becomes `path.1`, the one
             before it `path.2` and so on; None for one file without end.
-        keep: how many old files to keep.
+        keep: how many old files to keep; None for any number.
+        retention: limits of the old files' age and of the size of all.
 
     Raises:
         SinkError: if the file cannot be written.
@@ -36,24 +44,34 @@ class JsonlSink:
 
     shared: ClassVar[bool] = True
 
-    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None = None, keep: int = 5) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = None,
+        keep: int | None = KEEP,
+        retention: Retention | None = None,
+    ) -> None:
         self._path = os.fspath(path)
         self._max_bytes = None if self._path == "-" else max_bytes
         self._keep = keep
+        self._retention = retention or Retention()
         self._lock = threading.Lock()
-        self._reader_gone = False  # of standard output
-        self._file: BinaryIO = sys.stdout.buffer if self._path == "-" else self._open()
-        self._size = 0
-        if self._max_bytes is not None and (existing := Path(self._path)).stat().st_size:
-            self._size = existing.stat().st_size
-            with existing.open("rb") as reader:
-                reader.seek(-1, os.SEEK_END)
-                if reader.read() != b"\n":  # a killed process may leave half a line
-                    self._size += self._file.write(b"\n")
+        self._reader_gone = False
+        self._closed = False
+        self._file: _LineFile | None = None
+        self._pruned_at = 0.0
+        if self._path != "-":
+            try:
+                self._file = _LineFile(Path(self._path), replace=max_bytes is None)
+            except OSError as error:
+                raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Open `-`, or a path with options such as `out.jsonl?max_mb=100&keep=5`.
+
+        `keep` is a number of old files or an age such as `7d`; `max_gb` bounds the size of all.
 
         Raises:
             SinkError: if an option is wrong or the file cannot be written.
@@ -61,62 +79,140 @@ class JsonlSink:
         if target == "-":
             return cls(target)
         path, options = split_path(target, SUFFIXES)
-        megabytes, keep = options.number("max_mb"), options.count("keep", 5, 1000)
+        megabytes = options.number("max_mb")
+        keep, age_s = options.count_or_age("keep", 1000)
+        retention = Retention.of_options(options, age_s)
         options.reject_unknown()
         if options and megabytes is None:
-            raise SinkError(f"{path}: keep is for files with max_mb, such as {path}?max_mb=100&keep={keep}")
-        return cls(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep)
+            raise SinkError(f"{path}: keep and max_gb are for files with max_mb, such as {path}?max_mb=100&keep=5")
+        if keep is None and not retention:
+            keep = KEEP
+        return cls(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep, retention=retention)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Write one line; callable from several threads.
 
         Raises:
-            SinkClosedError: if the reader of the pipe has gone.
+            ReaderGoneError: if the reader of the pipe has gone.
             SinkError: if the line cannot be written, such as on a full disk.
         """
         line = to_json(make_record(frame, result, latency)) + b"\n"
         with self._lock:
             try:
-                if self._reader_gone:
+                if self._reader_gone or self._closed:
                     raise BrokenPipeError
-                if self._max_bytes is not None and 0 < self._size > self._max_bytes - len(line):
-                    self._rotate()
-                self._size += self._file.write(line)
-                self._file.flush()
+                if self._file is None:
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.buffer.flush()
+                    return
+                if self._max_bytes is not None and 0 < self._file.size > self._max_bytes - len(line):
+                    self._rotate(self._file)
+                self._file.append(line)
+                if self._retention and time.monotonic() - self._pruned_at > INTERVAL_S:
+                    self._prune()
             except BrokenPipeError:
                 if self._path == "-" and not self._reader_gone:
                     # Else the interpreter fails once more at its end, when it flushes what is left.
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
                 self._reader_gone = True
-                raise SinkClosedError("the reader of standard output has gone") from None
+                raise ReaderGoneError(f"the reader of {self._shown} has gone") from None
             except OSError as error:
-                raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
+                raise SinkError(f"cannot write {self._shown}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the file; standard output stays open. A second call does nothing.
-
-        Raises:
-            SinkError: if an earlier line could not be written and still cannot.
-        """
-        if self._path == "-":
-            return
+        """Close the file; standard output stays open. A second call does nothing."""
         with self._lock:
-            try:
+            self._closed = True
+            if self._file is not None:
                 self._file.close()
-            except OSError as error:
-                raise SinkError(f"cannot finish {self._path}: {error.strerror}") from None
 
-    def _open(self) -> BinaryIO:
+    @property
+    def _shown(self) -> str:
+        return "standard output" if self._path == "-" else self._path
+
+    def _rotate(self, file: _LineFile) -> None:
+        old = self._old_files()
+        if self._keep is not None:
+            for path in old[self._keep - 1 :]:
+                path.unlink()
+            old = old[: self._keep - 1]
+        for number in range(len(old), 0, -1):
+            old[number - 1].replace(f"{file.path}.{number + 1}")
+        file.path.replace(f"{file.path}.1")
+        file.reopen()  # where this fails, the next line tries again
+        self._prune(room=self._max_bytes or 0)
+
+    def _old_files(self) -> list[Path]:
+        """`path.1`, `path.2` and so on, as far as they are there without a gap."""
+        numbered = (Path(f"{self._path}.{number}") for number in itertools.count(1))
+        return list(itertools.takewhile(Path.exists, numbered))
+
+    def _prune(self, room: int = 0) -> None:
+        self._pruned_at = time.monotonic()
+        if self._retention:
+            path = Path(self._path)
+            mine = re.compile(re.escape(path.name) + r"(\.\d+)?")
+            self._retention.prune((one for one in path.parent.iterdir() if mine.fullmatch(one.name)), path, room)
+
+
+class _LineFile:
+    """A file that lines are appended to, each whole or not at all."""
+
+    def __init__(self, path: Path, *, replace: bool) -> None:
+        self.path = path
+        self.size = 0
+        self._descriptor = -1
+        self._identity = (0, 0)  # device and inode
+        self._torn = False  # the last line has no end
+        self.reopen(os.O_TRUNC if replace else 0)
+
+    def append(self, line: bytes) -> None:
+        """Write a line; raises OSError, and then nothing of it is in the file."""
+        if self._descriptor < 0 or self._moved():
+            self.reopen()
+        if self._torn:
+            line = b"\n" + line
+        written = 0
         try:
-            return Path(self._path).open("wb" if self._max_bytes is None else "ab")
-        except OSError as error:
-            raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+        except OSError:
+            if written:
+                self._cut()
+            raise
+        self.size += written
+        self._torn = False
 
-    def _rotate(self) -> None:
-        names = [Path(self._path), *(Path(f"{self._path}.{number}") for number in range(1, self._keep + 1))]
-        for newer, older in reversed(list(itertools.pairwise(names))):
-            if newer.exists():
-                newer.replace(older)
-        full, self._file = self._file, self._open()  # where it fails, the next line tries again
-        self._size = 0
-        full.close()
+    def reopen(self, flags: int = 0) -> None:
+        """Open the file of that name, which may be another one meanwhile."""
+        self.close()
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o666)
+        status = os.fstat(self._descriptor)
+        self._identity, self.size = (status.st_dev, status.st_ino), status.st_size
+        self._torn = self.size > 0 and not self._ends_with_newline()  # a killed process may leave half a line
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _cut(self) -> None:
+        """Take back the part of a line that was written."""
+        try:
+            os.ftruncate(self._descriptor, self.size)
+        except OSError:  # such as of a pipe
+            self._torn = True
+
+    def _moved(self) -> bool:
+        """Whether the file was deleted, moved or replaced; 1.5 µs beside some 50 for making a record."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) != self._identity
+
+    def _ends_with_newline(self) -> bool:
+        with self.path.open("rb") as reader:
+            reader.seek(-1, os.SEEK_END)
+            return reader.read() == b"\n"

@@ -15,7 +15,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from saccade.sinks.base import SinkError
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_TIME = "a time such as 90, 10m, 1h or 7d"
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 _HOST = re.compile(r"([^\s:@\[\]]*|\[[^\]]*\])(:\d*)?")
@@ -92,13 +93,20 @@ class Options:
         return self._positive(name, value, value, "a number above 0")
 
     def seconds(self, name: str, default: float) -> float:
-        """A time above 0: `90`, `90s`, `10m` or `1h`, in seconds."""
-        value = self.text(name, f"{default:g}")
-        found = re.fullmatch(r"([\d.]+)([smh]?)", value)
-        shape = "a time such as 90, 10m or 1h"
-        if found is None:
+        """A time above 0: `90`, `90s`, `10m`, `1h` or `7d`, in seconds."""
+        return self._seconds(name, self.text(name, f"{default:g}"), _TIME)
+
+    def count_or_age(self, name: str, most: int) -> tuple[int | None, float | None]:
+        """A whole number from 1 to `most`, or a time with its unit, in seconds; None for what it is not."""
+        value = self.text(name)
+        if name not in self._given:
+            return None, None
+        if re.fullmatch(r"\d{1,10}", value) and 1 <= int(value) <= most:
+            return int(value), None
+        shape = f"a whole number from 1 to {most}, or a time such as 12h or 7d"
+        if not value[-1:].isalpha():
             raise self._wrong_value(name, value, shape)
-        return self._positive(name, value, found[1], shape) * _UNITS[found[2]]
+        return None, self._seconds(name, value, shape)
 
     def reject_unknown(self) -> None:
         """Refuse the options that have not been read."""
@@ -107,6 +115,12 @@ class Options:
                 near = difflib.get_close_matches(name, self._known, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(self._known) or 'none'}"
                 raise SinkError(f"{self._target}: unknown option '{name}'; {hint}")
+
+    def _seconds(self, name: str, value: str, shape: str) -> float:
+        found = re.fullmatch(r"([\d.]+)([smhd]?)", value)
+        if found is None:
+            raise self._wrong_value(name, value, shape)
+        return self._positive(name, value, found[1], shape) * _UNITS[found[2]]
 
     def _positive(self, name: str, value: str, digits: str, shape: str) -> float:
         try:

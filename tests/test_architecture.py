@@ -30,7 +30,8 @@ MAY_IMPORT = {
 
 ORDER = {
     "sources": "errors frame timestamps rtp http | base rgb urls | file replay live | images rtsp webrtc | factory",
-    "sinks": "overlay record | base | urls outbox callback | display jsonl messaging video websocket | factory",
+    "sinks": "overlay record backoff | base | urls outbox callback | retention | "
+    "guard display jsonl messaging video websocket | factory",
     "engine": "errors results tasks kernels | models vocabulary | scheduling | backends | runtime | model_loader | "
     "text_stream | engine | training | evaluation",
     "pipeline": "core | server | sink_targets | session | bench | cli",

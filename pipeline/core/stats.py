@@ -22,6 +22,7 @@ BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0, 500.0, 1000.0
 
 _RECENT = 512  # frames that "now" is made of
 _RECENT_S = 5.0
+_CLASSES = 1000  # that are counted: prompts, and thus classes, may change without end
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,6 +68,7 @@ class Report:
         waiting: frames waiting for the engine, and, by the sink's number and name, results waiting for a sink.
         recent: how it is doing now.
         histograms: by the stages of `Latency`.
+        objects_by_class: the objects found, by class: the first 1000 classes.
     """
 
     frames: int
@@ -79,6 +81,7 @@ class Report:
     waiting: dict[str, int] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    objects_by_class: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fps(self) -> float:
@@ -101,6 +104,7 @@ class Stats:
         self._failed = 0
         self._frames = 0
         self._objects = 0
+        self._by_class: Counter[str] = Counter()
         self._first_submit: float | None = None
         self._last_result = 0.0
         self._came_at: float | None = None  # when the frame of the newest result came
@@ -128,10 +132,14 @@ class Stats:
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
         """A frame's result is about to be handed to the sinks."""
         now = time.monotonic()
-        objects = len(result.detections) + len(result.points)
+        labels = [box.label for box in result.detections.boxes] + [spot.label for spot in result.points.points]
+        objects = len(labels)
         with self._lock:
             self._frames += 1
             self._objects += objects
+            for label in labels:
+                if len(self._by_class) < _CLASSES or label in self._by_class:
+                    self._by_class[label] += 1
             self._last_result = now
             self._came_at = None if frame.capture_clock == "file" else frame.decoded_at - frame.decode_ms / 1000
             self._objects_now = objects
@@ -161,6 +169,7 @@ class Stats:
                 waiting=waiting,
                 recent=self._now(),
                 histograms={stage: Histogram(tuple(c), self._sums[stage]) for stage, c in self._counts.items()},
+                objects_by_class=dict(self._by_class),
             )
 
     def _now(self) -> Recent:

@@ -23,7 +23,7 @@ from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.stats import Report
 from saccade.pipeline.core.stream_names import check_name
 from saccade.pipeline.core.stream_run import Output, Run
-from saccade.sinks import Sink
+from saccade.sinks import Sink, SinkStatus
 from saccade.sources import LiveSource, Source, State, redact
 
 if TYPE_CHECKING:
@@ -196,6 +196,13 @@ class Streams:
     def sinks(self) -> list[Sink]:
         """Where the results of every stream go."""
         return [output.sink for output in self._shared]
+
+    def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
+        """How every sink is doing, with the name of its stream, or "" if it is all streams'."""
+        with self._lock:
+            runs = list(self._runs.values())
+        shared = [("", output.guard.status()) for output in self._shared]
+        return [*shared, *((run.name, status) for run in runs for status in run.sink_statuses())]
 
     @property
     def names(self) -> list[str]:

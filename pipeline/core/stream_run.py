@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,16 @@ from saccade.engine.results import Result
 from saccade.engine.scheduling.task import Task
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
 from saccade.pipeline.core.stats import Report, Stats
-from saccade.sinks import Latency, Sink, SinkClosedError, SupportsStreamEnd
+from saccade.sinks import (
+    Latency,
+    ReaderGoneError,
+    Sink,
+    SinkClosedError,
+    SinkError,
+    SinkGuard,
+    SinkStatus,
+    SupportsStreamEnd,
+)
 from saccade.sources import Frame, Source
 
 if TYPE_CHECKING:
@@ -46,11 +55,19 @@ class Output:
         outbox: None to keep the newest 8 of a live source, which waits for nobody, and to wait with a file.
         shared: other runs write to the sink too. This one then only tells it when its stream ends, if the sink has an
             `end(stream)`, and leaves closing it to its owner.
+        name: for logs and metrics, free of secrets; by default that of the sink's class.
+        guard: writes to the sink, and pauses it while that fails.
     """
 
     sink: Sink
     outbox: QueuePolicy | None = None
     shared: bool = False
+    name: str = ""
+    guard: SinkGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or type(self.sink).__name__)
+        object.__setattr__(self, "guard", SinkGuard(self.sink, self.name))
 
 
 @dataclass(slots=True, frozen=True)
@@ -183,8 +200,12 @@ class Run:
         waiting = {"engine": len(self._frames)}
         for number, (output, outbox) in enumerate(self._outputs):
             drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
-            waiting[f"{number} {type(output.sink).__name__}"] = len(outbox)
+            waiting[f"{number} {output.name}"] = len(outbox)
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
+
+    def sink_statuses(self) -> list[SinkStatus]:
+        """How the sinks are doing that are this run's own."""
+        return [output.guard.status() for output, _ in self._outputs if not output.shared]
 
     def _part(self, work: Callable[[], None]) -> None:
         try:
@@ -268,24 +289,36 @@ class Run:
                 outbox.put(_Delivery(frame, result, latency), frame.dropped_before + lost)
 
     def _write(self, output: Output, outbox: BoundedQueue[_Delivery]) -> None:
-        sink = output.sink
+        guard = output.guard
         try:
             while True:
                 taken = outbox.get()
                 frame = replace(taken.item.frame, dropped_before=taken.lost_before)
-                sink.write(frame, taken.item.result, taken.item.latency)
+                guard.write(frame, taken.item.result, taken.item.latency)
+                if guard.paused and not self._source.info.live and not self._any_sink_works():
+                    break  # no use in reading the rest of a file; a live source goes on until the sink works again
         except QueueClosed:
             pass  # nothing more will come
+        except ReaderGoneError as error:
+            log.info("%s: %s", self.name, error)
+            if not self._any_sink_works():
+                self.stop()
         except SinkClosedError:
-            self.stop()  # whoever was watching has gone, and that is no failure
+            self.stop()  # the user has ended the run
         except Exception as error:
             self._fail(error)
         finally:
             outbox.discard()
             try:
                 self._finish(output)
+                lost, reason = guard.end(self.name)
+                if lost and not self._source.info.live:
+                    raise SinkError(f"{reason}; results lost: {lost}")
             except Exception as error:
                 self._fail(error)
+
+    def _any_sink_works(self) -> bool:
+        return any(output.guard.works for output, _ in self._outputs)
 
     def _finish(self, output: Output) -> None:
         if not output.shared:

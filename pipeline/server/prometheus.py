@@ -6,6 +6,7 @@ Knows reports and counters; knows nothing of HTTP.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from saccade.pipeline.core.stats import BUCKETS_MS
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus
+from saccade.sinks import SinkStatus
 
 _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]
 
@@ -40,24 +42,49 @@ class Metrics:
         statuses = self._streams.snapshot()
         yield from _streams(statuses)
         yield from _latencies(statuses)
-        yield _sinks(self._streams)
+        yield from _sinks(self._streams.sink_statuses())
         counters = getattr(self._streams.engine, "counters", None)
         if counters is not None:
             yield from _engine(counters())
 
 
 def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
-    one = ["stream"]
-    up = GaugeMetricFamily("saccade_stream_up", "1 while frames come and are looked at", labels=one)
-    state = GaugeMetricFamily("saccade_stream_state", "1 for the state it is in", labels=["stream", "state"])
-    made = CounterMetricFamily("saccade_connections", "How often a live source has become so", labels=one)
-    age = GaugeMetricFamily("saccade_result_age_seconds", "Since the newest result's frame came here", labels=one)
-    read = CounterMetricFamily("saccade_frames_in", "Frames that the source handed over", labels=one)
+    one, by_cause, by_class = ["stream"], ["stream", "cause"], ["stream", "class"]
+    up = GaugeMetricFamily("saccade_stream_up", "1 while frames come and are processed, else 0", labels=one)
+    state = GaugeMetricFamily(
+        "saccade_stream_state",
+        "1 for the stream's state: connecting, live, retrying or another of a live source; running, stuck or failed",
+        labels=["stream", "state"],
+    )
+    made = CounterMetricFamily(
+        "saccade_connections", "How often a live source was connected; above 1 it was lost in between", labels=one
+    )
+    age = GaugeMetricFamily(
+        "saccade_result_age_seconds",
+        "Time since the frame of the newest result arrived, of live sources; grows while nothing comes",
+        labels=one,
+    )
+    read = CounterMetricFamily("saccade_frames_in", "Frames that the source delivered", labels=one)
     out = CounterMetricFamily("saccade_frames_out", "Frames whose result was handed to the sinks", labels=one)
-    lost = CounterMetricFamily("saccade_frames_dropped", "Frames lost on the way", labels=["stream", "cause"])
-    found = CounterMetricFamily("saccade_objects", "Boxes and points found", labels=one)
-    corrupt = CounterMetricFamily("saccade_corrupt_packets", "Pieces that could not be decoded", labels=one)
-    waiting = GaugeMetricFamily("saccade_queue_length", "What waits, by for whom", labels=["stream", "queue"])
+    lost = CounterMetricFamily(
+        "saccade_frames_dropped",
+        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; failed in it; "
+        "sink full or sink closed while their result waited for one of the sinks",
+        labels=by_cause,
+    )
+    found = CounterMetricFamily(
+        "saccade_objects",
+        "Boxes and points found, by class; an object counts once in each frame",
+        labels=by_class,
+    )
+    corrupt = CounterMetricFamily(
+        "saccade_corrupt_packets", "Packets of the source that could not be decoded", labels=one
+    )
+    waiting = GaugeMetricFamily(
+        "saccade_queue_length",
+        "Frames waiting for the model (queue engine), and results waiting for a sink (its number and name)",
+        labels=["stream", "queue"],
+    )
     for status in statuses:
         report, label = status.report, [status.name]
         up.add_metric(label, float(status.ok))
@@ -68,7 +95,8 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
             age.add_metric(label, report.recent.age_ms / 1000)
         read.add_metric(label, report.read)
         out.add_metric(label, report.frames)
-        found.add_metric(label, report.objects)
+        for name, count in report.objects_by_class.items():
+            found.add_metric([status.name, name], count)
         corrupt.add_metric(label, report.corrupt_packets)
         for cause, count in report.drops.items():
             lost.add_metric([status.name, cause], count)
@@ -79,7 +107,10 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
 
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
     family = HistogramMetricFamily(
-        "saccade_latency_seconds", "Where the time of a frame went", labels=["stream", "stage"]
+        "saccade_latency_seconds",
+        "Time of a frame in each stage: decode, queue (waiting), prefill (image and prompt), decode_tokens (answers), "
+        "track, and total from its arrival to its result",
+        labels=["stream", "stage"],
     )
     for status in statuses:
         for stage, histogram in status.report.histograms.items():
@@ -88,18 +119,42 @@ def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
     yield family
 
 
-def _sinks(streams: Streams) -> Metric:
-    """What receivers lost because they, or the way to them, were slow; sinks that can lose nothing count nothing."""
-    family = CounterMetricFamily("saccade_sink_dropped", "Records that a receiver did not get", labels=["sink"])
-    for number, sink in enumerate(streams.sinks):
-        dropped = getattr(sink, "dropped", None)
-        if dropped is not None:
-            family.add_metric([f"{number} {type(sink).__name__}"], dropped)
-    return family
+def _sinks(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
+    two = ["sink", "stream"]
+    up = GaugeMetricFamily(
+        "saccade_sink_up", "1 while results are written to the sink, 0 while it is paused or has ended", labels=two
+    )
+    state = GaugeMetricFamily(
+        "saccade_sink_state", "1 for the sink's state: ok, paused or ended", labels=[*two, "state"]
+    )
+    lost = CounterMetricFamily("saccade_sink_lost", "Results that a sink lost because it could not write", labels=two)
+    counted: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+        "connected": GaugeMetricFamily("saccade_sink_connected", "1 while the sink's server is connected", labels=two),
+        "clients": GaugeMetricFamily("saccade_sink_clients", "Clients connected to the sink", labels=two),
+        "backlog": GaugeMetricFamily("saccade_sink_backlog", "Messages waiting to be sent by the sink", labels=two),
+        "backlog_age_s": GaugeMetricFamily(
+            "saccade_sink_backlog_age_seconds", "Age of the oldest message waiting to be sent", labels=two
+        ),
+        "sent": CounterMetricFamily("saccade_sink_sent", "Messages that the sink's receivers have taken", labels=two),
+        "dropped": CounterMetricFamily(
+            "saccade_sink_dropped", "Messages never sent, as the receiver was away, slow or refused them", labels=two
+        ),
+    }
+    numbers: Counter[str] = Counter()  # of the sinks by stream: two may have the same name
+    for stream, status in statuses:
+        label = [f"{numbers[stream]} {status.name}", stream]
+        numbers[stream] += 1
+        up.add_metric(label, float(status.state == "ok"))
+        state.add_metric([*label, status.state], 1.0)
+        lost.add_metric(label, status.lost)
+        for key, family in counted.items():
+            if status.stats is not None and (value := getattr(status.stats, key)) is not None:
+                family.add_metric(label, value)
+    return up, state, lost, *counted.values()
 
 
 def _engine(counters: dict[str, float]) -> Iterable[Metric]:
     for key, value in counters.items():
         name = "saccade_engine_" + re.sub(r"\W", "_", key)
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        yield kind(name, "The engine's own count", value=value)
+        yield kind(name, f"Counter of the engine: {key}; see Engine.counters", value=value)

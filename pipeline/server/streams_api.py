@@ -68,7 +68,9 @@ class Api:
     async def _health(self, request: web.Request) -> web.Response:
         statuses = await asyncio.to_thread(self._streams.snapshot)
         ill = {status.name: f"{status.state}: {status.reason or 'no frame'}" for status in statuses if not status.ok}
-        told = {"ok": not ill, "streams": len(statuses), "ill": ill}
+        told: dict[str, Any] = {"ok": not ill, "streams": len(statuses), "ill": ill}
+        if paused := {sink.name: sink.reason for _, sink in self._streams.sink_statuses() if sink.state == "paused"}:
+            told["sinks"] = paused  # a restart would not help them: the status stays 200
         return web.json_response(told, status=503 if ill else 200)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:

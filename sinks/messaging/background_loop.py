@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -17,15 +16,7 @@ from saccade.sinks.base import SinkError
 
 log = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.5
-_LAST_DELAY_S = 30.0
 _CANCEL_S = 3.0
-
-
-def backoff_s(failures: int, chance: Callable[[], float] = random.random) -> float:
-    """Seconds to wait after the nth failure in a row, from 1: 0.5, doubling to 30, less up to a quarter at random."""
-    longest = min(_LAST_DELAY_S, _FIRST_DELAY_S * (1 << min(failures - 1, 16)))
-    return longest * (1 - 0.25 * chance())
 
 
 class BackgroundLoop:

@@ -16,8 +16,9 @@ import uuid
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkError, SourceHints
-from saccade.sinks.messaging.background_loop import BackgroundLoop, backoff_s
+from saccade.sinks.backoff import backoff_s
+from saccade.sinks.base import SinkError, SinkStats, SourceHints
+from saccade.sinks.messaging.background_loop import BackgroundLoop
 from saccade.sinks.messaging.events import HOLD_S, Change, EventTracker, observations_of
 from saccade.sinks.messaging.mqtt_backlog import Backlog
 from saccade.sinks.messaging.mqtt_topics import Topics
@@ -84,6 +85,7 @@ class MqttSink:
         self._backlog = Backlog(over=frozenset({"0", "offline"}))
         self._backlog.set(self._topics.available, "online")
         self._can_query = True  # used by the loop's thread only
+        self._connected = False
         self._closed = False
         self._loop = BackgroundLoop(self._address.shown, self._work)
 
@@ -97,6 +99,11 @@ class MqttSink:
         """Events and records dropped because the broker was away or slow."""
         with self._lock:
             return self._backlog.dropped
+
+    def stats(self) -> SinkStats:
+        """Whether the broker is connected, and what waits for it."""
+        with self._lock:
+            return SinkStats(connected=self._connected, backlog=len(self._backlog), dropped=self._backlog.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Take the result of a frame; callable from several threads, and never waits for the broker.
@@ -198,6 +205,7 @@ class MqttSink:
 
     async def _session(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
         with self._lock:
+            self._connected = True
             self._backlog.connected()
             self._to_query = dict.fromkeys(self._last_record_at)
         # Both, since a broken connection ends the iteration over messages, and not the wait for an acknowledgement.
@@ -210,6 +218,8 @@ class MqttSink:
             for task in done:
                 task.result()
         finally:
+            with self._lock:
+                self._connected = False
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from urllib.parse import urlsplit
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SourceHints
-from saccade.sinks.messaging.background_loop import BackgroundLoop, backoff_s
+from saccade.sinks.backoff import backoff_s
+from saccade.sinks.base import SinkStats, SourceHints
+from saccade.sinks.messaging.background_loop import BackgroundLoop
 from saccade.sinks.messaging.events import HOLD_S, Change, EventTracker, observations_of
 from saccade.sinks.outbox import Message, Outbox
 from saccade.sinks.record import Latency, make_record, to_json
@@ -93,6 +94,11 @@ class WebhookSink:
         """Messages lost: too many were waiting, or the server refused them."""
         with self._lock:
             return self._outbox.dropped + self._undelivered
+
+    def stats(self) -> SinkStats:
+        """What waits for the server, and what it did not get."""
+        with self._lock:
+            return SinkStats(backlog=len(self._outbox), dropped=self._outbox.dropped + self._undelivered)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Take the result of a frame; callable from several threads, and never waits for the server.

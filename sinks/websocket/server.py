@@ -41,7 +41,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkError, SourceHints
+from saccade.sinks.base import SinkError, SinkStats, SourceHints
 from saccade.sinks.outbox import Message, Outbox
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.websocket.access import FeedTarget, RefusedError
@@ -128,6 +128,10 @@ class WebSocketSink:
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Listen where `target` says; raises as the constructor does."""
         return cls(target)
+
+    def stats(self) -> SinkStats:
+        """How many clients there are, and what became of their records."""
+        return SinkStats(clients=self.clients, sent=self.sent, dropped=self.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Hand over one record; callable from several threads, and never waits for a client."""

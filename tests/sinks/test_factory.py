@@ -36,8 +36,11 @@ def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:
         ("out", "end it in .mp4 or .jsonl"),
         ("rtmp://user:secret@host/live", "there are no rtmp:// sinks"),
         ("out.jsonl?max_mb=0", "out.jsonl: max_mb should be a number above 0, not '0'"),
-        ("out.jsonl?keep=none", "out.jsonl: keep should be a whole number from 1 to 1000, not 'none'"),
-        ("out.jsonl?keep=2", "out.jsonl: keep is for files with max_mb"),
+        (
+            "out.jsonl?keep=none",
+            "out.jsonl: keep should be a whole number from 1 to 1000, or a time such as 12h or 7d, not 'none'",
+        ),
+        ("out.jsonl?keep=2", "out.jsonl: keep and max_gb are for files with max_mb"),
         ("out.jsonl?max=1", "out.jsonl: unknown option 'max'; did you mean 'max_mb'?"),
         ("no/such/folder/out.jsonl", "cannot write no/such/folder/out.jsonl: No such file or directory"),
         ("no/such/folder/out.mp4", "cannot write no/such/folder/out.mp4: No such file or directory"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from saccade.sinks import (
     SinkError,
     open_sink,
 )
+from saccade.sinks.record import to_json
 from tests.support import REPO
+from tests.support.disk import FullDisk
 from tests.support.results import FRAME, LATENCY, RECORD, RESULT
 
 
@@ -67,14 +72,76 @@ def test_a_lost_reader_closes_the_sink() -> None:
     assert writer.returncode == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line() -> None:
-    sink = JsonlSink("/dev/full")
-    with pytest.raises(SinkError, match="cannot write /dev/full: No space left on device"):
-        sink.write(FRAME, RESULT, LATENCY)
-    with pytest.raises(SinkError, match="cannot finish /dev/full"):
-        sink.close()
+def test_a_full_disk_is_one_line_and_no_line_is_torn(full_disk: FullDisk) -> None:
+    path = full_disk.folder / "out.jsonl"
+    sink = JsonlSink(path)
+    sink.write(FRAME, RESULT, LATENCY)
+    full_disk.fill()
+    refused, reasons = 0, set()
+    for _ in range(200):  # the first few fill the last page
+        try:
+            sink.write(FRAME, RESULT, LATENCY)
+        except SinkError as error:
+            reasons.add(str(error).rpartition(": ")[0])
+            refused += 1
+    assert reasons == {f"cannot write {path}"}
+    assert refused > 100
+    assert all(json.loads(line) == RECORD for line in path.read_bytes().splitlines())
+    full_disk.free()
+    sink.write(replace(FRAME, index=7), RESULT, LATENCY)
     sink.close()
+    assert numbered(path)[-1] == 7
+    assert len(numbered(path)) == 202 - refused
+
+
+@pytest.mark.parametrize("gone", ["unlinked", "moved", "replaced"])
+def test_a_file_that_disappears_is_created_anew(tmp_path: Path, gone: str) -> None:
+    path = tmp_path / "out.jsonl"
+    sink = JsonlSink(path)
+    sink.write(replace(FRAME, index=1), RESULT, LATENCY)
+    if gone == "unlinked":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "old.jsonl")
+    if gone == "replaced":
+        path.write_bytes(b'{"frame": 0}\n')
+    sink.write(replace(FRAME, index=2), RESULT, LATENCY)
+    sink.close()
+    assert numbered(path) == ([0, 2] if gone == "replaced" else [2])
+
+
+def test_a_deleted_folder_is_one_line_until_it_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    sink = JsonlSink(folder / "out.jsonl")
+    sink.write(FRAME, RESULT, LATENCY)
+    shutil.rmtree(folder)
+    for _ in range(3):
+        with pytest.raises(SinkError, match=r"^cannot write .+out.jsonl: No such file or directory$"):
+            sink.write(FRAME, RESULT, LATENCY)
+    folder.mkdir()
+    sink.write(FRAME, RESULT, LATENCY)
+    sink.close()
+    assert len(numbered(folder / "out.jsonl")) == 1
+
+
+def test_old_records_are_deleted_by_age_and_total_size(tmp_path: Path) -> None:
+    line = len(to_json(RECORD)) + 1
+    sink = open_sink(f"{tmp_path}/out.jsonl?max_mb={2.5 * line / 1e6}&max_gb={6.5 * line / 1e9}")
+    for index in range(20):
+        sink.write(replace(FRAME, index=1000 + index), RESULT, LATENCY)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["out.jsonl", "out.jsonl.1", "out.jsonl.2"]
+    assert numbered(tmp_path / "out.jsonl") == [1018, 1019]
+    sink.close()
+    week = time.time() - 8 * 86400
+    os.utime(tmp_path / "out.jsonl.2", (week, week))
+    (tmp_path / "out.jsonl.copy").touch()
+    sink = open_sink(f"{tmp_path}/out.jsonl?max_mb={2.5 * line / 1e6}&keep=7d")
+    sink.write(FRAME, RESULT, LATENCY)
+    sink.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["out.jsonl", "out.jsonl.1", "out.jsonl.2", "out.jsonl.copy"]  # .2 is the .1 of before
 
 
 def numbered(path: Path) -> list[int]:

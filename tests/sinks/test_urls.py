@@ -87,6 +87,9 @@ ASKED: dict[str, tuple[Callable[[Options], object], object]] = {
     "x=90": (lambda o: o.seconds("x", 1), 90),
     "x=1.5m": (lambda o: o.seconds("x", 1), 90),
     "x=2h": (lambda o: o.seconds("x", 1), 7200),
+    "x=7d": (lambda o: o.count_or_age("x", 5), (None, 7 * 86400)),
+    "x=5": (lambda o: o.count_or_age("x", 5), (5, None)),
+    "w=5": (lambda o: o.count_or_age("x", 5), (None, None)),
     "x=a&x=b": (lambda o: o.texts("x"), ["a", "b"]),
     "x=": (lambda o: o.text("x", "d"), ""),
 }
@@ -98,6 +101,7 @@ def test_options_are_read(text: str) -> None:
     assert ask(Options(text, "out")) == expected
 
 
+COUNT_OR_AGE = "a whole number from 1 to 5, or a time such as 12h or 7d"
 REFUSED: dict[str, tuple[Callable[[Options], object], str]] = {
     "x=maybe": (lambda o: o.flag("x"), "out: x should be 0 or 1, not 'maybe'"),
     "x=c": (lambda o: o.choice("x", ("a", "b")), "out: x should be a or b, not 'c'"),
@@ -106,7 +110,11 @@ REFUSED: dict[str, tuple[Callable[[Options], object], str]] = {
     "x=nan": (lambda o: o.number("x"), "out: x should be a number above 0, not 'nan'"),
     "x=inf": (lambda o: o.number("x"), "out: x should be a number above 0, not 'inf'"),
     "x=": (lambda o: o.number("x"), "out: x should be a number above 0, not ''"),
-    "x=1d": (lambda o: o.seconds("x", 1), "out: x should be a time such as 90, 10m or 1h, not '1d'"),
+    "x=1w": (lambda o: o.seconds("x", 1), "out: x should be a time such as 90, 10m, 1h or 7d, not '1w'"),
+    "x=7": (
+        lambda o: o.count_or_age("x", 5),
+        f"out: x should be {COUNT_OR_AGE}, not '7'",
+    ),
     "kep=1": (lambda o: (o.count("keep", 5), o.reject_unknown()), "out: unknown option 'kep'; did you mean 'keep'?"),
     "z=1": (lambda o: (o.flag("records"), o.reject_unknown()), "out: unknown option 'z'; known: records"),
     "q=1": (lambda o: o.reject_unknown(), "out: unknown option 'q'; known: none"),

@@ -16,7 +16,7 @@ from saccade.engine.scheduling.scheduler import StepKind
 from saccade.engine.tasks import Detect, Task
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.core.stream_run import Output, Run
-from saccade.sinks import JsonlSink, Latency, SinkClosedError, SinkError
+from saccade.sinks import CallbackSink, JsonlSink, Latency, ReaderGoneError, SinkClosedError, SinkError
 from saccade.sources import Frame, Source, SourceError, open_source
 from saccade.sources.replay import ReplaySource
 from tests.support import REPO
@@ -158,21 +158,57 @@ def test_a_slow_sink_that_may_lose_nothing_holds_the_source_back(engine: Engine,
     assert len(records(out)) == FRAMES
 
 
-def test_a_failing_sink_ends_the_run_and_the_others_keep_what_they_have(
-    engine: Engine, clip: Source, tmp_path: Path
+def test_a_failing_sink_is_paused_and_the_others_get_all(
+    engine: Engine, clip: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, failing = tmp_path / "out.jsonl", EndingSink(SinkError("cannot write x: No space left on device"))
     run = Run(clip, engine, TASKS, [Output(failing), Output(JsonlSink(out))])
     run.start()
     finish(run)
-    assert run.error is failing.error
+    assert [record["frame"] for record in records(out)] == list(range(FRAMES))
+    assert "cannot write x: No space left on device; results lost: " in str(run.error)  # a file's video has a hole
     assert failing.closed
-    kept = records(out)
-    assert 3 <= len(kept) <= FRAMES
-    assert [record["frame"] for record in kept] == list(range(len(kept)))
+    (status, _) = run.sink_statuses()
+    assert status.lost == FRAMES - sum(frame.index != 2 for frame in failing.taken)
+    assert caplog.text.count("No space left on device; paused, trying again") == 1
 
 
-def test_a_sink_whose_viewer_has_gone_ends_the_run_without_an_error(engine: Engine, clip: Source) -> None:
+def test_a_file_run_ends_when_no_sink_can_be_written(engine: Engine, clip: Source) -> None:
+    sinks = [EndingSink(SinkError("cannot write x")), EndingSink(SinkError("cannot write y"))]
+    run = Run(clip, engine, TASKS, [Output(sink) for sink in sinks])
+    run.start()
+    finish(run)
+    assert "results lost" in str(run.error)
+    assert run.report().frames < FRAMES
+
+
+def test_an_error_of_a_callback_ends_the_run(engine: Engine, clip: Source) -> None:
+    error = ValueError("a bug of the program")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    run = Run(clip, engine, TASKS, [Output(CallbackSink(fail))])
+    run.start()
+    finish(run)
+    assert run.error is error
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_lost_reader_ends_its_sink_and_a_run_without_another(engine: Engine, clip: Source, alone: bool) -> None:
+    pipe, other = EndingSink(ReaderGoneError("the reader has gone")), EndingSink(SinkError("never"))
+    other.write = GateSink.write.__get__(other)  # type: ignore[method-assign] # it takes everything
+    run = Run(clip, engine, TASKS, [Output(pipe), *([] if alone else [Output(other)])])
+    run.start()
+    finish(run)
+    assert run.error is None
+    assert pipe.closed
+    assert len(pipe.taken) == 3
+    if not alone:
+        assert [frame.index for frame in other.taken] == list(range(FRAMES))
+
+
+def test_a_closed_window_ends_the_run_without_an_error(engine: Engine, clip: Source) -> None:
     window = EndingSink(SinkClosedError("the window was closed"))
     run = Run(clip, engine, TASKS, [Output(window)])
     run.start()

@@ -135,6 +135,9 @@ def test_prometheus_reads_what_happened(server: HttpServer, streams: Streams, mo
     assert 3 <= value("saccade_frames_out", "saccade_frames_out_total", stream="clip") <= report.frames
     assert 3 <= value("saccade_frames_in", "saccade_frames_in_total", stream="clip") <= report.read
     assert value("saccade_stream_up", stream="clip") == 1
+    objects = [s for s in families["saccade_objects"].samples if s.labels == {"stream": "clip", "class": "person"}]
+    assert [s.value <= report.objects for s in objects] == [True]
+    assert all(len(family.documentation) > 25 for name, family in families.items() if name.startswith("saccade_"))
     assert value("saccade_stream_state", stream="clip", state="running") == 1
     assert value("saccade_queue_length", stream="clip", queue="engine") >= 0
     assert value("saccade_result_age_seconds", stream="clip") > 0

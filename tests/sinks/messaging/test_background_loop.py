@@ -9,8 +9,9 @@ import time
 import pytest
 
 from saccade.sinks import SinkError
+from saccade.sinks.backoff import backoff_s
 from saccade.sinks.messaging import background_loop as loop_module
-from saccade.sinks.messaging.background_loop import BackgroundLoop, backoff_s
+from saccade.sinks.messaging.background_loop import BackgroundLoop
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from saccade.engine.results import Points, Result, Spot
 from saccade.sinks import MqttSink, SinkError, SupportsStreamEnd, make_record, open_sink
-from saccade.sinks.messaging import background_loop as loop_module
+from saccade.sinks import backoff as backoff_module
 from saccade.sinks.messaging import mqtt as mqtt_module
 from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sinks.outbox import MAX_RECORDS
@@ -144,7 +144,7 @@ def heard_frame(listener: Listener) -> int | None:
 def test_a_broker_restart_loses_only_records_of_the_gap(
     broker: Broker, listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "_FIRST_DELAY_S", 2.0)  # the listener shall be back before the sink is
+    monkeypatch.setattr(backoff_module, "FIRST_S", 2.0)  # the listener shall be back before the sink is
     caplog.set_level(logging.INFO, "saccade.sinks")
     sink = MqttSink(url(broker, "/?records=1"))
     seconds = iter(range(10_000))

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from saccade.engine.results import Detections, Points, Result, Spot, Text
 from saccade.sinks import SinkError, SupportsStreamEnd, WebhookSink, make_record, open_sink
-from saccade.sinks.messaging import background_loop as loop_module
+from saccade.sinks import backoff as backoff_module
 from saccade.sinks.messaging import webhook as webhook_module
 from tests.support.broker import wait_for
 from tests.support.results import LATENCY, live_frame, showing
@@ -87,8 +87,8 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "_FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(loop_module, "_LAST_DELAY_S", 0.2)
+    monkeypatch.setattr(backoff_module, "FIRST_S", 0.05)
+    monkeypatch.setattr(backoff_module, "LAST_S", 0.2)
 
 
 NOTHING = showing()

@@ -221,7 +221,7 @@ def test_the_target_decides_whether_there_are_segments(
     ("target", "expected"),
     [
         ("no/such/%H.mp4", "cannot write no/such/%H.mp4: No such file or directory"),
-        ("out.mp4?segment=0", "out.mp4: segment should be a time such as 90, 10m or 1h, not '0'"),
+        ("out.mp4?segment=0", "out.mp4: segment should be a time such as 90, 10m, 1h or 7d, not '0'"),
         ("out.mp4?segment=soon", "segment should be a time"),
         ("out.mp4?segment=1.2.3", "segment should be a time"),
         ("out.mp4?segmet=60", "out.mp4: unknown option 'segmet'; did you mean 'segment'?"),

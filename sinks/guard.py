@@ -1,0 +1,144 @@
+"""Keeps a sink that fails from stopping anything else: pauses it, counts what it loses and tries it again.
+
+Knows frames and results, but not which sink it guards.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from saccade.engine.results import Result
+from saccade.sinks.backoff import backoff_s
+from saccade.sinks.base import Sink, SinkClosedError, SinkError, SinkStats, SupportsStats
+from saccade.sinks.callback import CallbackSink
+from saccade.sinks.record import Latency
+from saccade.sources.frame import Frame
+
+log = logging.getLogger(__name__)
+
+State = Literal["ok", "paused", "ended"]
+
+
+@dataclass(slots=True, frozen=True)
+class SinkStatus:
+    """How a sink is doing.
+
+    Attributes:
+        name: of the sink, free of secrets.
+        state: `ok`; `paused` while it cannot write; `ended` when its reader has gone.
+        reason: why it is not ok, in one line; None when it is.
+        lost: results that were not written because the sink was paused, or failed on them.
+        stats: the sink's own counters; None for a sink without any.
+    """
+
+    name: str
+    state: State
+    reason: str | None
+    lost: int
+    stats: SinkStats | None = None
+
+
+class SinkGuard:
+    """Writes to one sink. Any thread may call anything, as far as the sink itself is shared.
+
+    The first failure is logged and pauses the sink: results are counted as lost, and after a back-off of 0.5 to 30 s
+    one of them is tried. The next frame of a stream that is written has the number of its lost results added to
+    `dropped_before`. Only `SinkClosedError` is passed on, and every error of a `CallbackSink`: that is the program's
+    own code, whose errors are to end its run.
+
+    Args:
+        sink: where results go; opening and closing it stays the caller's.
+        name: for logs and metrics, free of secrets; by default that of the sink's class.
+    """
+
+    def __init__(self, sink: Sink, name: str = "") -> None:
+        self._sink = sink
+        self._name = name or type(sink).__name__
+        self._lock = threading.Lock()  # over what follows
+        self._state: State = "ok"
+        self._reason: str | None = None
+        self._failures = 0  # in a row
+        self._retry_at = 0.0
+        self._lost = 0
+        self._lost_since: dict[str, int] = {}  # by stream, since its last frame that was written
+        self._lost_of: Counter[str] = Counter()  # by stream
+        self._last_reason = ""
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """Write a result, or count it as lost.
+
+        Raises:
+            SinkClosedError: if the reader has gone.
+        """
+        with self._lock:
+            if self._state == "paused":
+                if time.monotonic() < self._retry_at:
+                    self._lose(frame)
+                    return
+                self._retry_at = time.monotonic() + backoff_s(self._failures)  # this thread tries, no other
+            if lost := self._lost_since.pop(frame.stream, 0):
+                frame = replace(frame, dropped_before=frame.dropped_before + lost)
+        try:
+            self._sink.write(frame, result, latency)
+        except SinkClosedError as error:
+            with self._lock:
+                self._state, self._reason = "ended", str(error)
+            raise
+        except Exception as error:
+            if isinstance(self._sink, CallbackSink):
+                raise
+            self._failed(frame, lost, error)
+        else:
+            if self._state == "paused":
+                self._works_again()
+
+    @property
+    def works(self) -> bool:
+        """Whether the sink is neither paused nor ended."""
+        return self._state == "ok"
+
+    @property
+    def paused(self) -> bool:
+        """Whether the sink has failed and is to be tried again."""
+        return self._state == "paused"
+
+    def end(self, stream: str) -> tuple[int, str]:
+        """Forget a stream; return how many of its results were lost, and why the last one was."""
+        with self._lock:
+            self._lost_since.pop(stream, None)
+            return self._lost_of.pop(stream, 0), self._last_reason
+
+    def status(self) -> SinkStatus:
+        """How the sink is doing."""
+        stats = self._sink.stats() if isinstance(self._sink, SupportsStats) else None
+        with self._lock:
+            return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
+
+    def _lose(self, frame: Frame, before: int = 0) -> None:
+        self._lost += 1
+        self._lost_of[frame.stream] += 1
+        self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + before + 1
+
+    def _failed(self, frame: Frame, lost_before: int, error: Exception) -> None:
+        expected = isinstance(error, SinkError)
+        reason = str(error) if expected else f"{self._name}: {type(error).__name__}: {' '.join(str(error).split())}"
+        with self._lock:
+            first = self._state == "ok"
+            self._failures += 1
+            self._retry_at = time.monotonic() + backoff_s(self._failures)
+            self._state, self._reason, self._last_reason = "paused", reason, reason
+            self._lose(frame, lost_before)
+        if first:  # the trace of an unexpected error, which is a bug
+            log.warning("%s; paused, trying again", reason, exc_info=None if expected else error)
+
+    def _works_again(self) -> None:
+        with self._lock:
+            again = self._state == "paused"
+            self._state, self._reason, self._failures = "ok", None, 0
+        if again:
+            log.warning("%s: works again; results lost so far: %d", self._name, self._lost)
