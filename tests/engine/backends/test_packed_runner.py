@@ -1,4 +1,4 @@
-"""Our kernels against the model's own modules, in bfloat16. Runs where there is a GPU: see test_engine_cuda."""
+"""Our kernels against the model's own modules, in bfloat16. Runs where there is a GPU: see test_cuda_executor."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 class Pair:
-    """A model, its plain runner and its packed one, over pools of the same noise."""
+    """A model, its plain runner and its packed one, over caches of the same noise."""
 
     def __init__(self, n_kv_heads: int = 4, fp8: bool = False) -> None:
-        from saccade.engine.backends.packed_runner import PackedRunner, fits
+        from saccade.engine.backends.packed_runner import PackedRunner, supports
 
         config = MoondreamConfig(text=replace(TEXT, n_kv_heads=n_kv_heads), vision=VISION, region=REGION)
         self.model: Moondream = random_model(config).to("cuda", torch.bfloat16)
         if fp8:
             round_to_fp8(self.model)
-        assert fits(self.model)
+        assert supports(self.model)
         self.pools = [PagedCache(self.model, 256, PAGE) for _ in range(2)]
         for name in ("keys", "values"):
             filled = torch.randn_like(getattr(self.pools[0], name))
@@ -82,15 +82,15 @@ def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool) -
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
     at = numbers([82 + row * 2 % 40 for row in range(rows)])
     batch_slots = numbers([*range(rows)])
-    wanted = pair.plain.rows(x.clone(), at, batch_slots, tables(rows), False)
-    got = pair.packed.rows(x.clone(), at, batch_slots, tables(rows), False)
+    wanted = pair.plain.forward_tokens(x.clone(), at, batch_slots, tables(rows), False)
+    got = pair.packed.forward_tokens(x.clone(), at, batch_slots, tables(rows), False)
     assert far(got, wanted) < 0.01
     assert pair.caches_apart() < 0.01
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("rows", "fp8"), [(1, False), (8, False), (64, False), (8, True), (64, True)])
-def test_kernels_that_begin_early_read_nothing_too_early(rows: int, fp8: bool) -> None:
+def test_kernels_under_pdl_read_nothing_too_early(rows: int, fp8: bool) -> None:
     pair = Pair(fp8=fp8)
     if not pair.packed._pdl:
         pytest.skip("this GPU launches one kernel after the other")
@@ -100,8 +100,8 @@ def test_kernels_that_begin_early_read_nothing_too_early(rows: int, fp8: bool) -
     sampled, state = torch.zeros(rows, 3, device="cuda"), torch.zeros(rows, 256, device="cuda", dtype=torch.bfloat16)
 
     def step(begin: torch.Tensor) -> torch.Tensor:
-        hidden = pair.packed.rows(begin, at, batch_slots, own, False)
-        pair.packed.objects(hidden, phases, batch_slots, True, True, sampled, state)
+        hidden = pair.packed.forward_tokens(begin, at, batch_slots, own, False)
+        pair.packed.sample_regions(hidden, phases, batch_slots, True, True, sampled, state)
         return hidden
 
     for part in (pair.packed, pair.packed._coords, pair.packed._sizes):
@@ -130,15 +130,15 @@ def test_a_prompt_longer_than_the_scratch_is_read_in_pieces() -> None:
     pair.packed = type(pair.packed)(pair.model, pair.pools[1], 48)
     x = torch.randn(longest, 256, device="cuda", dtype=torch.bfloat16)
     at, owners = numbers([*range(82, 82 + longest)]), numbers([0] * longest)
-    wanted = pair.plain.rows(x.clone(), at, owners, own, True)
-    assert far(pair.packed.rows(x.clone(), at, owners, own, True), wanted) < 0.01
+    wanted = pair.plain.forward_tokens(x.clone(), at, owners, own, True)
+    assert far(pair.packed.forward_tokens(x.clone(), at, owners, own, True), wanted) < 0.01
     assert pair.caches_apart() < 0.01
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("fp8", "limit"), [(False, 0.01), (True, 0.1)])  # in FP8 activations are rounded, too
 @pytest.mark.parametrize("asked", [0, 9])
-def test_pictures_and_prompts_together_agree_with_the_modules(asked: int, fp8: bool, limit: float) -> None:
+def test_images_and_prompts_together_agree_with_the_modules(asked: int, fp8: bool, limit: float) -> None:
     pair = Pair(fp8=fp8)
     images = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16)
     prefixes = torch.stack([torch.arange(1, 7), torch.arange(40, 46)]).int().cuda()
@@ -146,8 +146,8 @@ def test_pictures_and_prompts_together_agree_with_the_modules(asked: int, fp8: b
     own[1, :6] = prefixes[1]
     x = torch.randn(asked, 256, device="cuda", dtype=torch.bfloat16) if asked else None
     at, owners = numbers([82, 83, 84, 85, 82, 83, 84, 85, 86]), numbers([0] * 4 + [1] * 5)
-    wanted = pair.plain.look(images, prefixes, x, at, owners, own)
-    got = pair.packed.look(images.clone(), prefixes, None if x is None else x.clone(), at, owners, own)
+    wanted = pair.plain.prefill(images, prefixes, x, at, owners, own)
+    got = pair.packed.prefill(images.clone(), prefixes, None if x is None else x.clone(), at, owners, own)
     assert pair.caches_apart() < limit
     if asked:
         assert got is not None
@@ -165,8 +165,8 @@ def test_samples_agree_with_the_modules() -> None:
     phases = numbers([Phase.X_OR_EOS, Phase.Y, Phase.SIZE] * 4)
     plain, sampled = (torch.zeros(12, 3, device="cuda") for _ in range(2))
     state = torch.zeros(13, 256, device="cuda", dtype=torch.bfloat16)
-    pair.plain.objects(hidden, phases, batch_slots, True, True, plain, torch.zeros_like(state))
-    pair.packed.objects(hidden, phases, batch_slots, True, True, sampled, state)
+    pair.plain.sample_regions(hidden, phases, batch_slots, True, True, plain, torch.zeros_like(state))
+    pair.packed.sample_regions(hidden, phases, batch_slots, True, True, sampled, state)
     begins, places, sizes = phases == Phase.X_OR_EOS, phases != Phase.SIZE, phases == Phase.SIZE
     torch.testing.assert_close(sampled[begins, 0], plain[begins, 0], atol=3e-2, rtol=2e-2)
     # The modules round scores to bfloat16, in which the two best may be the same: the best by far is not asked for.
@@ -187,19 +187,19 @@ def nearly_best(scores: torch.Tensor, bins: torch.Tensor) -> bool:
 @torch.inference_mode()
 @pytest.mark.parametrize(("fp8", "limit"), [(False, 0.02), (True, 0.1)])
 def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
-    from saccade.engine.backends.packed_vision import PackedTower
+    from saccade.engine.backends.packed_vision import PackedVision
 
     model = Pair(fp8=fp8).model
     crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")
     pixels = normalize(crops, torch.bfloat16)
-    assert far(PackedTower(model).features(pixels), model.vision.features(pixels)) < limit
+    assert far(PackedVision(model).features(pixels), model.vision.features(pixels)) < limit
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (1, 4), (16, 8), (33, 1), (64, 8)])
-def test_products_of_few_rows(rows: int, parts: int, fp8: bool) -> None:
-    from saccade.engine.kernels.skinny_gemm import product
+@pytest.mark.parametrize(("rows", "split_k"), [(1, 1), (1, 4), (16, 8), (33, 1), (64, 8)])
+def test_products_of_few_rows(rows: int, split_k: int, fp8: bool) -> None:
+    from saccade.engine.kernels.skinny_gemm import skinny_gemm
 
     weight, scale = torch.randn(256, 2048, device="cuda", dtype=torch.bfloat16) / 45, None
     x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
@@ -208,35 +208,36 @@ def test_products_of_few_rows(rows: int, parts: int, fp8: bool) -> None:
         packed, scale = quantize(weight)
         weight = dequantize(packed, scale, torch.float32)
     wanted = x.float() @ weight.float().t()
-    out = torch.empty(parts, rows, 256, device="cuda") if parts > 1 else torch.empty(rows, 256, device="cuda")
-    product(x, packed, out, scale=scale)
-    assert far(out.sum(0) if parts > 1 else out, wanted) < 1e-5
+    out = torch.empty(split_k, rows, 256, device="cuda") if split_k > 1 else torch.empty(rows, 256, device="cuda")
+    skinny_gemm(x, packed, out, scale=scale)
+    assert far(out.sum(0) if split_k > 1 else out, wanted) < 1e-5
 
 
 @torch.inference_mode()
-def test_rows_are_squeezed_as_weights_are() -> None:
-    from saccade.engine.kernels.fp8_linear import linear, squeeze
+def test_rows_are_quantized_as_weights_are() -> None:
+    from saccade.engine.kernels.fp8_linear import linear, quantize_rows
 
-    plain, gelu = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
-    joined = torch.cat([plain.float(), F.gelu(gelu.float(), approximate="tanh")], dim=1)
-    squeezed = squeeze(plain, gelu)
-    assert far(dequantize(*squeezed, torch.float32), joined) < 0.04
-    assert far(dequantize(*squeezed, torch.float32), dequantize(*quantize(joined), torch.float32)) < 0.01
+    plain, pre_gelu = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
+    joined = torch.cat([plain.float(), F.gelu(pre_gelu.float(), approximate="tanh")], dim=1)
+    quantized = quantize_rows(plain, pre_gelu)
+    assert far(dequantize(*quantized, torch.float32), joined) < 0.04
+    assert far(dequantize(*quantized, torch.float32), dequantize(*quantize(joined), torch.float32)) < 0.01
     packed, scale = quantize(torch.randn(160, 416, device="cuda"))
     bias = torch.randn(160, device="cuda", dtype=torch.bfloat16)
-    wanted = dequantize(*squeezed, torch.float32) @ dequantize(packed, scale, torch.float32).t() + bias.float()
-    assert far(linear(*squeezed, packed, scale, bias), wanted) < 0.01
+    wanted = dequantize(*quantized, torch.float32) @ dequantize(packed, scale, torch.float32).t() + bias.float()
+    assert far(linear(*quantized, packed, scale, bias), wanted) < 0.01
 
 
 @pytest.mark.parametrize("size", [(360, 640), (640, 360), (100, 90), (20, 45), (378, 378), (720, 1280), (1080, 1920)])
 def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None:
-    from saccade.engine.runtime.cuda_crops import cut
+    from saccade.engine.runtime.cuda_images import cut_crops
 
     config = VisionConfig()
-    picture = noise(*size)
-    wanted, tiling = make_crops(picture, config)
+    image = noise(*size)
+    wanted, tiling = make_crops(image, config)
     assert tiling_of(*size, config) == tiling
-    got = cut(torch.from_numpy(picture).cuda(), tiling, config).cpu().numpy()
+    margin = config.overlap_margin * config.enc_patch_size
+    got = cut_crops(torch.from_numpy(image).cuda(), tiling, config.crop_size, margin).cpu().numpy()
     np.testing.assert_array_equal(got, wanted[:1] if tiling == (1, 1) else wanted)
 
 

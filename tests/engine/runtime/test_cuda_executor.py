@@ -1,4 +1,4 @@
-"""Needs neither av nor a conftest: `pytest --noconftest tests/test_engine_cuda.py` on a machine with a GPU."""
+"""Needs neither av nor a conftest: run with `pytest --noconftest` on a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
         yield cpu, cuda
 
 
-def pictures() -> list[NDArray[np.uint8]]:
+def images() -> list[NDArray[np.uint8]]:
     found = [square(240, 320, SCREEN), noise(200, 300)]
     for path in sorted((GOLDEN / "images").iterdir()):
-        with Image.open(path) as picture:
-            found.append(np.asarray(picture.convert("RGB")))
+        with Image.open(path) as file:
+            found.append(np.asarray(file.convert("RGB")))
     return found
 
 
@@ -57,8 +57,8 @@ def test_nano_finds_on_cuda_what_it_finds_on_the_cpu(engines: tuple[Engine, Engi
     assert cpu.model.classes is not None
     tasks = [task(name, 20, conf) for task in (Detect, Point) for name in cpu.model.classes]
     some = 0
-    for picture in pictures():
-        wanted, got = (engine.submit(picture, tasks).result() for engine in (cpu, cuda))
+    for image in images():
+        wanted, got = (engine.submit(image, tasks).result() for engine in (cpu, cuda))
         assert [box.label for box in got.detections.boxes] == [box.label for box in wanted.detections.boxes]
         for mine, theirs in zip(got.detections.boxes, wanted.detections.boxes, strict=True):
             assert mine.pixels(1, 1) == pytest.approx(theirs.pixels(1, 1), abs=1e-2)
@@ -72,10 +72,10 @@ def test_nano_finds_on_cuda_what_it_finds_on_the_cpu(engines: tuple[Engine, Engi
     assert some > 0
 
 
-def test_tensors_on_the_device_are_pictures_too(engines: tuple[Engine, Engine]) -> None:
+def test_tensors_on_the_device_are_images_too(engines: tuple[Engine, Engine]) -> None:
     _, cuda = engines
-    picture = square(240, 320, SCREEN)
-    assert cuda.detect(torch.from_numpy(picture).cuda(), "tv") == cuda.detect(picture, "tv")
+    image = square(240, 320, SCREEN)
+    assert cuda.detect(torch.from_numpy(image).cuda(), "tv") == cuda.detect(image, "tv")
 
 
 def test_the_golden_boxes_points_and_texts_on_cuda() -> None:
@@ -102,11 +102,11 @@ MIXED: list[Task] = [
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_launch_that_fails_half_way_changes_no_other_answer(depth: int) -> None:
-    shown = pictures()[2:]
+    shown = images()[2:]
     task = Detect("dog", 3, 0.0)
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32", depth=depth) as cuda:
-        wanted = [cpu.submit(picture, [task]).result().detections for picture in shown]
-        send, calls = cuda._executor._send, count(1)  # of a prefill, its picture is being looked at by then
+        wanted = [cpu.submit(image, [task]).result().detections for image in shown]
+        send, calls = cuda._executor._send, count(1)  # of a prefill, its image is being looked at by then
 
         def failing(*args: object) -> None:
             if next(calls) % 16 == 0:
@@ -116,7 +116,7 @@ def test_a_launch_that_fails_half_way_changes_no_other_answer(depth: int) -> Non
         cuda._executor._send = failing
         failed = 0
         for start in range(20):
-            futures = [cuda.submit(picture, [task]) for picture in shown[start % len(shown) :]]
+            futures = [cuda.submit(image, [task]) for image in shown[start % len(shown) :]]
             for want, future in zip(wanted[start % len(shown) :], futures, strict=True):
                 if isinstance(future.exception(60), torch.OutOfMemoryError):
                     failed += 1
@@ -129,9 +129,9 @@ def test_a_launch_that_fails_half_way_changes_no_other_answer(depth: int) -> Non
 @pytest.mark.parametrize("depth", [1, 2])
 def test_everything_at_once_is_answered_as_on_the_cpu(depth: int) -> None:
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32", depth=depth) as cuda:
-        shown = pictures()[2:]
-        wanted = [cpu.submit(picture, MIXED).result() for picture in shown]
-        futures = [cuda.submit(picture, MIXED) for picture in shown * 4]
+        shown = images()[2:]
+        wanted = [cpu.submit(image, MIXED).result() for image in shown]
+        futures = [cuda.submit(image, MIXED) for image in shown * 4]
         for number, future in enumerate(futures):
             got, want = future.result(), wanted[number % len(shown)]
             assert got.texts == want.texts
@@ -145,27 +145,27 @@ def test_everything_at_once_is_answered_as_on_the_cpu(depth: int) -> None:
 
 def test_prompts_too_long_for_a_graph_are_read_without_one() -> None:
     question = "how many of them are there? " * 8
-    picture = noise(100, 140)
+    image = noise(100, 140)
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32") as cuda:
-        assert cuda.query(picture, question, max_tokens=8) == cpu.query(picture, question, max_tokens=8)
+        assert cuda.query(image, question, max_tokens=8) == cpu.query(image, question, max_tokens=8)
 
 
 def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = {}
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32") as cuda:
-        part = cpu._text.blocks[0].get_submodule("mlp.fc1")
+        part = cpu._loaded.model.text.blocks[0].get_submodule("mlp.fc1")
         assert isinstance(part, torch.nn.Linear)
-        for layer in range(len(cpu._text.blocks)):
+        for layer in range(len(cpu._loaded.model.text.blocks)):
             weights[f"text.blocks.{layer}.mlp.fc1.A"] = torch.randn(4, part.in_features, generator=generator) / 8
             weights[f"text.blocks.{layer}.mlp.fc1.B"] = torch.randn(part.out_features, 4, generator=generator) / 8
         save_file(weights, tmp_path / "tilt.safetensors")
-        picture = noise(100, 140)
+        image = noise(100, 140)
         tasks: list[Task] = [Detect("dog", 4, 0.0), Query("how many?", max_tokens=6)]
         results = []
         for engine in (cpu, cuda):
             engine.load_adapter("tilt", tmp_path / "tilt.safetensors")
-            futures = [engine.submit(picture, tasks, adapter=name) for name in (None, "tilt", None, "tilt")]
+            futures = [engine.submit(image, tasks, adapter=name) for name in (None, "tilt", None, "tilt")]
             results.append([future.result() for future in futures])
         for want, got in zip(*results, strict=True):
             assert got.texts == want.texts
@@ -182,8 +182,8 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(
     shown = [square(240, 320, SCREEN), noise(240, 320)]
     tasks = [Detect(name, 5, 0.0) for name in ("tv", "person")]
 
-    def run(pictures: int) -> None:
-        for future in [cuda.submit(shown[i % 2], tasks) for i in range(pictures)]:
+    def run(images: int) -> None:
+        for future in [cuda.submit(shown[i % 2], tasks) for i in range(images)]:
             future.result()
 
     run(64)
@@ -191,7 +191,7 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(
     with cuda.tracing() if traced else nullcontext():
         torch.cuda.set_sync_debug_mode("error")
         try:
-            # Pictures that wait take memory, and how many do differs from run to run: it grows until it has seen most.
+            # Images that wait take memory, and how many do differs from run to run: it grows until it has seen most.
             while len(allocations) < 4 or (len({*allocations[-4:]}) > 1 and len(allocations) < 40):
                 run(24)
                 allocations.append(torch.cuda.memory_stats()["num_device_alloc"])
@@ -201,8 +201,8 @@ def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(
 
 
 def test_half_precision_runs_and_finds_much_the_same(engines: tuple[Engine, Engine]) -> None:
-    picture = square(240, 320, SCREEN)
-    (wanted,) = engines[0].detect(picture, "tv").boxes
+    image = square(240, 320, SCREEN)
+    (wanted,) = engines[0].detect(image, "tv").boxes
     with Engine.load("nano", "cuda", "float16") as half:
-        (got,) = half.detect(picture, "tv").boxes
+        (got,) = half.detect(image, "tv").boxes
     assert got.pixels(1, 1) == pytest.approx(wanted.pixels(1, 1), abs=2e-2)
