@@ -21,6 +21,7 @@ class Box:
         score: p(coord) / (p(coord) + p(eos)) at the step that began the object, or at that of one before it in the
             same answer if that was less: the highest `conf` at which it is reported. 0 to 1.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
+        track_id: number of the object over the frames of a stream, set by a tracker; None from the engine.
     """
 
     label: str
@@ -29,6 +30,7 @@ class Box:
     y1: float
     x2: float
     y2: float
+    track_id: int | None = None
 
     def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
         """Corners (x1, y1, x2, y2) in pixels of a `width` × `height` image."""

@@ -9,82 +9,79 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.engine.scheduling.task import Task
-from saccade.pipeline.core.build import add, begin, load_engine, source_of, tasks_for
-from saccade.pipeline.core.config import RunConfig, StreamConfig, parse_place
+from saccade.pipeline.core.build import OpenedStream, load_engine, open_stream
+from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, parse_place
 from saccade.pipeline.core.errors import ConfigError, RunFailed
+from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
-from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.http_server import HttpServer, check_open
 from saccade.pipeline.sink_targets import Target, check_targets, open_output, targets_of
-from saccade.sources import Source
 
 _EVERY = "every stream"
 
 
-@dataclass(slots=True, frozen=True)
-class _Opened:
-    """A stream with everything it needs."""
-
-    name: str
-    config: StreamConfig
-    source: Source
-    tasks: Sequence[Task]
-    targets: Sequence[Target]
-    outputs: list[Output]
-
-
 class Session:
-    """The streams of one command, opened but not begun. Made by `opened_session`.
+    """The streams of one command, open and not yet started. Made by `opened_session`.
 
     Attributes:
         streams: those that run.
         endless: whether it goes on when no stream runs any more, since others may be added.
+
+    Args:
+        streams: where they will run.
+        first: the streams that are configured, by name.
+        each: the outputs of which every stream has its own.
+        shared: the outputs that all streams share.
     """
 
-    def __init__(self, streams: Streams, first: Sequence[_Opened], common: Sequence[Target]) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        first: dict[str, OpenedStream] | None = None,
+        each: Sequence[Target] = (),
+        shared: Sequence[Target] = (),
+    ) -> None:
         self.streams = streams
         self.endless = not first
-        self._waiting = list(first)
-        self._each = [target for target in common if target.each]
+        self._waiting = dict(first or {})
+        self._each = list(each)
         self._server: HttpServer | None = None
         self._lock = threading.Lock()  # over what follows
-        self._written: dict[Path, str] = {}  # files of streams, those that have ended among them, and whose each is
-        for one in first:
-            self._note(one.name, one.targets)
-        self._note(_EVERY, [target for target in common if not target.each])
+        self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
+        for name, stream in self._waiting.items():
+            self._note(name, _own_targets(stream.config, each, name))
+        self._note(_EVERY, shared)
 
     def start(self) -> list[Run]:
-        """Begin the streams that were configured; returns at once."""
+        """Start the streams that were configured; returns at once."""
         runs = []
         while self._waiting:
-            one = self._waiting.pop(0)
-            runs.append(add(self.streams, one.name, one.config, one.source, one.tasks, one.outputs))
+            name = next(iter(self._waiting))
+            runs.append(self._waiting[name].start(self.streams, name, reserved=False))
+            del self._waiting[name]
         return runs
 
     def add(self, config: StreamConfig) -> Run:
-        """Begin another stream. Its results go where those of every stream go.
+        """Start another stream. Its results go where those of every stream go.
 
         Raises:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
-            StreamError: if its name is taken, or too many run.
+            StreamError: if its name is taken, or too many streams run.
         """
-
-        def outputs(name: str, source: Source) -> list[Output]:
-            targets = [target.of(name) for target in self._each]
+        with open_stream(config, self.streams.engine) as stream, stream.reserve(self.streams) as name:
+            targets = _own_targets(config, self._each, name)
             with self._lock:
                 self._check(name, targets, config.source)
                 self._note(name, targets)
-            return _open_all(targets, source, config)
-
-        return begin(self.streams, config, outputs)
+            _open_outputs(stream, targets)
+            return stream.start(self.streams, name)
 
     def _check(self, name: str, targets: Sequence[Target], source: str) -> None:
-        """Refuse outputs of a new stream that would overwrite a source, or what another stream has found."""
+        """Refuse outputs of a new stream that would overwrite a source or the results of another stream."""
         check_targets(targets, [source, *(status.source for status in self.streams.snapshot())])
         going = {_EVERY, *self.streams.names} - {name}
         for target in targets:
@@ -97,10 +94,10 @@ class Session:
         self._written.update({path.resolve(): name for target in targets if (path := target.path)})
 
     def serve(self, place: tuple[str, int], token: str | None) -> None:
-        """Tell of the streams and take orders over HTTP.
+        """Serve the state of the streams, and adding and changing them, over HTTP.
 
         Raises:
-            ConfigError: if nobody can listen there.
+            ConfigError: if the address is not available.
         """
         self._server = HttpServer(self.streams, *place, token, add=self.add)
 
@@ -111,62 +108,57 @@ class Session:
             RunFailed: if what was written could not be finished, or a stream does not end.
         """
         try:
-            with ExitStack() as all_of_it:  # from the last to the first, whatever becomes of each
-                all_of_it.callback(self.streams.close)
-                for one in self._waiting:  # never begun
-                    for output in one.outputs:
-                        all_of_it.callback(output.sink.close)
+            with ExitStack() as everything:  # from the last to the first, whatever one of them raises
+                everything.callback(self.streams.close)
+                for stream in self._waiting.values():
+                    everything.callback(stream.close)
                 if self._server:
-                    all_of_it.callback(self._server.close)
+                    everything.callback(self._server.close)
         except Exception as error:
             raise RunFailed from error
 
 
 @contextmanager
 def opened_session(config: RunConfig, progress: Callable[[int, int], None] | None = None) -> Iterator[Session]:
-    """Open sources, model and outputs; yield the session, with nothing begun; close everything in the end.
+    """Open sources, model and outputs; yield the session, with nothing started; close everything in the end.
 
     Args:
         config: names everything.
         progress: called with (done, all) while a GPU is prepared.
 
     Raises:
-        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked.
+        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for.
         SourceError, EngineError, SinkError: if one of them cannot be used.
         RunFailed: if in the end something could not be finished.
     """
-    common, wanted = targets_of(config), config.each()
+    targets = targets_of(config)
+    each = [target for target in targets if target.each]
+    shared = [target for target in targets if not target.each]
     place = parse_place(config.http) if config.http else None
     if place:
         check_open(place[0], config.http_token)
     with ExitStack() as stack:
-        sources = [stack.enter_context(source_of(one)) for one in wanted]
-        names = {number: one.name for number, one in enumerate(wanted) if one.name}
-        for number, source in enumerate(sources):
-            names.setdefault(number, free_name(source.name, names.values()))
-        own = [
-            [target.of(names[n]) for target in (*(t for t in common if t.each), *map(Target, one.sinks))]
-            for n, one in enumerate(wanted)
-        ]
-        together = [target for target in common if not target.each]
-        check_targets([*together, *(target for targets in own for target in targets)], [one.source for one in wanted])
+        streams = _named([stack.enter_context(open_stream(one)) for one in config.each()])
+        own = {name: _own_targets(stream.config, each, name) for name, stream in streams.items()}
+        every = [*shared, *(target for targets in own.values() for target in targets)]
+        check_targets(every, [stream.config.source for stream in streams.values()])
         engine = stack.enter_context(load_engine(config, progress))
-        tasks = [tasks_for(engine, one) for one in wanted]
+        for stream in streams.values():
+            stream.resolve_tasks(engine)
+        for name, stream in streams.items():
+            _open_outputs(stream, own[name])
         with ExitStack() as on_failure:
-            first = []
-            for n, one in enumerate(wanted):
-                outputs = _open_all(own[n], sources[n], one)
-                for output in outputs:
-                    on_failure.callback(output.sink.close)
-                first.append(_Opened(names[n], one, sources[n], tasks[n], own[n], outputs))
             # A video is no shared output; where there is one stream only, it is that one's.
-            alone = first[0] if len(first) == 1 else None
-            shared: list[Output] = []
-            for target in together:
+            alone = next(iter(streams.values())) if len(streams) == 1 else None
+            common: list[Output] = []
+            for target in shared:
                 output = open_output(target, alone.source, alone.config.vid_stride) if alone else open_output(target)
-                on_failure.callback(output.sink.close)
-                (alone.outputs if alone and not output.sink.shared else shared).append(output)
-            session = Session(Streams(engine, shared), first, common)
+                if alone and not output.sink.shared:
+                    alone.outputs.append(output)
+                else:
+                    common.append(output)
+                    on_failure.callback(output.sink.close)
+            session = Session(Streams(engine, common), streams, each, shared)
             on_failure.pop_all()
         stack.callback(session.close)
         if place:
@@ -174,12 +166,21 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         yield session
 
 
-def _open_all(targets: Sequence[Target], source: Source, config: StreamConfig) -> list[Output]:
-    """Open the outputs of one stream; should one fail, close those already open, which then leave nothing behind."""
-    outputs = []
-    with ExitStack() as on_failure:
-        for target in targets:
-            outputs.append(open_output(target, source, config.vid_stride))
-            on_failure.callback(outputs[-1].sink.close)
-        on_failure.pop_all()
-    return outputs
+def _named(streams: Sequence[OpenedStream]) -> dict[str, OpenedStream]:
+    """The streams by name: the one configured, else one made from the source that no other has."""
+    names = {number: stream.config.name for number, stream in enumerate(streams) if stream.config.name}
+    for number, stream in enumerate(streams):
+        names.setdefault(number, free_name(stream.source.name, names.values()))
+    return {names[number]: stream for number, stream in enumerate(streams)}
+
+
+def _own_targets(config: StreamConfig, each: Sequence[Target], name: str) -> list[Target]:
+    """The outputs of one stream alone."""
+    sinks = config.sinks if isinstance(config, ListedStream) else []
+    return [target.of(name) for target in (*each, *map(Target, sinks))]
+
+
+def _open_outputs(stream: OpenedStream, targets: Sequence[Target]) -> None:
+    """Open the outputs of one stream, which then closes them, so that they leave nothing behind should one fail."""
+    for target in targets:
+        stream.outputs.append(open_output(target, stream.source, stream.config.vid_stride))

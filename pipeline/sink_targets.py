@@ -13,7 +13,7 @@ from pathlib import Path
 from saccade.pipeline.core.bounded_queue import NEWEST
 from saccade.pipeline.core.config import STREAM, RunConfig
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.stream_run import Output
+from saccade.pipeline.core.output import Output
 from saccade.sinks import DisplaySink, JsonlSink, Sink, open_sink
 from saccade.sinks.urls import redact_target
 from saccade.sinks.video.segments import is_pattern

@@ -76,6 +76,7 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
                 "score": round(box.score, _SCORE_DIGITS),
                 "box": [round(v, _PIXEL_DIGITS) for v in box.pixels(width, height)],
                 "box_norm": [round(v, _NORM_DIGITS) for v in (box.x1, box.y1, box.x2, box.y2)],
+                **({} if box.track_id is None else {"track": box.track_id}),
             }
             for box in result.detections.boxes
         ],

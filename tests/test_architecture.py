@@ -34,7 +34,7 @@ ORDER = {
     "guard display jsonl messaging video websocket | factory",
     "engine": "errors results tasks kernels | models vocabulary | scheduling | backends | runtime | model_loader | "
     "text_stream | engine | training | evaluation",
-    "pipeline": "core | server | sink_targets | session | bench | cli",
+    "pipeline": "analytics | core | server | sink_targets | session | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
 to its left. The package's own `__init__` stands above all of them."""

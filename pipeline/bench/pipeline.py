@@ -22,8 +22,8 @@ from saccade.engine.results import Result
 from saccade.pipeline.core.build import load_engine, tasks_for
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Output
 from saccade.sinks import CallbackSink, Latency
 from saccade.sinks.websocket.server import WebSocketSink
 from saccade.sources import Frame, open_source

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from saccade.pipeline.cli.options import Detect, Device, Dtype, Json, Model, RtspTransport, Tiles, VidStride, given
+from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
+from saccade.pipeline.core.assets import DEMO_CLIP
 
 Objects = Annotated[
     int | None,
@@ -22,10 +23,11 @@ def bench_root() -> None:
 
 
 @bench.command("ingest")
+@with_settings("rtsp_transport")
 def bench_ingest(
+    given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream.")],
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
-    rtsp_transport: RtspTransport = None,
     as_json: Json = False,
 ) -> None:
     """Time how old the frames of a live stream are when they are decoded, beside PyAV's own loop at the same time.
@@ -34,7 +36,7 @@ def bench_ingest(
     """
     from saccade.pipeline.bench.ingest import time_ingest
 
-    result = time_ingest(source, seconds=seconds, transport=rtsp_transport or "tcp")
+    result = time_ingest(source, seconds=seconds, transport=given.get("rtsp_transport", "tcp"))
     print(result.as_json() if as_json else result.as_text())
 
 
@@ -52,16 +54,12 @@ def bench_webrtc(
 
 
 @bench.command("frame")
+@with_settings("detect", "tiles", "model", "device", "dtype")
 def bench_frame(
-    context: typer.Context,
+    given: Settings,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     frames: Annotated[int, typer.Option(min=1, help="How many images to time.")] = 200,
-    detect: Detect = None,
     objects: Objects = None,
-    tiles: Tiles = None,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Time the model from one image to its boxes, one after another: median and 99th percentile.
@@ -70,24 +68,18 @@ def bench_frame(
     """
     from saccade.pipeline.bench.common import parse_size
     from saccade.pipeline.bench.frame import time_frames
-    from saccade.pipeline.core.assets import DEMO_CLIP
-    from saccade.pipeline.core.config import load
 
     width, height = parse_size(size)
-    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **given(context)})
+    settings = load_settings({"source": str(DEMO_CLIP), "detect": "person", **given})
     result = time_frames(settings, width, height, frames, objects)
     print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("pipeline")
+@with_settings("vid_stride", "detect", "model", "device", "dtype")
 def bench_pipeline(
-    context: typer.Context,
+    given: Settings,
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
-    vid_stride: VidStride = None,
-    detect: Detect = None,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Time a frame from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
@@ -95,23 +87,20 @@ def bench_pipeline(
     The frames are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
     """
     from saccade.pipeline.bench.pipeline import time_pipeline
-    from saccade.pipeline.core.assets import DEMO_CLIP
-    from saccade.pipeline.core.config import load
 
-    settings = load(None, {"source": str(DEMO_CLIP), "detect": "person", **given(context)})
+    settings = load_settings({"source": str(DEMO_CLIP), "detect": "person", **given})
     result = time_pipeline(settings, seconds=seconds)
     print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("bubble")
+@with_settings("model", "device", "dtype")
 def bench_bubble(
+    given: Settings,
     streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "1,8,32",
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row, at each depth.")] = 10,
     objects: Annotated[float, typer.Option(min=0, max=50, help="Mean number of objects of an answer.")] = 5.0,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Measure what pipelining the host behind the device gains: parts of a step, predicted and observed speedup.
@@ -123,19 +112,24 @@ def bench_bubble(
 
     counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
     result = time_bubble(
-        model or "nano", device or "auto", counts, dtype=dtype, seconds=seconds, objects=objects, size=pixels
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        counts,
+        dtype=given.get("dtype"),
+        seconds=seconds,
+        objects=objects,
+        size=pixels,
     )
     print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("prompts")
+@with_settings("model", "device", "dtype")
 def bench_prompts(
+    given: Settings,
     prompts: Annotated[str, typer.Option(metavar="N,N,…", help="Prompts on one image: one row each.")] = "1,4,8",
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the image in pixels.")] = "640x360",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Measure what several prompts on one image cost, beside the same prompts on an image each."""
@@ -143,17 +137,23 @@ def bench_prompts(
     from saccade.pipeline.bench.prompts import time_prompts
 
     counts, pixels = parse_counts(prompts, "--prompts"), parse_size(size)
-    result = time_prompts(model or "nano", device or "auto", counts, dtype=dtype, size=pixels, rounds=rounds)
+    result = time_prompts(
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        counts,
+        dtype=given.get("dtype"),
+        size=pixels,
+        rounds=rounds,
+    )
     print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("decode")
+@with_settings("model", "device", "dtype")
 def bench_decode(
+    given: Settings,
     rows: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences in a step: one row each.")] = "1,8,32",
     keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Time decode steps by the GPU's clock, beside the time to read their bytes once.
@@ -163,19 +163,24 @@ def bench_decode(
     from saccade.pipeline.bench.common import parse_counts
     from saccade.pipeline.bench.decode import time_decode
 
-    result = time_decode(model or "nano", device or "auto", parse_counts(rows, "--rows"), dtype=dtype, length=keys)
+    result = time_decode(
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        parse_counts(rows, "--rows"),
+        dtype=given.get("dtype"),
+        length=keys,
+    )
     print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("throughput")
+@with_settings("model", "device", "dtype")
 def bench_throughput(
+    given: Settings,
     streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "8,32",
     objects: Objects = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Count images answered a second, of many streams with one prompt each, and what they cost the CPU."""
@@ -184,6 +189,12 @@ def bench_throughput(
 
     counts, pixels = parse_counts(streams, "--streams"), parse_size(size)
     result = time_throughput(
-        model or "nano", device or "auto", counts, dtype=dtype, objects=objects, size=pixels, seconds=seconds
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        counts,
+        dtype=given.get("dtype"),
+        objects=objects,
+        size=pixels,
+        seconds=seconds,
     )
     print(result.as_json() if as_json else result.as_text())

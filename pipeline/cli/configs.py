@@ -6,17 +6,14 @@ from importlib.resources import files
 
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.manual import manual
 
 _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
 
 def list_configs() -> dict[str, str]:
-    """Name of each configuration → its first line, without the comment sign, in alphabetical order."""
-    texts = {
-        path.name.removesuffix(".yaml"): path.read_text(encoding="utf-8")
-        for path in files("saccade").joinpath("configs").iterdir()
-    }
-    return {name: text.partition("\n")[0].lstrip("# ").rstrip(":") for name, text in sorted(texts.items())}
+    """Name of each configuration → the first sentence of its first line, in alphabetical order."""
+    return {name: text.partition("\n")[0].lstrip("# ").rstrip(":") for name, text in sorted(_texts().items())}
 
 
 def read_config(name: str) -> str:
@@ -25,9 +22,14 @@ def read_config(name: str) -> str:
     Raises:
         ConfigError: if none of that name ships.
     """
-    known = list_configs()
+    texts = _texts()
     wanted = name.removesuffix(".yaml")
-    if wanted not in known:
-        raise ConfigError(f"no configuration is called '{name}'; there are {', '.join(known)}")
-    text = files("saccade").joinpath("configs", f"{wanted}.yaml").read_text(encoding="utf-8")
-    return text.replace(_CLIP_IN_CHECKOUT, str(DEMO_CLIP))
+    if wanted not in texts:
+        raise ConfigError(f"no configuration is called '{name}'; there are {', '.join(sorted(texts))}")
+    return texts[wanted].replace(_CLIP_IN_CHECKOUT, str(DEMO_CLIP))
+
+
+def _texts() -> dict[str, str]:
+    folder = files("saccade").joinpath("configs")
+    shipped = {path.name.removesuffix(".yaml"): path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    return {**shipped, "manual": manual()}

@@ -37,4 +37,4 @@ def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: b
         print(f"saccade: open {demo.url}{shown}  (Ctrl-C ends it)", flush=True)
         if browser and sys.stdout.isatty():
             webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
-        follow(Session(demo.streams, [], []), quiet=quiet)
+        follow(Session(demo.streams), quiet=quiet)

@@ -1,4 +1,4 @@
-"""What a person sees: progress while something goes on, and what came of it. Knows reports, not how they come about."""
+"""Text for terminals: progress bars, summaries and tables of reports. Knows reports, not how they come about."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 LOST = {
     "lost": "lost or damaged on the way",
     "full": "dropped because the model was busy",
-    "closed": "read but not looked at",
-    "failed": "that the model failed on",
+    "closed": "read but not processed",
+    "failed": "that the model or a stage failed on",
+    "gate": "not admitted by a gate",
     "sink full": "dropped because a sink was busy",
     "sink closed": "not taken by a sink",
 }
-"""Cause of a drop as in `Report.drops` → what to tell."""
+"""Cause of a drop as in `Report.drops` → its wording in the summary."""
 
 
 @contextmanager
@@ -37,14 +38,14 @@ def counting() -> Iterator[Callable[[int, int], None]]:
 
 
 def show_preparation(done: int, total: int) -> None:
-    """Say on a terminal how far a GPU is prepared, in a line that is gone when it is."""
+    """Show on a terminal how far a GPU is prepared, in a line that is removed at the end."""
     if sys.stderr.isatty():
-        said = f"preparing the GPU: {done} of {total}" if done < total else ""
-        print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+        line = f"preparing the GPU: {done} of {total}" if done < total else ""
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
-    """A progress bar on standard error that leaves nothing behind, and is not there where no terminal is."""
+    """A progress bar on standard error, removed at its end, and absent where there is no terminal."""
     console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

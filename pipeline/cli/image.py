@@ -1,4 +1,4 @@
-"""`saccade image`: one image, looked at once."""
+"""`saccade image`: finds things in one image."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.core.build import load_engine, tasks_for
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.stream_run import latency_of
+from saccade.pipeline.core.stats import latency_of
 from saccade.pipeline.sink_targets import check_targets, targets_of
 from saccade.sinks import Latency, SinkError, draw, make_record
 from saccade.sources import Frame, SourceError, open_source
 
 
 @dataclass(slots=True, frozen=True)
-class Seen:
-    """An image and what was found on it."""
+class ProcessedImage:
+    """An image and what was found in it."""
 
     frame: Frame
     result: Result
@@ -45,7 +45,7 @@ class Seen:
         return "\n".join(lines) or "nothing found"
 
     def save(self, path: str) -> None:
-        """Write the annotated image; the name's ending says in which format.
+        """Write the annotated image; its suffix decides the format.
 
         Raises:
             SinkError: if it cannot be written.
@@ -54,13 +54,15 @@ class Seen:
         try:
             image.save(path)
         except ValueError:
-            raise SinkError(f"cannot write {path}: its ending names no image format; use .png or .jpg") from None
+            raise SinkError(
+                f"cannot write {path}: its suffix is not that of an image format; use .png or .jpg"
+            ) from None
         except OSError as error:
             raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def look(config: RunConfig) -> Seen:
-    """Find what the configuration asks for on its source, which must be one image.
+def process_image(config: RunConfig) -> ProcessedImage:
+    """Find what the configuration asks for in its source, which must be one image.
 
     Raises:
         ConfigError: if the source is more than one image, or would be overwritten.
@@ -77,4 +79,4 @@ def look(config: RunConfig) -> Seen:
         tasks = tasks_for(engine, config)
         submitted_at = time.monotonic()
         result = engine.submit(frame.image, tasks, config.tiles).result()
-    return Seen(frame, result, latency_of(frame, submitted_at, result))
+    return ProcessedImage(frame, result, latency_of(frame, submitted_at, result))

@@ -11,24 +11,8 @@ import typer
 
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
-from saccade.pipeline.cli.options import (
-    Classes,
-    Conf,
-    Detect,
-    Device,
-    Dtype,
-    HwAccel,
-    Json,
-    MaxObjects,
-    Model,
-    Point,
-    Query,
-    RtspTransport,
-    Tiles,
-    VidStride,
-    given,
-    settings_of,
-)
+from saccade.pipeline.cli.options import Json, Quiet, Settings, help_of, load_settings, sources_in, with_settings
+from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import RunFailed
 
 app = typer.Typer(
@@ -63,51 +47,12 @@ def root(
 
 
 @app.command()
+@with_settings(*(key for key in RunConfig.model_fields if key not in ("source", "streams")))
 def run(
-    context: typer.Context,
+    given: Settings,
     source: Annotated[
-        list[str] | None, typer.Argument(help="A video file, an image, a folder, a live address or 0; or several.")
+        list[str] | None, typer.Argument(metavar="SOURCE", help=f"{help_of('source')} Several are several streams.")
     ] = None,
-    detect: Detect = None,
-    classes: Classes = None,
-    point: Point = None,
-    query: Query = None,
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated video to write, an .mp4 file.")] = None,
-    jsonl: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON lines to write, one a frame; - prints them.")
-    ] = None,
-    sink: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl; "
-            "again for more. {stream} in it is the stream's name.",
-        ),
-    ] = None,
-    http: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve /healthz, /metrics and /streams there.")
-    ] = None,
-    http_token: Annotated[
-        str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a client of --http must know."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="What the stream is called (default: after its source).")] = None,
-    display: Annotated[bool | None, typer.Option(help="Show the annotated frames in a window.")] = None,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    conf: Conf = None,
-    max_objects: MaxObjects = None,
-    tiles: Tiles = None,
-    vid_stride: VidStride = None,
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="Where to begin: seconds, or 1:30.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="Where to stop: seconds, or 1:30.")] = None,
-    queue: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="wait, newest or keep N (live: newest, files: wait).")
-    ] = None,
-    hwaccel: HwAccel = None,
-    rtsp_transport: RtspTransport = None,
-    in_flight: Annotated[int | None, typer.Option(help="Frames given to the model at a time (default 2).")] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
     ] = None,
@@ -115,13 +60,13 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Trace of the engine's steps to write, a .json file for ui.perfetto.dev."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Find things in every frame of a video, and write what was found.
 
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
-    settings = settings_of(context, config)
+    settings = load_settings({**sources_in(source), **given}, config)
     from saccade.pipeline.cli.formatting import show_preparation, summary
     from saccade.pipeline.cli.live_view import follow
     from saccade.pipeline.cli.trace_file import check_file, traced
@@ -136,7 +81,7 @@ def run(
         raise RunFailed from failed[0].error
     if not quiet:
         targets = shown_targets(settings)
-        # Where the records are printed, nothing else may be.
+        # Where the records are printed, nothing else is.
         stream = sys.stderr if "-" in targets else sys.stdout
         for run in runs:
             named = f"{run.name}: " if len(runs) > 1 else ""
@@ -148,89 +93,73 @@ def run(
 
 
 @app.command()
+@with_settings("detect", "point", "model", "device", "dtype", "conf")
 def demo(
-    context: typer.Context,
+    given: Settings,
     source: Annotated[
         list[str] | None, typer.Option(help="A stream to show there as well: a camera, or a file over and over; again.")
     ] = None,
-    detect: Detect = None,
-    point: Point = None,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    conf: Conf = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than 127.0.0.1 need a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8080,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a page must know (made up where needed)."),
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a page must send (made where needed)."),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the address.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Open a page that shows the model at work: on a camera, a clip, a video file or a running stream.
 
     saccade demo --source rtsp://192.0.2.7/stream --detect person
     """
     from saccade.pipeline.cli.demo import run_demo
-    from saccade.pipeline.core.config import load
 
-    wanted = given(context)
-    if not wanted.keys() & {"detect", "point"}:
-        wanted["detect"] = "person"
-    run_demo(
-        load(None, {**wanted, "http": f"{host}:{port}", "http_token": token}), host, port, browser=browser, quiet=quiet
-    )
+    if not given.keys() & {"detect", "point"}:
+        given["detect"] = "person"
+    settings = load_settings({**sources_in(source), **given, "http": f"{host}:{port}", "http_token": token})
+    run_demo(settings, host, port, browser=browser, quiet=quiet)
     return 0
 
 
 @app.command()
+@with_settings("detect", "point", "query", "model", "device", "dtype", "conf", "max_objects", "tiles")
 def image(
-    context: typer.Context,
+    given: Settings,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
-    detect: Detect = None,
-    classes: Classes = None,
-    point: Point = None,
-    query: Query = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated image to write: found.png.")] = None,
     as_json: Json = False,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    conf: Conf = None,
-    max_objects: MaxObjects = None,
-    tiles: Tiles = None,
 ) -> None:
     """Find things in one image, and print or draw what was found.
 
     saccade image street.jpg --detect person --out found.png
     """
-    settings = settings_of(context)
-    from saccade.pipeline.cli.image import look
+    settings = load_settings({**given, "source": source, **({"out": out} if out else {})})
+    from saccade.pipeline.cli.image import process_image
 
-    seen = look(settings)
+    processed = process_image(settings)
     if settings.out:
-        seen.save(settings.out)
-    print(seen.as_json() if as_json else seen.as_text())
+        processed.save(settings.out)
+    print(processed.as_json() if as_json else processed.as_text())
 
 
 @app.command()
+@with_settings("hwaccel", "rtsp_transport")
 def probe(
+    given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Image to write: seen.jpg.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to watch a live source.")] = 3.0,
-    hwaccel: HwAccel = None,
-    rtsp_transport: RtspTransport = None,
     as_json: Json = False,
 ) -> None:
-    """Open a source and say what it is: codec, size, frames a second, their age, what is lost.
+    """Open a source and report what it is: codec, size, frames a second, their age, what is lost.
 
     saccade probe rtsp://user:password@camera/stream --out seen.jpg
     """
     from saccade.pipeline.cli.probe import examine
 
-    seen = examine(source, seconds=seconds, hwaccel=hwaccel or "auto", transport=rtsp_transport or "tcp", out=out)
-    print(seen.as_json() if as_json else seen.as_text())
+    hwaccel, transport = given.get("hwaccel", "auto"), given.get("rtsp_transport", "tcp")
+    probed = examine(source, seconds=seconds, hwaccel=hwaccel, transport=transport, out=out)
+    print(probed.as_json() if as_json else probed.as_text())
 
 
 @app.command()
@@ -260,16 +189,13 @@ def configs(
 
 
 @app.command("eval")
+@with_settings("model", "device", "dtype")
 def evaluate(
+    given: Settings,
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
     split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
-    tiles: Annotated[
-        int, typer.Option(min=1, max=8, metavar="N", help="Divide the image into N x N tiles as well.")
-    ] = 1,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help=help_of("tiles"))] = 1,
     as_json: Json = False,
 ) -> None:
     """Score a model on labelled images: AP, precision, recall and empty answers, class by class."""
@@ -279,15 +205,19 @@ def evaluate(
     from saccade.engine.evaluation.detection import evaluate as score
     from saccade.pipeline.cli.formatting import counting, evaluation_table
 
-    with Engine.load(model or "nano", device or "auto", dtype) as engine, counting() as progress:
+    with (
+        Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine,
+        counting() as progress,
+    ):
         scores = score(engine, data, split, limit, progress, tiles)
     print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
 
 
 @app.command()
+@with_settings("device")
 def golden(
+    given: Settings,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and what it should answer.")],
-    device: Device = None,
     dtype: Annotated[
         str, typer.Option(metavar="DTYPE", help="float32, or bfloat16, float16 or fp8, which may answer otherwise.")
     ] = "float32",
@@ -303,14 +233,14 @@ def golden(
     from saccade.engine.evaluation.golden import check, require_folder
     from saccade.pipeline.cli.formatting import golden_table
 
-    quantities = check(require_folder(folder), device or "cpu", dtype, tolerance)
+    quantities = check(require_folder(folder), given.get("device", "cpu"), dtype, tolerance)
     print(golden_table(quantities))
     return 0 if quantities and all(quantity.ok for quantity in quantities) else FAILED
 
 
 @app.command()
 def doctor() -> int:
-    """Say what is installed, which device and codecs there are, and whether anything needed is missing."""
+    """Report what is installed, which device and codecs there are, and whether anything needed is missing."""
     from rich.console import Console
     from rich.markup import escape
 

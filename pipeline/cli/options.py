@@ -1,63 +1,86 @@
-"""What several commands take, and how that becomes a configuration. Imports nothing that is slow to import."""
+"""Command-line flags made from the settings of a configuration, and back. Imports nothing that is slow to import."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.config import RunConfig, flags_of, takes_commas
 
-Detect = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Name to find as boxes; again or with commas for more.")
-]
-Classes = Annotated[str | None, typer.Option(metavar="NAMES", help="The same as --detect, with commas.")]
-Point = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Name to find as points; again or with commas for more.")
-]
-Query = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Question to answer in text; again for more.")]
-Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name, checkpoint folder or hub id (default nano).")]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default auto).")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE",
-        help="float32, bfloat16, float16, or fp8: bfloat16 with weights in FP8 (default float32 on a CPU and for small "
-        "models, else bfloat16).",
-    ),
-]
-Conf = Annotated[float | None, typer.Option(help="Least score of a box or point, 0 to 1 (default 0.5).")]
-Tiles = Annotated[int | None, typer.Option(metavar="N", help="Look at N x N parts as well, for small objects.")]
-VidStride = Annotated[int | None, typer.Option(metavar="N", help="Look at every Nth frame (default 1).")]
-MaxObjects = Annotated[int | None, typer.Option(help="Most objects for one name in one frame (default 50).")]
-HwAccel = Annotated[str | None, typer.Option(metavar="HOW", help="Decode live video by auto, cuda or none.")]
-RtspTransport = Annotated[str | None, typer.Option(metavar="HOW", help="RTSP over tcp (default) or udp.")]
+Settings = dict[str, Any]
+"""The settings that were given on the command line, by their keys in a configuration."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 
-def settings_of(context: typer.Context, config: Path | None = None) -> RunConfig:
-    """The configuration of a command: its file, if it has one, and its flags.
+def help_of(key: str) -> str:
+    """The description of a setting, with its default."""
+    field = RunConfig.model_fields[key]
+    shown = field.default not in (None, "", [], False)
+    return f"{field.description}{f' (default {field.default})' if shown else ''}"
+
+
+def with_settings(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command a flag for each of these settings; it is called with those given, as its first argument."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        @wraps(command)
+        def call(**values: Any) -> Any:
+            given = {key: value for key in keys if (value := values.pop(key)) not in (None, [], ())}
+            for key, value in given.items():
+                if takes_commas(key):
+                    given[key] = ",".join(value)
+            return command(given, **values)
+
+        # Arguments come first on the command line, and the command's own flags last in the help.
+        arguments = [one for one in own if isinstance(one.annotation.__metadata__[0], typer.models.ArgumentInfo)]
+        others = [one for one in own if one not in arguments]
+        parameters = [*arguments, *map(_flag, keys), *others]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        call.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in parameters])  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        return call
+
+    return decorate
+
+
+def sources_in(sources: Sequence[str] | None) -> Settings:
+    """One source, or several, as settings."""
+    if not sources:
+        return {}
+    return {"source": sources[0]} if len(sources) == 1 else {"streams": [{"source": source} for source in sources]}
+
+
+def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
+    """The configuration of a command: its file, if it has one, and its flags over it.
 
     Raises:
-        ConfigError: if a value is not what it should be.
+        ConfigError: if a value is invalid.
     """
-    from saccade.pipeline.core.config import load
+    from saccade.pipeline.core.config_file import load
 
-    return load(config, given(context))
+    return load(config, given)
 
 
-def given(context: typer.Context) -> dict[str, object]:
-    """The flags of this command that are configuration keys and were given; `--classes` goes into `detect`."""
-    from saccade.pipeline.core.config import RunConfig
-
-    values = dict(context.params)
-    values["sinks"] = values.get("sink")
-    if isinstance(sources := values.get("source"), list | tuple):
-        values["source"] = sources[0] if len(sources) == 1 else None
-        values["streams"] = [{"source": source} for source in sources] if len(sources) > 1 else None
-    names = [*(values.get("detect") or []), *filter(None, [values.get("classes")])]
-    values["detect"] = ",".join(names) if names else None
-    values["point"] = ",".join(values.get("point") or []) or None
-    return {key: values[key] for key in RunConfig.model_fields if values.get(key) not in (None, [], ())}
+def _flag(key: str) -> inspect.Parameter:
+    field = RunConfig.model_fields[key]
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    text: dict[str, Any] = extra
+    kind: Any = field.annotation if field.annotation in (int, float, bool) else str
+    if isinstance(field.default, list):
+        kind = list[str]
+    option = typer.Option(
+        *([] if kind is bool else flags_of(key)), help=help_of(key), metavar=text["metavar"], envvar=text["env"]
+    )
+    return inspect.Parameter(
+        key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

@@ -12,11 +12,13 @@ from saccade.lazy import lazy_attributes
 if TYPE_CHECKING:
     from saccade.pipeline.core.bounded_queue import QueuePolicy
     from saccade.pipeline.core.build import load_engine
-    from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig, load
+    from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
+    from saccade.pipeline.core.config_file import load
     from saccade.pipeline.core.errors import ConfigError, RunFailed, StreamError
+    from saccade.pipeline.core.output import Output
     from saccade.pipeline.core.stats import Report
     from saccade.pipeline.core.stream_manager import Streams, StreamStatus
-    from saccade.pipeline.core.stream_run import Output, Run
+    from saccade.pipeline.core.stream_run import Run
 
 __all__ = [
     "ConfigError",
@@ -40,10 +42,12 @@ __getattr__ = lazy_attributes(
     {
         "bounded_queue": ["QueuePolicy"],
         "build": ["load_engine"],
-        "config": ["Prompts", "RunConfig", "StreamConfig", "load"],
+        "config": ["Prompts", "RunConfig", "StreamConfig"],
+        "config_file": ["load"],
         "errors": ["ConfigError", "RunFailed", "StreamError"],
         "stats": ["Report"],
         "stream_manager": ["StreamStatus", "Streams"],
-        "stream_run": ["Output", "Run"],
+        "output": ["Output"],
+        "stream_run": ["Run"],
     },
 )

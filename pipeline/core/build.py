@@ -1,34 +1,150 @@
-"""Makes of a stream's configuration what a run is given: its source, the model, and what to ask it."""
+"""Builds what a configuration names: the model, the tasks, and streams that are open and ready to start.
+
+`open_stream` is the one way to open a stream, for a session, the HTTP API and the demo. Knows nothing of servers,
+terminals or addresses of outputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, get_args
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Detect, Point, Query
+from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
-from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_names import free_name
-from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.core.stream_run import Run
 from saccade.sources import HwAccel, Source, Transport, open_source
+from saccade.sources.replay import ReplaySource
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
 
-OutputsOf = Callable[[str, Source], list[Output]]
+
+class OpenedStream:
+    """A stream that is open and has not started: its source, stages, gates and outputs, and what to find in it.
+
+    A block of it closes everything, unless the stream was started there. Made by `open_stream`.
+
+    Attributes:
+        config: what it was opened from.
+        source: where its frames come from.
+        tasks: what to find in each frame; empty before `resolve_tasks`.
+        outputs: where only its results go; empty at first.
+    """
+
+    def __init__(self, config: StreamConfig, source: Source, stages: list[Stage], gates: list[Gate]) -> None:
+        self.config = config
+        self.source = source
+        self.tasks: list[Task] = []
+        self.outputs: list[Output] = []
+        self._stages = stages
+        self._gates = gates
+        self._open = True
+
+    def resolve_tasks(self, engine: Engine) -> None:
+        """Set `tasks` to what the configuration asks for, in the model's own names.
+
+        Raises:
+            UnknownClassError, ConfigError: as `tasks_for`.
+        """
+        self.tasks = tasks_for(engine, self.config)
+
+    def reserve(self, streams: Streams) -> AbstractContextManager[str]:
+        """Hold a name for it: the one configured, or else a free one like the source's; as `Streams.reserve`."""
+        return streams.reserve(self.config.name or self.source.name, or_similar=self.config.name is None)
+
+    def start(self, streams: Streams, name: str, *, reserved: bool = True) -> Run:
+        """Start it under a name that is held by `reserve`, or is not `reserved`; the run owns everything from then on.
+
+        Raises:
+            StreamError: as `Streams.add`.
+        """
+        config = self.config
+        run = streams.add(
+            name,
+            self.source,
+            self.tasks,
+            outputs=self.outputs,
+            tiles=config.tiles,
+            queue=QueuePolicy.parse(config.queue) if config.queue else None,
+            in_flight=config.in_flight,
+            stages=self._stages,
+            gates=self._gates,
+            reserved=reserved,
+        )
+        self._open = False
+        return run
+
+    def close(self) -> None:
+        """Close everything, unless it was started. A second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        with ExitStack() as everything:  # whatever one of them raises
+            everything.callback(self.source.close)
+            for stage in self._stages:
+                if isinstance(stage, ClosableStage):
+                    everything.callback(stage.close)
+            for output in self.outputs:
+                everything.callback(output.sink.close)
+
+    def __enter__(self) -> Self:
+        """Return the stream itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it, unless it was started."""
+        self.close()
 
 
-def source_of(config: StreamConfig) -> Source:
-    """Open the source of a stream.
+def open_stream(config: StreamConfig, engine: Engine | None = None, *, repeat: bool = False) -> OpenedStream:
+    """Open what a stream's configuration names, but for its outputs.
+
+    Args:
+        config: the stream's.
+        engine: resolves what is to be found; None if `resolve_tasks` is called later.
+        repeat: play a file over and over, at its own pace, instead of once, as fast as its frames are taken.
 
     Raises:
-        SourceError: if it cannot be used.
+        SourceError: if the source cannot be used.
+        UnknownClassError, ConfigError: as `tasks_for`.
     """
+    with ExitStack() as on_failure:
+        source = on_failure.enter_context(_open_source(config))
+        if repeat and not source.info.live:
+            source.close()
+            source = on_failure.enter_context(ReplaySource(partial(_open_source, config)))
+        stages = [STAGES[name]() for name in config.stages]
+        gates = [GATES[name]() for name in config.gates]
+        stream = on_failure.enter_context(OpenedStream(config, source, stages, gates))
+        if engine is not None:
+            stream.resolve_tasks(engine)
+        on_failure.pop_all()
+    return stream
+
+
+def add_stream(streams: Streams, config: StreamConfig, *, repeat: bool = False) -> Run:
+    """Open a stream and start it, with no outputs but those of every stream; `repeat` as in `open_stream`.
+
+    Raises:
+        ConfigError, SourceError, EngineError: if something it names cannot be used.
+        StreamError: if its name is taken, or too many streams run.
+    """
+    with open_stream(config, streams.engine, repeat=repeat) as stream, stream.reserve(streams) as name:
+        return stream.start(streams, name)
+
+
+def _open_source(config: StreamConfig) -> Source:
     return open_source(
         config.source,
         stream=config.name,
@@ -41,11 +157,11 @@ def source_of(config: StreamConfig) -> Source:
 
 
 def open_once(target: str, hwaccel: str, transport: str) -> Source:
-    """Open a source that fails at once, with its code, where `saccade run` would try again.
+    """Open a source that fails at its first failure, with its code, where `saccade run` would reconnect.
 
     Raises:
-        ConfigError: if hwaccel or transport is no such thing.
-        SourceError: if the target is none.
+        ConfigError: if there is no such hwaccel or transport.
+        SourceError: if the target is not a source.
     """
     for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
         if value not in get_args(known):
@@ -58,24 +174,24 @@ def load_engine(config: RunConfig, progress: Callable[[int, int], None] | None =
 
     Args:
         config: names them.
-        progress: called with (done, all) while a GPU is prepared; None for nobody to be told.
+        progress: called with (done, all) while a GPU is prepared; None to ignore it.
 
     Raises:
         EngineError: if there is no such model or device.
     """
     from saccade.engine import (
-        Engine,  # brings torch, which takes seconds: whatever is wrong before this is told at once
+        Engine,  # brings torch, which takes seconds: whatever is wrong before this is reported at once
     )
 
     return Engine.load(config.model, config.device, config.dtype, progress=progress)
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """What the configuration asks of each frame, in the model's own names.
+    """What the configuration asks for in each frame, in the model's own names.
 
     Raises:
         UnknownClassError: if the model does not know a name.
-        ConfigError: if the model has not learned to do what is asked.
+        ConfigError: if the model cannot do what is asked for.
     """
     for skill in ("detect", "point", "query"):
         if getattr(prompts, skill) and skill not in engine.model.skills:
@@ -88,7 +204,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def prompts_of(tasks: Iterable[Task]) -> Prompts:
-    """What is asked, as a configuration says it: the opposite of `tasks_for`."""
+    """The prompts of a configuration that stand for these tasks: the inverse of `tasks_for`."""
     asked: dict[str, Any] = {}
     for task in tasks:
         if isinstance(task, Detect | Point):
@@ -100,10 +216,10 @@ def prompts_of(tasks: Iterable[Task]) -> Prompts:
 
 
 def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
-    """Have `run` look for what `wanted` says, from the next frame on; what it leaves out stays as it is.
+    """Change what is found in a run from the next frame on; prompts that `wanted` leaves out stay as they are.
 
     Raises:
-        ConfigError: if nothing would be looked for, or the model has not learned to do it.
+        ConfigError: if nothing would be asked for, or the model cannot do it.
         UnknownClassError: if the model does not know a name.
     """
     changed = {key: getattr(wanted, key) for key in wanted.model_fields_set}
@@ -111,62 +227,3 @@ def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
     if prompts.nothing:
         raise ConfigError(prompts.nothing)
     run.tasks = tasks_for(engine, prompts)
-
-
-def add(
-    streams: Streams,
-    name: str,
-    config: StreamConfig,
-    source: Source,
-    tasks: Sequence[Task],
-    outputs: Sequence[Output] | Callable[[], Sequence[Output]],
-) -> Run:
-    """Add a stream, opened as its configuration says, to those that run; `outputs` as in `Streams.add`.
-
-    Raises:
-        StreamError: if its name is taken, or too many run.
-    """
-    return streams.add(
-        name,
-        source,
-        tasks,
-        outputs=outputs,
-        tiles=config.tiles,
-        queue=QueuePolicy.parse(config.queue) if config.queue else None,
-        in_flight=config.in_flight,
-    )
-
-
-def begin(streams: Streams, config: StreamConfig, outputs_of: OutputsOf = lambda name, source: []) -> Run:
-    """Open a stream and add it to those that run.
-
-    Args:
-        streams: those that run.
-        config: what to begin.
-        outputs_of: opens the outputs of its own, given its name and its source.
-
-    Raises:
-        ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
-        StreamError: if its name is taken, or too many run.
-    """
-    with ExitStack() as on_failure:
-        source = on_failure.enter_context(source_of(config))
-        tasks = tasks_for(streams.engine, config)
-
-        def opened(name: str) -> list[Output]:
-            outputs = outputs_of(name, source)
-            for output in outputs:
-                on_failure.callback(output.sink.close)
-            return outputs
-
-        while True:
-            name = config.name or free_name(source.name, streams.names)
-            try:
-                run = add(streams, name, config, source, tasks, partial(opened, name))
-            except StreamError:
-                if config.name or name not in streams.names:
-                    raise  # else another stream took it meanwhile, and the next one will do
-            else:
-                break
-        on_failure.pop_all()
-    return run

@@ -1,39 +1,28 @@
-"""What a run is told to do: one validated object made of a YAML file and of the command line, which wins.
+"""Every setting of a run, declared once: its type, default, constraint and description, and its command-line flag.
 
-Every key is also a flag of `saccade run`, under the same name. Knows nothing of models, sources or sinks beyond names.
+The command line's flags (`cli.options`), the manual (`core.manual`) and the HTTP API all come from these models. Knows
+nothing of models, sources or sinks beyond names.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
+from saccade.pipeline.analytics.stages import GATES, STAGES, check_names
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_names import check_name
-
-MAX_DEPTH = 8
-
-KeyPath = tuple[int | str, ...]
-Where = tuple[int, int]
-"""Line and column in a YAML file, both from 1."""
 
 
 def _seconds(value: object) -> object:
@@ -46,7 +35,7 @@ def _seconds(value: object) -> object:
     return value
 
 
-def _names(value: object) -> object:
+def split_names(value: object) -> object:
     """Read one name, or several with commas between them, as a list."""
     if isinstance(value, str):
         value = value.split(",")
@@ -66,57 +55,151 @@ def _plain(value: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
-Names = Annotated[list[Text], BeforeValidator(_names), Field(max_length=64)]
+Names = Annotated[list[Text], BeforeValidator(split_names), Field(max_length=64)]
 Questions = Annotated[list[Text], BeforeValidator(_questions), Field(max_length=64)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 
 STREAM = "{stream}"
-"""What the name of a stream takes the place of in an output, so that each stream has one of its own."""
+"""Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    more: str = "",
+    metavar: str | None = None,
+    flags: tuple[str, ...] = (),
+    env: str | None = None,
+    **constraints: Any,
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+        default: its value where none is given; `...` for a field that must be given.
+        description: what it is for, in one line; the help of its flag.
+        more: what else the manual says of it.
+        metavar: the placeholder of its value in the help; by default its type.
+        flags: its command-line flags, if not its name with dashes.
+        env: the environment variable that gives it.
+        constraints: as `pydantic.Field` takes them.
+    """
+    extra: dict[str, Any] = {"more": more, "metavar": metavar, "flags": list(flags), "env": env}
+    return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
 class Prompts(BaseModel):
-    """What to look for."""
+    """What to find."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    detect: Names = Field([], description="Names to find as boxes.")
-    point: Names = Field([], description="Names to find as points.")
-    query: Questions = Field([], description="Questions to answer in text.")
-    conf: float = Field(0.5, ge=0, le=1, description="Least score of a box or point, from 0 to 1.")
-    max_objects: int = Field(50, ge=1, le=1000, description="Most boxes or points for one name in one frame.")
+    detect: Names = setting(
+        [],
+        "Names to find as boxes; with commas, or the flag again, for more.",
+        more="`nano` knows a closed list (`saccade models` prints it) and everyday synonyms of it; larger models take "
+        "any phrase. One prompt a name: every name costs a little time on every frame.",
+        metavar="NAME",
+        flags=("--detect", "--classes"),
+    )
+    point: Names = setting(
+        [], "Names to find as points at their centres; with commas, or the flag again, for more.", metavar="NAME"
+    )
+    query: Questions = setting(
+        [], "Questions to answer in text on every frame, for models that can read and write.", metavar="TEXT"
+    )
+    conf: float = setting(
+        0.5,
+        "Least score of a box or point, from 0 to 1.",
+        more="The score is the model's own probability of beginning an object against stopping, so 0.5 is its own "
+        "choice; lower finds more, and more of it wrong.",
+        metavar="SCORE",
+        ge=0,
+        le=1,
+    )
+    max_objects: int = setting(50, "Most boxes or points for one name in one frame.", metavar="N", ge=1, le=1000)
 
     @property
     def nothing(self) -> str | None:
-        """The complaint that nothing is looked for; None if something is."""
+        """The complaint that there is nothing to find; None if there is something."""
         if self.detect or self.point or self.query:
             return None
         return "nothing to look for: give detect, point or query, such as detect: person"
 
 
 class StreamConfig(Prompts):
-    """One stream: where it comes from, what to look for in it, and how."""
+    """One stream: where it comes from, what to find in it, and how."""
 
-    name: str | None = Field(None, description="What its records are called; made from the source if left out.")
-    source: Text = Field(description="What to watch: a video file, an image, a folder, a live address or a webcam.")
-    tiles: int = Field(1, ge=1, le=8, description="Look at N x N overlapping parts as well, for small objects; slower.")
-    vid_stride: int = Field(1, ge=1, description="Look at every Nth frame of the source.")
-    start: Seconds | None = Field(None, description="Where in the source to begin: seconds, or 1:30.")
-    end: Seconds | None = Field(None, description="Where in the source to stop: seconds, or 1:30.")
-    hwaccel: Literal["auto", "cuda", "none"] = Field(
-        "auto", description="Decode live video on the GPU: auto (if there is one), cuda (insist) or none."
-    )
-    rtsp_transport: Literal["tcp", "udp"] = Field("tcp", description="How RTSP cameras send their frames.")
-    queue: str | None = Field(
+    name: str | None = setting(
         None,
-        description="Frames waiting for the model: 'wait' holds the source back and loses none, 'newest' keeps only "
-        "the newest, 'keep N' keeps the newest N. By itself, newest for live sources and wait for files.",
+        "What the stream is called in its records, in topics and in file names; after its source if left out.",
+        more="Letters, digits, '.', '_' and '-'.",
+        metavar="NAME",
     )
-    in_flight: int = Field(2, ge=1, le=64, description="Frames given to the model at a time.")
+    source: Text = setting(..., "What to watch: a video file, an image, a folder, a live address or a webcam's number.")
+    tiles: int = setting(
+        1,
+        "Divide the image into N x N overlapping tiles as well, for small objects; slower.",
+        more="Each tile is as large as an image to the model: 2 finds many more small objects and costs five times the "
+        "work. Meant for a GPU, for photos, or where nothing waits for the result.",
+        metavar="N",
+        ge=1,
+        le=8,
+    )
+    vid_stride: int = setting(
+        1,
+        "Process every Nth frame of the source only.",
+        more="The skipped ones are not in the output either.",
+        metavar="N",
+        ge=1,
+    )
+    start: Seconds | None = setting(None, "Where in a file to start: seconds, or 1:30.", metavar="TIME")
+    end: Seconds | None = setting(None, "Where in a file to stop: seconds, or 1:30.", metavar="TIME")
+    hwaccel: Literal["auto", "cuda", "none"] = setting(
+        "auto", "Decode live video on the GPU: auto (if there is one), cuda (insist) or none.", metavar="HOW"
+    )
+    rtsp_transport: Literal["tcp", "udp"] = setting("tcp", "How RTSP cameras send: over tcp or udp.", metavar="HOW")
+    queue: str | None = setting(
+        None,
+        "Frames waiting for the model: wait, newest or keep N (by itself newest for live sources, wait for files).",
+        more="`wait` holds the source back and loses none, which suits a file. `newest` keeps only the newest and "
+        "`keep 8` the newest 8; what is dropped is counted, and reported in the record of the next frame.",
+        metavar="POLICY",
+    )
+    in_flight: int = setting(
+        2,
+        "Frames given to the model at a time.",
+        more="Two keep it busy while results are written.",
+        metavar="N",
+        ge=1,
+        le=64,
+    )
+    stages: Names = setting(
+        [],
+        "Stages that results pass on their way to the outputs, in this order.",
+        metavar="NAME",
+        flags=("--stage",),
+    )
+    gates: Names = setting(
+        [],
+        "Gates that must all admit a frame before the model is given it.",
+        metavar="NAME",
+        flags=("--gate",),
+    )
 
     @field_validator("name")
     @classmethod
     def _safe_name(cls, value: str | None) -> str | None:
         return None if value is None else check_name(value)
+
+    @field_validator("stages")
+    @classmethod
+    def _known_stages(cls, value: list[str]) -> list[str]:
+        return check_names(value, STAGES)
+
+    @field_validator("gates")
+    @classmethod
+    def _known_gates(cls, value: list[str]) -> list[str]:
+        return check_names(value, GATES)
 
     @field_validator("queue")
     @classmethod
@@ -137,29 +220,70 @@ class StreamConfig(Prompts):
 class ListedStream(StreamConfig):
     """One of several streams, with outputs of its own."""
 
-    sinks: list[Text] = Field([], description="Where its results go, besides the outputs of all streams.")
+    sinks: list[Text] = setting([], "Where its results go, besides the outputs of all streams.")
 
 
 class RunConfig(StreamConfig):
-    """Everything `saccade run` can be told. Paths are relative to the directory the command is run in."""
+    """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
 
-    source: Text = Field("", description=StreamConfig.model_fields["source"].description)
-    streams: list[ListedStream] = Field(
-        [], description="Several streams instead of source; each takes from here what it does not say itself."
+    source: Text = setting(
+        "",
+        StreamConfig.model_fields["source"].description or "",
+        more="A video file of any container and codec, an image, or a folder of images. The configurations rtsp and "
+        "webrtc-demo are about live sources, which hwaccel and rtsp_transport are for.",
     )
-    model: Text = Field("nano", description="Embedded model, checkpoint folder, or hub id; see `saccade models`.")
-    device: Text = Field("auto", description="Where the model runs: auto (the GPU if any), cpu, cuda or cuda:N.")
-    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(
-        None, description="What the model computes in; by itself float32 on a CPU and for small models, else bfloat16."
+    streams: list[ListedStream] = setting(
+        [],
+        "Several streams instead of source; each takes from here what it does not set itself.",
+        more="Each may have most of the keys of this file for itself; the configuration many-cameras shows it. On the "
+        "command line, several SOURCEs.",
     )
-    out: Text | None = Field(None, description="Annotated video to write, an .mp4 file.")
-    jsonl: Text | None = Field(None, description="Results to write, one JSON record a frame and line.")
-    sinks: list[Text] = Field(
-        [], description="Where else results go: ws://, mqtt://, https:// or whep: addresses, .mp4 and .jsonl files."
+    model: Text = setting(
+        "nano", "Embedded model, checkpoint folder or hub id; `saccade models` lists them.", metavar="MODEL"
     )
-    display: bool = Field(False, description="Show the annotated frames in a window; needs a screen.")
-    http: Text | None = Field(None, description="HOST:PORT to serve /healthz, /metrics and /streams on.")
-    http_token: Text | None = Field(None, repr=False, description="What a client of http must know.")
+    device: Text = setting(
+        "auto", "Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:N.", metavar="DEVICE"
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = setting(
+        None,
+        "What the model computes in: float32, bfloat16, float16, or fp8: bfloat16 with weights in FP8.",
+        more="By itself float32 on a CPU and for small models, else bfloat16. fp8 is faster on a GPU from Hopper "
+        "on, and a little less exact.",
+        metavar="DTYPE",
+    )
+    out: Text | None = setting(
+        None,
+        "Annotated video to write, an .mp4 file.",
+        more="With the source's own timestamps and sound. An existing file is replaced.",
+        metavar="FILE",
+    )
+    jsonl: Text | None = setting(
+        None, "Results to write, one JSON record a line and frame; - prints them.", metavar="FILE"
+    )
+    sinks: list[Text] = setting(
+        [],
+        "Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl.",
+        more='"ws://127.0.0.1:8765" serves records to programs and pages, "mqtt://broker" publishes them, '
+        '"https://example.org/hook" posts them, "whep:8080" shows the annotated frames in browsers. {stream} in an '
+        "address is the stream's name. The configurations rtsp-to-websocket and many-cameras use them.",
+        metavar="URL",
+        flags=("--sink",),
+    )
+    display: bool = setting(False, "Show the annotated frames in a window; needs a screen.")
+    http: Text | None = setting(
+        None,
+        "Serve /healthz, /metrics and /streams there.",
+        more="/metrics is for Prometheus; /streams lists, adds, removes and changes streams. Any address but 127.0.0.1 "
+        "needs a token.",
+        metavar="HOST:PORT",
+    )
+    http_token: Text | None = setting(
+        None,
+        "What a client of http must send, as `Authorization: Bearer …`; better in the environment.",
+        metavar="TOKEN",
+        env="SACCADE_TOKEN",
+        repr=False,
+    )
 
     @field_validator("http")
     @classmethod
@@ -183,7 +307,7 @@ class RunConfig(StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """The streams, each with everything it is told by itself or for all of them."""
+        """The streams, each with its own settings and those for all of them."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -211,105 +335,15 @@ def parse_place(text: str) -> tuple[str, int]:
     return parts.hostname or "127.0.0.1", port
 
 
-def load(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
-    """Read `path`, if given, and put `overrides` (the command line's values, by key) over it.
-
-    Raises:
-        ConfigError: if the file cannot be read, is not YAML, or a value anywhere is not what it should be.
-    """
-    values, places = _read_yaml(path) if path is not None else ({}, {})
-    if overrides.keys() & {"source", "streams"}:
-        values = {key: value for key, value in values.items() if key not in ("source", "streams")}
-    try:
-        return RunConfig.model_validate({**values, **overrides})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = first["loc"]
-        known = ListedStream if key[:1] == ("streams",) and len(key) > 2 else RunConfig
-        if path is None or (key[:1] and key[0] in overrides):
-            raise ConfigError(explain(first, known, from_file=False)) from None
-        nearest = next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
-        raise ConfigError(f"{_at(path, nearest)}: {explain(first, known)}") from None
+def flags_of(key: str) -> list[str]:
+    """The command-line flags of a setting of `RunConfig`, its usual one first."""
+    field = RunConfig.model_fields.get(key)
+    extra = field.json_schema_extra if field else None
+    flags = extra.get("flags") if isinstance(extra, dict) else None
+    return [str(flag) for flag in flags] if isinstance(flags, list) and flags else [f"--{key.replace('_', '-')}"]
 
 
-def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = True) -> str:
-    """Turn pydantic's error into half a line: which key or flag, and what is wrong with it.
-
-    Args:
-        error: as pydantic tells it.
-        known: whose keys there are, at the place of the error.
-        from_file: name it as a key; otherwise as a flag of the command line.
-    """
-    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not error["loc"]:
-        return reason
-    key = next((step for step in reversed(error["loc"]) if isinstance(step, str)), str(error["loc"][0]))
-    if error["type"] == "missing":
-        return f"{key} is missing: {known.model_fields[key].description}"
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key.replace("-", "_"), known.model_fields, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known.model_fields)}"
-        return f"unknown key '{key}'; {hint}"
-    first, *inside = error["loc"]
-    called = str(first)
-    if not from_file:
-        called, inside = ("SOURCE", []) if key == "source" else (f"--{called.replace('_', '-')}", inside)
-    called += "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inside)
-    given = error["input"]
-    # An address of a sink holds keys in its path, and what is not one value may hold one anywhere.
-    shown = isinstance(given, str | int | float) and key not in ("http", "http_token", "sinks")
-    return f"{called}: {reason}" + (f", got {given!r}" if shown else "")
-
-
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:
-    """The file's mapping, and the place of every key and list item in it by its path."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        places: dict[KeyPath, Where] = {(): (1, 1)}
-        if root is not None:
-            _note_places(path, root, (), places)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{path}{place}: broken YAML: {problem}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())}") from None
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}:1:1: should be a mapping of keys to values, not a {type(values).__name__}")
-    return values, places
-
-
-def _note_places(path: Path, node: yaml.Node, at: KeyPath, places: dict[KeyPath, Where]) -> None:
-    """Write down where everything stands; refuse a key given twice, of which YAML would quietly keep the last."""
-    if len(at) > MAX_DEPTH:  # also ends a document whose aliases lead back into itself
-        raise ConfigError(f"{path}: nested more than {MAX_DEPTH} levels deep")
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inner = (*at, str(key.value))
-            where = _where(key)
-            if inner in places:
-                raise ConfigError(f"{_at(path, where)}: '{key.value}' is given twice, first in line {places[inner][0]}")
-            places[inner] = where
-            _note_places(path, value, inner, places)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, item in enumerate(node.value):
-            places[(*at, number)] = _where(item)
-            _note_places(path, item, (*at, number), places)
-
-
-def _where(node: yaml.Node) -> Where:
-    return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _at(path: Path, where: Where) -> str:
-    return f"{path}:{where[0]}:{where[1]}"
+def takes_commas(key: str) -> bool:
+    """Whether a setting of `RunConfig` is a list that may be written as one text with commas."""
+    metadata = RunConfig.model_fields[key].metadata
+    return any(isinstance(one, BeforeValidator) and one.func is split_names for one in metadata)

@@ -1,4 +1,4 @@
-"""What a run has done so far, counted frame by frame: cheap to note, and readable at any time from any thread.
+"""The counters of a run, updated frame by frame: cheap to update, and readable at any time from any thread.
 
 Knows frames and latencies; knows nothing of queues, threads, terminals or metrics servers.
 """
@@ -35,14 +35,14 @@ class Histogram:
 
 @dataclass(slots=True, frozen=True)
 class Recent:
-    """How a run is doing now.
+    """The current rates of a run.
 
     Attributes:
         fps: results a second in the last 5 s.
         p50_ms, p99_ms: latency of the last 512 frames, of files without the wait that comes of reading ahead; None
             before the first.
-        age_ms: how long ago the frame of the newest result came here; None before the first, and for files.
-        objects: boxes and points on that frame.
+        age_ms: time since the frame of the newest result arrived; None before the first, and for files.
+        objects: boxes and points in that frame.
     """
 
     fps: float = 0.0
@@ -54,20 +54,21 @@ class Recent:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """What a run has done so far.
+    """The counters of a run so far.
 
     Attributes:
         frames: frames whose result was handed to the sinks.
-        objects: boxes and points found on them.
-        elapsed_s: seconds from the first frame put to the engine to the last result.
+        objects: boxes and points found in them.
+        elapsed_s: seconds from the first frame given to the engine to the last result.
         latency: mean over the frames, in milliseconds.
-        drops: frames lost on the way, by cause: `lost` before they came here whole, `full` or `closed`, after `sink `
-            where they had a result already; `failed` if the engine failed on them.
+        drops: frames lost, by cause: `lost` before they arrived whole, `full` or `closed`, after `sink `
+            where they had a result already; `gate` where one refused them; `failed` where the engine, a gate or a
+            stage failed on them.
         corrupt_packets: pieces of the source that could not be decoded.
         read: frames that the source has handed over.
         waiting: frames waiting for the engine, and, by the sink's number and name, results waiting for a sink.
-        recent: how it is doing now.
-        histograms: by the stages of `Latency`.
+        recent: its current rates.
+        histograms: by the parts of `Latency`.
         objects_by_class: the objects found, by class: the first 1000 classes.
     """
 
@@ -95,19 +96,18 @@ class Report:
 
 
 class Stats:
-    """The counters of one run. Any thread may note and ask."""
+    """The counters of one run. Every method is callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read = 0
-        self._lost = 0
-        self._failed = 0
+        self._lost: Counter[str] = Counter()  # by cause
         self._frames = 0
         self._objects = 0
         self._by_class: Counter[str] = Counter()
         self._first_submit: float | None = None
         self._last_result = 0.0
-        self._came_at: float | None = None  # when the frame of the newest result came
+        self._came_at: float | None = None  # when the frame of the newest result arrived
         self._objects_now = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
         self._counts: dict[str, list[int]] = {}
@@ -117,15 +117,15 @@ class Stats:
         """A frame came from the source, and `lost_before` were lost just before it."""
         with self._lock:
             self._read += 1
-            self._lost += lost_before
+            self._lost["lost"] += lost_before
 
-    def note_failed(self) -> None:
-        """The engine failed on a frame, and the run goes on without it."""
+    def note_lost(self, cause: str) -> None:
+        """A frame is lost for this cause, as in `Report.drops`, and the run goes on without it."""
         with self._lock:
-            self._failed += 1
+            self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """A frame is put to the engine; `now` is `time.monotonic()`."""
+        """A frame is given to the engine; `now` is `time.monotonic()`."""
         with self._lock:
             self._first_submit = self._first_submit or now
 
@@ -150,13 +150,10 @@ class Stats:
                 self._sums[stage] = self._sums.get(stage, 0.0) + ms
 
     def report(self, drops: Mapping[str, int], corrupt_packets: int, waiting: dict[str, int]) -> Report:
-        """All of it, with what the run's queues and its source have counted themselves."""
+        """Everything, with what the run's queues and its source have counted themselves."""
         every = Counter(drops)
         with self._lock:
-            if self._lost:
-                every["lost"] = self._lost
-            if self._failed:
-                every["failed"] = self._failed
+            every.update(+self._lost)
             started = self._last_result if self._first_submit is None else self._first_submit
             return Report(
                 frames=self._frames,
@@ -186,3 +183,22 @@ class Stats:
             age_ms=None if self._came_at is None else 1000 * (now - self._came_at),
             objects=self._objects_now,
         )
+
+
+def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
+    """The latency, by parts, of a frame whose result is ready now.
+
+    Args:
+        frame: the frame.
+        submitted_at: `time.monotonic()` when it was given to the engine, in seconds.
+        result: the engine's.
+        track_ms: what the stages took, in milliseconds.
+    """
+    return Latency(
+        decode=frame.decode_ms,
+        queue=1000 * (submitted_at - frame.decoded_at) + result.timings.queue_ms,
+        prefill=result.timings.prefill_ms,
+        decode_tokens=result.timings.decode_ms,
+        track=track_ms,
+        total=1000 * (time.monotonic() - frame.decoded_at) + frame.decode_ms,
+    )

@@ -1,4 +1,4 @@
-"""The streams running now, by name, all on one engine: added, changed and removed by anybody while the others go on.
+"""The streams running now, by name, all on one engine: added, changed and removed while the others go on.
 
     streams = Streams(engine, [Output(JsonlSink("-"))])
     streams.add("door", open_source("rtsp://…"), [Detect("person")])
@@ -12,17 +12,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from saccade.engine.scheduling.task import Task
+from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report
-from saccade.pipeline.core.stream_names import check_name
-from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.core.stream_names import check_name, free_name
+from saccade.pipeline.core.stream_run import Run
 from saccade.sinks import Sink, SinkStatus
 from saccade.sources import LiveSource, Source, State, redact
 
@@ -32,26 +35,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 64
-_OWED_S = 30.0  # an engine that has worked on a frame for so long does not answer any more
+_STUCK_S = 30.0  # an engine that has not answered a frame for so long is taken to hang
 _CLOSE_S = 15.0
-_OVER = "no stream can be added any more: everything is being closed"
+_CLOSED = "no stream can be added any more: everything is being closed"
 
 
 @dataclass(slots=True, frozen=True)
 class StreamStatus:
-    """How a stream is doing.
+    """The state and the counters of a stream.
 
     Attributes:
         name: of the stream.
         source: its address or path, free of credentials.
-        state: that of a live source; `running` for a file; `stuck` when the engine owes a result for 30 s; `ended`; or
-            `failed`, for good.
-        reason: why it is not well, in half a line; None when it is.
+        state: that of a live source; `running` for a file; `stuck` when the engine has not answered for 30 s;
+            `ended`; or `failed`, for good.
+        reason: why it is unhealthy, in half a line; None when it is healthy.
         live: whether the source is live.
-        connections: how often a live source has become so.
+        connections: how often a live source has connected.
         detail: of a live source that is live: codec, size and decoder, in half a line.
-        tasks: what is looked for.
-        report: what was done so far.
+        tasks: what is found in each frame.
+        report: its counters.
     """
 
     name: str
@@ -66,12 +69,12 @@ class StreamStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether frames come and are looked at, or nothing has gone wrong yet."""
+        """Whether it is healthy: frames come and are processed, or nothing has gone wrong yet."""
         return self.state in ("running", "live", "ended") or (self.state == "connecting" and self.reason is None)
 
 
 def status_of(run: Run) -> StreamStatus:
-    """How a run is doing."""
+    """The status of a run."""
     source, error = run.source, run.error
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
@@ -88,20 +91,20 @@ def status_of(run: Run) -> StreamStatus:
             state = "connecting"  # the first frame has arrived, but is still being converted
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
-    elif (owed_s := run.waiting_s) > _OWED_S:
-        state, reason = "stuck", f"the model owes a result for {owed_s:.0f} s"
+    elif (waited_s := run.waiting_s) > _STUCK_S:
+        state, reason = "stuck", f"the model has not answered for {waited_s:.0f} s"
     url = redact(info.url)
     return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.tasks, run.report())
 
 
 class Streams:
-    """Runs by name. Any thread may call anything.
+    """Runs by name. Every method is callable from any thread.
 
-    A stream whose source is over, or that fails, leaves by itself; `snapshot` still tells of one that failed, until its
-    name is taken again or removed.
+    A stream that ends or fails leaves by itself; `snapshot` still lists one that failed, until its name is taken again
+    or removed.
 
     Args:
-        engine: what finds things; it stays the caller's.
+        engine: finds things in frames; it stays the caller's.
         outputs: where every stream's results go, besides its own outputs. Their sinks take the writes of several
             threads, and are closed by `close`, once.
         max_streams: how many may run at a time.
@@ -119,9 +122,44 @@ class Streams:
         self._max = max_streams
         self._lock = threading.Lock()  # never held while anything is waited for
         self._runs: dict[str, Run] = {}
-        self._coming: set[str] = set()  # names that are taken, but whose outputs are still being opened
+        self._reserved: list[str] = []  # names whose streams are being opened
         self._failed: dict[str, Run] = {}
         self._closed = False
+
+    @contextmanager
+    def reserve(self, name: str, *, or_similar: bool = False) -> Iterator[str]:
+        """Hold a name while what its stream needs is opened, since to open an output's file is to empty it.
+
+        Args:
+            name: what the stream's records will be called.
+            or_similar: take the first free name like it, `door-2` for `door`, where it is taken or cannot be used.
+
+        Yields:
+            The name, for `add` with `reserved=True` inside the block.
+
+        Raises:
+            StreamError: if the name cannot be used or is taken, or too many streams run.
+        """
+        with self._lock:
+            if self._closed:
+                raise StreamError(_CLOSED)
+            taken = self._runs.keys() | self._reserved
+            if or_similar:
+                name = free_name(name, taken)
+            try:
+                check_name(name)
+            except ValueError as error:
+                raise StreamError(str(error)) from None
+            if name in taken:
+                raise StreamError(f"there is a stream called '{name}' already")
+            if len(taken) >= self._max:
+                raise StreamError(f"{self._max} streams are running, which is the most")
+            self._reserved.append(name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._reserved.remove(name)
 
     def add(
         self,
@@ -129,67 +167,59 @@ class Streams:
         source: Source,
         tasks: Sequence[Task],
         *,
-        outputs: Sequence[Output] | Callable[[], Sequence[Output]] = (),
+        outputs: Sequence[Output] = (),
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
+        stages: Sequence[Stage] = (),
+        gates: Sequence[Gate] = (),
         on_end: Callable[[Run], None] | None = None,
+        reserved: bool = False,
     ) -> Run:
-        """Begin a stream. Source and outputs are its own from here on, unless this raises.
+        """Start a stream. Source, stages and outputs are its own from here on, unless this raises.
 
         Args:
             name: what its records are called; the source's own name does not count.
             source: where its frames come from.
             tasks: as in `Run`.
-            outputs: where only this stream's results go; or what opens them, called once the name is this stream's,
-                since to open a file of that name is to empty the one that was there.
+            outputs: where only this stream's results go.
             tiles: as in `Run`.
             queue: as in `Run`.
             in_flight: as in `Run`.
-            on_end: called in one of its threads when it is over, for whatever reason, and has left.
+            stages: as in `Run`.
+            gates: as in `Run`.
+            on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
+            reserved: the caller holds the name by `reserve`.
 
         Raises:
-            StreamError: if the name cannot be used or is taken, or too many run.
+            StreamError: if the name cannot be used or is taken, or too many streams run.
         """
-        try:
-            check_name(name)
-        except ValueError as error:
-            raise StreamError(str(error)) from None
 
         def ended(run: Run) -> None:
             self._leave(run)
             if on_end:
                 on_end(run)
 
-        with self._lock:
-            if self._closed:
-                raise StreamError(_OVER)
-            if name in self._runs or name in self._coming:
-                raise StreamError(f"there is a stream called '{name}' already")
-            if len(self._runs) + len(self._coming) >= self._max:
-                raise StreamError(f"{self._max} streams are running, and no more may")
-            self._coming.add(name)
-        try:
-            own = outputs() if callable(outputs) else outputs
-            with self._lock:  # until its threads run, so that nobody waits for what is not there yet
+        with nullcontext() if reserved else self.reserve(name):
+            run = Run(
+                source,
+                self.engine,
+                tasks,
+                [*outputs, *self._shared],
+                tiles=tiles,
+                queue=queue,
+                in_flight=in_flight,
+                stages=stages,
+                gates=gates,
+                name=name,
+                on_end=ended,
+            )
+            with self._lock:  # until its threads run, so that `close` joins no thread that has not started
                 if self._closed:
-                    raise StreamError(_OVER)
-                self._runs[name] = run = Run(
-                    source,
-                    self.engine,
-                    tasks,
-                    [*own, *self._shared],
-                    tiles=tiles,
-                    queue=queue,
-                    in_flight=in_flight,
-                    name=name,
-                    on_end=ended,
-                )
+                    raise StreamError(_CLOSED)
+                self._runs[name] = run
                 self._failed.pop(name, None)
                 run.start()
-        finally:
-            with self._lock:
-                self._coming.discard(name)
         return run
 
     @property
@@ -206,9 +236,9 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The streams running now, in the order in which they came, and those that are about to."""
+        """The streams running now, in the order in which they were added, and the names that are reserved."""
         with self._lock:
-            return list(dict.fromkeys([*self._runs, *self._coming]))
+            return list(dict.fromkeys([*self._runs, *self._reserved]))
 
     def get(self, name: str) -> Run:
         """The run of a stream.
@@ -234,21 +264,28 @@ class Streams:
         run = self.get(name)
         run.stop()
         if not run.join(timeout_s):
-            raise StreamError(f"'{name}' was told to end, but has not within {timeout_s:g} s")
+            raise StreamError(f"'{name}' was stopped, but has not ended within {timeout_s:g} s")
 
     def snapshot(self) -> list[StreamStatus]:
-        """How every stream is doing, those that failed included."""
+        """The status of every stream, those that failed included."""
         with self._lock:
             runs = [*self._runs.values(), *self._failed.values()]
         return [status_of(run) for run in runs]
 
     def stop(self) -> list[Run]:
-        """Tell every stream to end, and return those told; does not wait for them."""
+        """Stop every stream and return their runs; does not wait for them."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
             run.stop()
         return runs
+
+    def abandon(self) -> None:
+        """Stop every stream and give up what the engine has of them; does not wait for them."""
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.abandon()
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """End every stream, then close the shared sinks. A second call does nothing.
@@ -268,7 +305,7 @@ class Streams:
         if errors:
             raise errors[0]
         if late:
-            raise StreamError(f"{', '.join(late)}: told to end, but not done within {timeout_s:g} s")
+            raise StreamError(f"{', '.join(late)}: stopped, but not ended within {timeout_s:g} s")
 
     def __enter__(self) -> Self:
         return self

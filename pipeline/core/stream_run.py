@@ -1,11 +1,11 @@
 """The run loop: one source, through the engine, to any number of sinks, each part in its own thread.
 
-    source ─▶ queue ─▶ engine (a few frames in flight) ─▶ in order ─▶ one outbox and thread per sink
+    source ─▶ queue ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox and thread per sink
 
-A run ends when the source does, when it is told to stop, or when any part fails; each time every frame already with
-the engine is finished and every sink closed properly. A frame that the engine fails on ends a file's run, which has
-no holes; a live source loses it like any other, unless too many fail in a row. Knows nothing of configuration,
-terminals or signals.
+A run ends when the source does, when it is stopped, or when any part fails; each time every frame already with the
+engine is finished and every sink closed properly. A frame on which the engine, a gate or a stage fails ends a file's
+run, whose results have no gaps; a live source loses it like any other frame, unless too many fail in a row. Knows
+nothing of configuration, terminals or signals.
 """
 
 from __future__ import annotations
@@ -15,26 +15,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Result
 from saccade.engine.scheduling.task import Task
+from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
-from saccade.pipeline.core.stats import Report, Stats
-from saccade.sinks import (
-    Latency,
-    ReaderGoneError,
-    Sink,
-    SinkClosedError,
-    SinkError,
-    SinkGuard,
-    SinkStatus,
-    SupportsStreamEnd,
-)
+from saccade.pipeline.core.output import Output
+from saccade.pipeline.core.stats import Report, Stats, latency_of
+from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
 from saccade.sources import Frame, Source
 
 if TYPE_CHECKING:
@@ -42,32 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 10  # frames in a row that the engine may fail on, of a live source
+_MAX_FAILED = 10  # frames of a live source in a row on which the engine or a stage may fail
 _LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
-
-
-@dataclass(slots=True, frozen=True)
-class Output:
-    """A sink, and what becomes of results that come faster than it takes them.
-
-    Attributes:
-        sink: where they go.
-        outbox: None to keep the newest 8 of a live source, which waits for nobody, and to wait with a file.
-        shared: other runs write to the sink too. This one then only tells it when its stream ends, if the sink has an
-            `end(stream)`, and leaves closing it to its owner.
-        name: for logs and metrics, free of secrets; by default that of the sink's class.
-        guard: writes to the sink, and pauses it while that fails.
-    """
-
-    sink: Sink
-    outbox: QueuePolicy | None = None
-    shared: bool = False
-    name: str = ""
-    guard: SinkGuard = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name or type(self.sink).__name__)
-        object.__setattr__(self, "guard", SinkGuard(self.sink, self.name))
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,17 +54,19 @@ class _Delivery:
 
 
 class Run:
-    """One run. It owns its source and its unshared sinks from here on, and closes them; the engine stays the caller's.
+    """One run. It owns its source, its stages and its unshared sinks, and closes them; the engine stays the caller's.
 
     Args:
         source: where the frames come from.
-        engine: finds things on them.
-        tasks: what to find on each.
+        engine: finds things in them.
+        tasks: what to find in each frame.
         outputs: where each frame goes with its result.
-        tiles: look at this many parts along each side as well (`Engine.submit`).
-        queue: what becomes of frames that come faster than the engine takes them; None for the newest of a live
-            source, and to hold a file back.
+        tiles: divide the image into this many tiles along each side as well (`Engine.submit`).
+        queue: policy for frames that come faster than the engine takes them; None for the newest of a live source,
+            and to hold a file back.
         in_flight: how many frames the engine is given at a time.
+        stages: what each result passes on its way to the sinks, in this order; instances of this stream alone.
+        gates: all of them must admit a frame before the engine is given it; instances of this stream alone.
         name: of the stream; that of the source if None.
         on_end: called once, by the last thread of the run, when everything else of it has ended.
     """
@@ -110,6 +81,8 @@ class Run:
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
+        stages: Sequence[Stage] = (),
+        gates: Sequence[Gate] = (),
         name: str | None = None,
         on_end: Callable[[Run], None] | None = None,
     ) -> None:
@@ -117,6 +90,8 @@ class Run:
         self._engine = engine
         self._tasks = tuple(tasks)
         self._tiles = tiles
+        self._stages = tuple(stages)
+        self._gates = tuple(gates)
         self.name = source.name if name is None else name
         live = source.info.live
         self._frames: BoundedQueue[Frame] = BoundedQueue(queue or (NEWEST if live else WAIT))
@@ -129,13 +104,14 @@ class Run:
         self._stats = Stats()
         self._lock = threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
-        self._waiting_since: float | None = None  # when the frame was put to the engine that it owes us
+        self._awaited: _InFlight | None = None  # the oldest frame that the engine has not answered yet
+        self._abandoned = False
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
         self._on_end = on_end
         self._left = len(work)
         self._ended = threading.Event()
-        # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from being ended by hand.
+        # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
         self._threads = [
             threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
             for what, part in work
@@ -148,7 +124,7 @@ class Run:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is looked for. May be set while the run goes on, and holds from the next frame on."""
+        """What is found in each frame. May be set while the run goes on, and holds from the next frame on."""
         return self._tasks
 
     @tasks.setter
@@ -161,7 +137,7 @@ class Run:
         return self._source.info.frames
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start every thread; returns at once."""
         for thread in self._threads:
             thread.start()
 
@@ -170,6 +146,15 @@ class Run:
         self._source.close()
         self._frames.discard()
 
+    def abandon(self) -> None:
+        """Stop, and give up what the engine has, counted as `closed`; still close every sink. Returns at once."""
+        with self._lock:
+            self._abandoned = True
+            awaited = self._awaited
+        if awaited is not None:
+            awaited.result.cancel()
+        self.stop()
+
     @property
     def ended(self) -> bool:
         """Whether every part of it has done its last work."""
@@ -177,9 +162,9 @@ class Run:
 
     @property
     def waiting_s(self) -> float:
-        """For how long the engine has owed the oldest result, in seconds; 0 when it owes none."""
+        """For how long the engine has not answered the oldest frame it has, in seconds; 0 when it has none."""
         with self._lock:
-            return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+            return 0.0 if self._awaited is None else time.monotonic() - self._awaited.submitted_at
 
     def join(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds for the end; True when every thread has ended."""
@@ -195,7 +180,7 @@ class Run:
             return self._error
 
     def report(self) -> Report:
-        """What was done so far; may be asked at any time from any thread."""
+        """The counters so far; callable at any time from any thread."""
         drops: Counter[str] = Counter(self._frames.drops)
         waiting = {"engine": len(self._frames)}
         for number, (output, outbox) in enumerate(self._outputs):
@@ -204,7 +189,7 @@ class Run:
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
     def sink_statuses(self) -> list[SinkStatus]:
-        """How the sinks are doing that are this run's own."""
+        """The status of each sink that is this run's own."""
         return [output.guard.status() for output, _ in self._outputs if not output.shared]
 
     def _part(self, work: Callable[[], None]) -> None:
@@ -226,21 +211,35 @@ class Run:
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
                 self._frames.put(frame, frame.dropped_before)
         except QueueClosed:
-            pass  # told to stop
+            pass  # stopped
         except Exception as error:
             self._note(error)  # and no stop: what was read before is still good
         finally:
             self._frames.close()
 
     def _submit(self) -> None:
+        refused = 0  # frames that a gate refused since the last one submitted, and those lost before them
         try:
             while True:
                 self._places.acquire()
                 taken = self._frames.get()
-                frame = replace(taken.item, stream=self.name, dropped_before=taken.lost_before)
+                frame = replace(taken.item, stream=self.name, dropped_before=taken.lost_before + refused)
                 now = time.monotonic()
-                self._stats.note_submit(now)
-                self._pending.put(_InFlight(frame, now, self._engine.submit(frame.image, self._tasks, self._tiles)))
+                try:
+                    admitted = all(gate.admit(frame) for gate in self._gates)
+                except Exception as error:
+                    result: Future[Result] = Future()  # which fails in its turn, as if the engine had failed
+                    result.set_exception(error)
+                else:
+                    if not admitted:
+                        refused = frame.dropped_before + 1
+                        self._stats.note_lost("gate")
+                        self._places.release()
+                        continue
+                    self._stats.note_submit(now)
+                    result = self._engine.submit(frame.image, self._tasks, self._tiles)
+                refused = 0
+                self._pending.put(_InFlight(frame, now, result))
         except QueueClosed:
             pass  # the source is through
         except Exception as error:
@@ -253,40 +252,70 @@ class Run:
         try:
             while True:
                 flight = self._pending.get().item
-                self._note_waiting(flight.submitted_at)
                 try:
-                    result = flight.result.result()
+                    result = self._await(flight)
+                    if not whole:
+                        continue
+                    delivery = self._process(flight, result)
+                except CancelledError:
+                    self._stats.note_lost("closed")
+                    whole = False
                 except Exception as error:
                     failed += 1
-                    if self._source.info.live and failed <= _PATIENCE:
-                        self._stats.note_failed()
+                    if self._source.info.live and failed <= _MAX_FAILED:
+                        self._stats.note_lost("failed")
                         lost += 1 + flight.frame.dropped_before
                         if failed == 1:
-                            log.warning("%s: the model failed on a frame: %s", self.name, error)
+                            log.warning("%s: a frame failed: %s", self.name, error)
                     else:
                         self._fail(error)
-                        whole = False  # what comes after it is not delivered: no sink shall see a hole
-                    continue
-                finally:
-                    self._note_waiting(None)
-                    self._places.release()
-                if whole:
-                    self._deliver(flight, result, lost)
+                        whole = False  # what comes after it is not delivered: no sink gets results with a gap
+                else:
+                    self._deliver(delivery, lost)
                     failed = lost = 0
         except QueueClosed:
             pass  # everything submitted is delivered
         finally:
+            self._close_stages()
             for _, outbox in self._outputs:
                 outbox.close()
 
-    def _deliver(self, flight: _InFlight, result: Result, lost: int) -> None:
-        """Hand a result to the sinks; `lost` are frames lost before it, besides those that its frame tells of."""
-        frame = flight.frame
-        latency = latency_of(frame, flight.submitted_at, result)
-        self._stats.note_result(frame, result, latency)
+    def _await(self, flight: _InFlight) -> Result:
+        """The engine's result of a frame; raises CancelledError once the run is abandoned."""
+        with self._lock:
+            self._awaited = flight
+            abandoned = self._abandoned
+        if abandoned:
+            flight.result.cancel()
+        try:
+            return flight.result.result()
+        finally:
+            with self._lock:
+                self._awaited = None
+            self._places.release()
+
+    def _process(self, flight: _InFlight, result: Result) -> _Delivery:
+        """Take a result through the stages."""
+        started = time.monotonic()
+        for stage in self._stages:
+            result = stage.process(flight.frame, result)
+        track_ms = 1000 * (time.monotonic() - started)
+        return _Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
+
+    def _deliver(self, delivery: _Delivery, lost: int) -> None:
+        """Hand a result to the sinks; `lost` frames were lost before it, besides its frame's `dropped_before`."""
+        self._stats.note_result(delivery.frame, delivery.result, delivery.latency)
         for _, outbox in self._outputs:
             with suppress(QueueClosed):  # a sink that failed ends the run; the others still get what is in flight
-                outbox.put(_Delivery(frame, result, latency), frame.dropped_before + lost)
+                outbox.put(delivery, delivery.frame.dropped_before + lost)
+
+    def _close_stages(self) -> None:
+        for stage in self._stages:
+            if isinstance(stage, ClosableStage):
+                try:
+                    stage.close()
+                except Exception as error:
+                    self._fail(error)
 
     def _write(self, output: Output, outbox: BoundedQueue[_Delivery]) -> None:
         guard = output.guard
@@ -326,10 +355,6 @@ class Run:
         elif isinstance(output.sink, SupportsStreamEnd):
             output.sink.end(self.name)
 
-    def _note_waiting(self, since: float | None) -> None:
-        with self._lock:
-            self._waiting_since = since
-
     def _note(self, error: Exception) -> None:
         with self._lock:
             self._error = self._error or error
@@ -337,20 +362,3 @@ class Run:
     def _fail(self, error: Exception) -> None:
         self._note(error)
         self.stop()
-
-
-def latency_of(frame: Frame, submitted_at: float, result: Result) -> Latency:
-    """Where the time of a frame went whose result has just come.
-
-    Args:
-        frame: the frame.
-        submitted_at: `time.monotonic()` when it was put to the engine, in seconds.
-        result: what the engine gave back.
-    """
-    return Latency(
-        decode=frame.decode_ms,
-        queue=1000 * (submitted_at - frame.decoded_at) + result.timings.queue_ms,
-        prefill=result.timings.prefill_ms,
-        decode_tokens=result.timings.decode_ms,
-        total=1000 * (time.monotonic() - frame.decoded_at) + frame.decode_ms,
-    )

@@ -23,12 +23,13 @@ from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
 from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
 from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import add, change_prompts, prompts_of, source_of, tasks_for
-from saccade.pipeline.core.config import Prompts, StreamConfig, explain
+from saccade.pipeline.core.build import add_stream, change_prompts, prompts_of, tasks_for
+from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_names import free_name
-from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.whep_server import WhepServer
@@ -37,7 +38,6 @@ from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
 from saccade.sources.http.auth import refusal
-from saccade.sources.replay import ReplaySource
 from saccade.sources.webrtc.signaling import SILENCE_S
 from saccade.sources.webrtc.source import WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
@@ -122,13 +122,7 @@ class Demo:
             SourceError, EngineError, ConfigError: if something it names cannot be used.
             StreamError: if its name is taken, or too many run.
         """
-        tasks = tasks_for(self._engine, config)
-        source = source_of(config)
-        if not source.info.live:
-            source.close()
-            source = ReplaySource(lambda: source_of(config))
-        name = config.name or free_name(source.name, self.streams.names)
-        return add(self.streams, name, config, source, tasks, [])
+        return add_stream(self.streams, config, repeat=True)
 
     def __enter__(self) -> Self:
         """Return the demo itself."""
@@ -144,18 +138,18 @@ class Demo:
 
     def _take(self, source: WebRtcSource) -> None:
         """Begin a stream of a page's video; it ends when the page goes."""
-        name = free_name(source.name, self.streams.names)
 
-        def tell(frame: Frame, result: Result, latency: Latency) -> None:
+        def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
                 source.messages.send(to_json(make_record(frame, result, latency)).decode())
 
-        source.messages.answer = partial(self._answer, name)
         # On a CPU a second frame only waits for the first: no more come out, and each is later.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
-        outputs = [Output(CallbackSink(tell), NEWEST)]
+        outputs = [Output(CallbackSink(send), NEWEST)]
         try:
-            self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight)
+            with self.streams.reserve(source.name, or_similar=True) as name:
+                source.messages.answer = partial(self._answer, name)
+                self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight, reserved=True)
         except StreamError as error:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from saccade.pipeline.core.build import begin
+from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.config import StreamConfig
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
@@ -69,7 +69,7 @@ class HttpServer(AppServer):
         self._public = frozenset(public)
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         if streams is not None:
-            application.add_routes(Api(streams, self._auth, add or partial(begin, streams)).routes())
+            application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams)).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)

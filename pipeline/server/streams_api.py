@@ -23,7 +23,8 @@ from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
 from saccade.pipeline.core.build import change_prompts, prompts_of
-from saccade.pipeline.core.config import Prompts, StreamConfig, explain
+from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run

@@ -15,7 +15,8 @@ from PIL import Image
 
 from saccade.pipeline.cli.main import main
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import RunConfig, load
+from saccade.pipeline.core.config import RunConfig, flags_of
+from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
 from tests.support.engine import one_thread
@@ -287,8 +288,8 @@ def test_help_needs_nothing_slow(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "loaded:"
-    flags = RunConfig.model_fields.keys() - {"source", "streams", "sinks"} | {"sink"}
-    assert [flag for flag in flags if f"--{flag.replace('_', '-')}" not in done.stdout] == []
+    keys = RunConfig.model_fields.keys() - {"source", "streams"}
+    assert [key for key in keys if not all(flag in done.stdout for flag in flags_of(key))] == []
 
 
 def test_a_traceback_only_when_asked_for(folder: Path) -> None:

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from saccade.pipeline.core.config import RunConfig, load
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.manual import manual
 from tests.support import REPO
 
 
@@ -39,7 +42,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
         ("source: a\ndtype: int4\n", ":2:1: dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'int4'"),
         ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
-        ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is no queue policy"),
+        ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is not a queue policy"),
         ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than start, 9 s"),
         ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
         ("source: a\nsource: b\n", ":2:1: 'source' is given twice, first in line 1"),
@@ -167,5 +170,13 @@ def test_the_configs_that_ship_are_valid(path: Path) -> None:
 
 
 def test_one_of_them_is_the_manual_of_every_key() -> None:
-    text = (REPO / "configs" / "file.yaml").read_text()
-    assert [key for key in RunConfig.model_fields if f"\n{key}:" not in text] == []
+    text = (REPO / "configs" / "manual.yaml").read_text()
+    assert text == manual(), "run `saccade configs manual` and save it, with the clip's path as in a checkout"
+    values = yaml.safe_load(text)
+    assert [key for key in RunConfig.model_fields if key not in values] == []
+    fields = RunConfig.model_fields.items()
+    assert {key: values[key] for key, _ in fields if key not in ("source", "detect")} == {
+        key: field.default for key, field in fields if key not in ("source", "detect")
+    }
+    words = " ".join(text.replace("\n# ", " ").split())
+    assert [key for key, field in fields if str(field.description) not in words] == []

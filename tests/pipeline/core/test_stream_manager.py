@@ -12,8 +12,9 @@ from saccade.engine.results import Result
 from saccade.engine.tasks import Detect
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT
 from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Output, Run
+from saccade.pipeline.core.stream_run import Run
 from saccade.sinks import Latency, SinkError
 from saccade.sources import Frame, LiveSource, Source, SourceError, open_source
 from saccade.sources.replay import ReplaySource
@@ -156,7 +157,7 @@ def test_a_stuck_sink_of_one_stream_delays_no_other(engine: Engine) -> None:
         streams.add("slow", clip(), PERSON, outputs=[Output(stuck)])
         other = streams.add("other", clip(), PERSON, outputs=[Output(stuck, NEWEST)])
         wait_for(lambda: len(sink.taken.get("other", [])) == 10)
-        with pytest.raises(StreamError, match="'other' was told to end"):
+        with pytest.raises(StreamError, match="'other' was stopped"):
             streams.remove("other", timeout_s=0.1)
         stuck.gate.set()
         assert other.join(LONG_S)
@@ -225,7 +226,7 @@ def test_the_status_of_a_camera_that_is_not_there(engine: Engine) -> None:
 
 
 def test_a_model_that_does_not_answer_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.pipeline.core.stream_manager._OWED_S", 0.01)
+    monkeypatch.setattr("saccade.pipeline.core.stream_manager._STUCK_S", 0.01)
     with Streams(engine) as streams:
         streams.add("door", clip(), PERSON, tiles=4)
         seen = []
@@ -233,7 +234,7 @@ def test_a_model_that_does_not_answer_is_told(engine: Engine, monkeypatch: pytes
         (status,) = seen
         assert not status.ok
         assert status.reason is not None
-        assert re.fullmatch(r"the model owes a result for \d+ s", status.reason)
+        assert re.fullmatch(r"the model has not answered for \d+ s", status.reason)
 
 
 def test_what_happens_now_is_counted(engine: Engine) -> None:

@@ -178,7 +178,7 @@ class Page:
 def test_a_page_too_many_is_told_so(engine: Engine) -> None:
     with own_loop() as loop, Demo(engine, PERSON, port=0) as demo:
         demo.streams._max = 0
-        with pytest.raises(AssertionError, match="0 streams are running, and no more may"):
+        with pytest.raises(AssertionError, match="0 streams are running, which is the most"):
             Page(loop, demo.url)
         assert demo.whip.peers == 0
 

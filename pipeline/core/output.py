@@ -1,0 +1,32 @@
+"""A sink as a run uses it: guarded, with the policy for results that come faster than it takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from saccade.pipeline.core.bounded_queue import QueuePolicy
+from saccade.sinks import Sink, SinkGuard
+
+
+@dataclass(slots=True, frozen=True)
+class Output:
+    """A sink, and the policy for results that come faster than it takes them.
+
+    Attributes:
+        sink: where they go.
+        outbox: None to keep the newest 8 of a live source, which cannot be held back, and to wait with a file.
+        shared: other runs write to the sink too. This one then only calls its `end(stream)`, if it has one, when the
+            stream ends, and leaves closing it to its owner.
+        name: for logs and metrics, free of secrets; by default that of the sink's class.
+        guard: writes to the sink, and pauses it while that fails.
+    """
+
+    sink: Sink
+    outbox: QueuePolicy | None = None
+    shared: bool = False
+    name: str = ""
+    guard: SinkGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or type(self.sink).__name__)
+        object.__setattr__(self, "guard", SinkGuard(self.sink, self.name))
