@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,10 +34,7 @@ def with_settings(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
         @wraps(command)
         def call(**values: Any) -> Any:
-            given = {key: value for key in keys if (value := values.pop(key)) not in (None, [], ())}
-            for key, value in given.items():
-                if takes_commas(key):
-                    given[key] = ",".join(value)
+            given = settings_in({key: values.pop(key) for key in keys})
             return command(given, **values)
 
         # Arguments come first on the command line, and the command's own flags last in the help.
@@ -50,6 +47,12 @@ def with_settings(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., An
         return call
 
     return decorate
+
+
+def settings_in(values: Mapping[str, Any]) -> Settings:
+    """The flags that were given, as settings: those of a list that takes commas as one text."""
+    given = {key: value for key, value in values.items() if value not in (None, [], ())}
+    return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 
 
 def sources_in(sources: Sequence[str] | None) -> Settings:

@@ -32,7 +32,8 @@ from safetensors.torch import save_file
 from saccade.engine import Engine
 from saccade.pipeline import HttpServer, Streams, load
 from saccade.pipeline.cli.main import app, main
-from saccade.pipeline.cli.options import settings_of
+from saccade.pipeline.cli.options import load_settings, settings_in, sources_in
+from saccade.pipeline.core.config import RunConfig
 from saccade.sinks import make_record
 from saccade.sources import open_source
 from tests.engine.backends.test_lora import matrices
@@ -215,7 +216,9 @@ def parse(words: list[str]) -> None:
     with chosen.make_context(name, rest) as context:
         file = context.params.get("config")
         if chosen.name == "run" and not (file and file.is_absolute()):
-            settings_of(context, file)
+            keys = RunConfig.model_fields.keys() - {"source"}
+            given = settings_in({key: value for key, value in context.params.items() if key in keys})
+            load_settings({**sources_in(context.params["source"]), **given}, file)
 
 
 def is_live(word: str) -> bool:
