@@ -317,8 +317,8 @@ def _box(label: str, found: DecodedObject) -> Box:
         return min(1.0, max(0.0, value))
 
     half_w, half_h = found.width / 2, found.height / 2
-    corners = found.x - half_w, found.y - half_h, found.x + half_w, found.y + half_h
-    return Box(label, found.score, *map(clip, corners))
+    x1, y1, x2, y2 = map(clip, (found.x - half_w, found.y - half_h, found.x + half_w, found.y + half_h))
+    return Box(label, found.score, x1, y1, x2, y2)
 
 
 def _require_text(name: str, value: object) -> None:
