@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import REPO
 from tests.support.clips import MakeClip, numbered_image
+from tests.support.command import saccade as saccade
 
 
 @pytest.fixture(scope="session")

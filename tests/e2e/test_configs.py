@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,29 +18,17 @@ from websockets.sync.client import connect
 
 from tests.support import REPO
 from tests.support.cameras import LONG_S, Camera, free_port, need_servers, wait_for
+from tests.support.command import Command, start_saccade
 
 CONFIGS = REPO / "configs"
 
 pytestmark = pytest.mark.e2e
 
 
-def environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": paths}
-
-
 @contextmanager
 def running(folder: Path, name: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """`saccade run --config …` in a folder; ended in the end as by Ctrl-C, and then it must be well."""
-    command = [sys.executable, "-m", "saccade", "run", "--config", name, *map(str, arguments)]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_saccade("run", "--config", name, *arguments, cwd=folder)
     try:
         yield process
         if process.poll() is None:
@@ -76,18 +62,10 @@ def wait_listening(url: str, process: subprocess.Popen[str]) -> None:
     wait_for(listens, 2 * LONG_S)
 
 
-def test_file(tmp_path: Path) -> None:
+def test_file(tmp_path: Path, saccade: Command) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "pipeline").symlink_to(REPO / "pipeline")
-    done = subprocess.run(
-        [sys.executable, "-m", "saccade", "run", "--config", str(CONFIGS / "file.yaml"), "--end", "2"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=4 * LONG_S,
-        check=False,
-    )
+    done = saccade("run", "--config", CONFIGS / "file.yaml", "--end", 2, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert len((tmp_path / "out" / "file.jsonl").read_text().splitlines()) == 20
     with av.open(str(tmp_path / "out" / "file.mp4")) as container:

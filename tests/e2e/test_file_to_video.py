@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,12 +9,12 @@ import av
 import pytest
 
 from tests.support import REPO
+from tests.support.command import run_saccade
 
 SHARED = REPO.parent / "shared" / "clips" / "one-by-one-person.mp4"
 CLIP = SHARED if SHARED.exists() else REPO / "pipeline" / "assets" / "demo.mp4"  # the same frames
 END_S = 12
 FRAMES = 120
-LONG_S = 300
 
 Box = tuple[float, float, float, float]
 
@@ -46,17 +43,8 @@ def overlap(a: Box, b: Box) -> float:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("run")
-    command = [sys.executable, "-m", "saccade", "run", CLIP, "--detect", "person", "--end", str(END_S)]
-    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [*command, "--out", "out.mp4", "--jsonl", "out.jsonl"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    wanted = ["--detect", "person", "--end", END_S, "--out", "out.mp4", "--jsonl", "out.jsonl"]
+    done = run_saccade("run", CLIP, *wanted, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{FRAMES} frames in ")
     return folder / "out.mp4", [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -24,8 +23,9 @@ import pytest
 from saccade.pipeline.bench.ingest import time_ingest
 from saccade.pipeline.core.bounded_queue import NEWEST, BoundedQueue, QueueClosed
 from saccade.sources import Frame, LiveError, LiveSource, open_source
-from tests.support import REPO, cameras
+from tests.support import cameras
 from tests.support.cameras import LONG_S, Camera, Watcher, wait_for
+from tests.support.command import Command, start_saccade
 
 LONG = os.environ.get("SACCADE_LONG") == "1"
 SLACK_S = 2.0  # for a machine with other things to do
@@ -287,15 +287,15 @@ def test_the_right_password_opens_it(locked: Camera, user: str) -> None:
     assert watcher.source.info.url == locked.url()
 
 
-def test_probe_says_what_a_camera_sends_and_saves_a_frame(camera: Camera, tmp_path: Path) -> None:
-    told_by = saccade("probe", camera.url(user="bob:secret@"), "--seconds", "1", "--out", str(tmp_path / "seen.png"))
+def test_probe_says_what_a_camera_sends_and_saves_a_frame(camera: Camera, tmp_path: Path, saccade: Command) -> None:
+    told_by = saccade("probe", camera.url(user="bob:secret@"), "--seconds", 1, "--out", "seen.png", cwd=tmp_path)
     assert told_by.returncode == 0, told_by.stderr
     assert f"{camera.url()}: h264 640x360" in told_by.stdout
     assert (tmp_path / "seen.png").stat().st_size > 1000
 
 
-def test_probe_of_a_camera_that_is_not_there_fails_with_the_code() -> None:
-    told_by = saccade("probe", f"rtsp://bob:secret@127.0.0.1:{cameras.free_port()}/live")
+def test_probe_of_a_camera_that_is_not_there_fails_with_the_code(tmp_path: Path, saccade: Command) -> None:
+    told_by = saccade("probe", f"rtsp://bob:secret@127.0.0.1:{cameras.free_port()}/live", cwd=tmp_path)
     assert told_by.returncode == 2
     assert told_by.stderr.startswith("saccade: connection failed: ")
     assert len(told_by.stderr.splitlines()) == 1
@@ -304,10 +304,7 @@ def test_probe_of_a_camera_that_is_not_there_fails_with_the_code() -> None:
 
 def test_a_run_waits_for_its_camera_and_drops_old_frames() -> None:
     one = Camera()
-    command = [sys.executable, "-m", "saccade", "run", one.url(user="bob:secret@"), "--detect", "person"]
-    with subprocess.Popen(
-        [*command, "--jsonl", "-"], cwd=REPO, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as run:
+    with start_saccade("run", one.url(user="bob:secret@"), "--detect", "person", "--jsonl", "-") as run:
         try:
             assert run.stdout is not None
             assert run.stderr is not None
@@ -330,14 +327,3 @@ def test_a_run_waits_for_its_camera_and_drops_old_frames() -> None:
     assert {record["capture_clock"] for record in records} <= {"arrival", "rtcp"}
     assert run.returncode == 130
     assert "secret" not in "".join(lines) + rest
-
-
-def saccade(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "saccade", *arguments],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        timeout=4 * LONG_S,
-        check=False,
-    )

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import av
 import pytest
 
 from tests.support import REPO
+from tests.support.command import start_saccade
 from tests.support.webrtc import publishing
 
 TOKEN = "sesame"
@@ -37,12 +36,7 @@ def test_the_config_that_ships_looks_at_what_is_published(tmp_path: Path) -> Non
     port, out = free_port(), tmp_path / "seen.mp4"
     source = f"webrtc://127.0.0.1:{port}/door?token={TOKEN}"
     config = str(REPO / "configs" / "webrtc-demo.yaml")
-    command = [sys.executable, "-m", "saccade", "run", "--config", config, source, "--out", str(out), "--conf", "0.2"]
-    paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    pipe = subprocess.PIPE
-    run = subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}
-    )
+    run = start_saccade("run", "--config", config, source, "--out", out, "--conf", "0.2", cwd=tmp_path)
     killer = threading.Timer(50, run.kill)
     killer.start()
     try:

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -31,6 +30,7 @@ from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.session import Session, opened_session
 from saccade.sinks import SinkError
 from tests.support import REPO
+from tests.support.command import Command, start_saccade
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
 LONG_S = 90  # far beyond what any of these needs; only so that a hang fails
@@ -192,14 +192,7 @@ def test_one_stream_alone_may_have_a_video_and_a_server(tmp_path: Path) -> None:
 @contextmanager
 def running(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[str]]:
     """`saccade run …`, killed in the end if it has not ended."""
-    paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "saccade", "run", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": paths, "SACCADE_TOKEN": ""},
-        text=True,
-        start_new_session=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
-    )
+    process = start_saccade("run", *arguments, start_new_session=True, **streams)
     try:
         yield process
     finally:
@@ -215,19 +208,18 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None
         time.sleep(0.02)
 
 
-def test_a_sink_that_fails_stops_nothing_but_fails_the_run(tmp_path: Path) -> None:
+def test_a_sink_that_fails_stops_nothing_but_fails_the_run(tmp_path: Path, saccade: Command) -> None:
     (tmp_path / "full.jsonl").symlink_to("/dev/full")  # a disk that is full from the first byte on
     (tmp_path / "two.yaml").write_text(
         f"detect: person\nend: 1\njsonl: all.jsonl\nstreams:\n"
         f"  - {{name: good, source: {CLIP}}}\n  - {{name: bad, source: {CLIP}, sinks: [full.jsonl]}}\n"
     )
-    with running("--config", "two.yaml") as process:
-        stdout, stderr = process.communicate(timeout=LONG_S)
-    assert process.returncode == 1
-    first, last = stderr.splitlines()
+    done = saccade("run", "--config", "two.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
     assert first == "saccade: cannot write full.jsonl: No space left on device; paused, trying again"
     assert last == "saccade: bad: cannot write full.jsonl: No space left on device; results lost: 10"
-    assert stdout.splitlines()[0].startswith("good: 10 frames in ")
+    assert done.stdout.splitlines()[0].startswith("good: 10 frames in ")
     for stream in ("good", "bad"):  # nothing else is stopped by it
         assert sum(record["stream"] == stream for record in records(tmp_path / "all.jsonl")) == 10
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,20 +8,13 @@ import pytest
 from saccade.engine import ModelInfo
 from saccade.pipeline.bench.pipeline import _figures
 from saccade.pipeline.core.errors import ConfigError
-from tests.support import REPO
+from tests.support.command import run_saccade
 
 MODEL = ModelInfo("nano", Path(), 1, None, ("detect",), "cpu", "bfloat16")
 
 
 def test_what_a_frame_costs_besides_the_model_is_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "saccade", "bench", "pipeline", "--vid-stride", "3", "--seconds", "6", "--json"],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_saccade("bench", "pipeline", "--vid-stride", 3, "--seconds", 6, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     timed = json.loads(done.stdout)
     assert (timed["model"], timed["device"], timed["dtype"]) == ("nano", "cpu", "float32")

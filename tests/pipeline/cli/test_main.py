@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,39 +12,17 @@ import av
 import pytest
 from PIL import Image
 
-from saccade.pipeline.cli.main import main
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig, flags_of
 from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
+from tests.support.command import LONG_S, Command, environment, run_saccade, start_saccade
 from tests.support.engine import one_thread
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
-LONG_S = 120  # far beyond what any of these needs; only so that a hang fails
 
 MakeClip = Callable[..., Path]
-
-
-def environment() -> dict[str, str]:
-    """This one, with the checkout first to be imported, no screen, and no traceback asked for."""
-    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("SACCADE_DEBUG", "DISPLAY", "WAYLAND_DISPLAY")
-    }
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def saccade(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "saccade", *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -65,9 +42,6 @@ BAD_INPUT = {
     "unknown model": (["run", "clip.mp4", *OUTPUTS, "--model", "no-such-model"], "no-such-model"),
     "broken YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: broken YAML"),
     "unwritable video": (["run", "clip.mp4", *PERSON, "--out", "none/out.mp4"], "none/out.mp4"),
-}
-
-MORE_BAD_INPUT = {
     "unwritable records": (["run", "clip.mp4", *OUTPUTS, "--jsonl", "none/out.jsonl"], "none/out.jsonl"),
     "unwritable image": (["image", "photo.png", *PERSON, "--out", "none/found.png"], "none/found.png"),
     "image of no format": (["image", "photo.png", *PERSON, "--out", "found.xyz"], "found.xyz"),
@@ -125,7 +99,7 @@ def assert_told_in_one_line(code: int, stdout: str, stderr: str, message: str) -
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_told_in_one_line_and_leaves_nothing_behind(case: str, folder: Path) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing_behind(case: str, folder: Path, saccade: Command) -> None:
     arguments, message = BAD_INPUT[case]
     before = files_in(folder)
     done = saccade(*arguments, cwd=folder)
@@ -133,30 +107,19 @@ def test_bad_input_is_told_in_one_line_and_leaves_nothing_behind(case: str, fold
     assert files_in(folder) == before
 
 
-@pytest.mark.parametrize("case", MORE_BAD_INPUT)
-def test_so_is_other_bad_input(
-    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In this process, which spares a start of Python and torch for each."""
-    arguments, message = MORE_BAD_INPUT[case]
+def test_a_process_of_its_own_ends_with_one_line_as_well(folder: Path) -> None:
+    arguments, message = BAD_INPUT["unknown class"]
     before = files_in(folder)
-    monkeypatch.chdir(folder)
-    for name in ("SACCADE_DEBUG", "DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert_told_in_one_line(int(str(ended.value)), *capfd.readouterr(), message)
+    done = run_saccade(*arguments, cwd=folder)
+    assert_told_in_one_line(done.returncode, done.stdout, done.stderr, message)
     assert files_in(folder) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_leaves_whole_files(tmp_path: Path, number: signal.Signals) -> None:
     out, jsonl = tmp_path / "out.mp4", tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "saccade", "run", CLIP, "--detect", "person", "--out", out, "--jsonl", jsonl]
-    running = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    arguments = ["run", CLIP, "--detect", "person", "--out", out, "--jsonl", jsonl]
+    running = start_saccade(*arguments, start_new_session=True)
     try:
         deadline = time.monotonic() + LONG_S
         while not jsonl.exists() or jsonl.read_bytes().count(b"\n") < 10:
@@ -177,7 +140,7 @@ def test_interrupting_leaves_whole_files(tmp_path: Path, number: signal.Signals)
         assert sum(1 for _ in container.decode(video=0)) == len(records)
 
 
-def test_an_image_is_annotated_and_described(folder: Path) -> None:
+def test_an_image_is_annotated_and_described(folder: Path, saccade: Command) -> None:
     done = saccade("image", "photo.png", "--detect", "person", "--out", "found.png", "--json", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     record = json.loads(done.stdout)
@@ -186,20 +149,20 @@ def test_an_image_is_annotated_and_described(folder: Path) -> None:
         assert annotated.size == (64, 48)
 
 
-def test_records_can_be_printed_with_nothing_between_them(folder: Path) -> None:
+def test_records_can_be_printed_with_nothing_between_them(folder: Path, saccade: Command) -> None:
     done = saccade("run", "clip.mp4", "--classes", "person,car", "--jsonl", "-", cwd=folder)
     assert done.returncode == 0
     assert [json.loads(line)["frame"] for line in done.stdout.splitlines()] == [0, 1, 2]
 
 
-def test_a_config_with_flags_over_it(folder: Path) -> None:
+def test_a_config_with_flags_over_it(folder: Path, saccade: Command) -> None:
     (folder / "run.yaml").write_text("source: none.mp4\ndetect: [person]\njsonl: out.jsonl\n")
     done = saccade("run", "clip.mp4", "--config", "run.yaml", "--vid-stride", "2", "--quiet", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert [json.loads(line)["frame"] for line in (folder / "out.jsonl").read_text().splitlines()] == [0, 2]
 
 
-def test_the_doctor_finds_this_machine_well(tmp_path: Path) -> None:
+def test_the_doctor_finds_this_machine_well(tmp_path: Path, saccade: Command) -> None:
     done = saccade("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "everything needed is here" in done.stdout
@@ -207,13 +170,13 @@ def test_the_doctor_finds_this_machine_well(tmp_path: Path) -> None:
         assert what in done.stdout
 
 
-def test_the_models_are_listed(tmp_path: Path) -> None:
+def test_the_models_are_listed(tmp_path: Path, saccade: Command) -> None:
     done = saccade("models", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "nano" in done.stdout
 
 
-def test_configs_are_listed_and_printed(tmp_path: Path) -> None:
+def test_configs_are_listed_and_printed(tmp_path: Path, saccade: Command) -> None:
     listed = saccade("configs", cwd=tmp_path)
     shipped = sorted(path.stem for path in (REPO / "configs").glob("*.yaml"))
     assert [line.split()[0] for line in listed.stdout.splitlines()] == shipped
@@ -225,7 +188,7 @@ def test_configs_are_listed_and_printed(tmp_path: Path) -> None:
     assert unknown.stderr.startswith("saccade: no configuration is called 'none'; there are file, ")
 
 
-def test_one_frame_is_timed(tmp_path: Path) -> None:
+def test_one_frame_is_timed(tmp_path: Path, saccade: Command) -> None:
     done = saccade("bench", "frame", "--frames", "5", "--size", "320x180", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     timed = json.loads(done.stdout)
@@ -241,34 +204,25 @@ def test_one_frame_is_timed(tmp_path: Path) -> None:
         ["prompts", "--prompts", "1", "--rounds", "1"],
     ],
 )
-def test_what_is_timed_computes_in_the_dtype_asked_for_and_says_so(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    command = ["saccade", "bench", *arguments, "--size", "64x36", "--device", "cpu", "--dtype", "bfloat16", "--json"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capfd.readouterr()
-    assert (ended.value.code, err) == (0, "")
-    assert {"model": "nano", "device": "cpu", "dtype": "bfloat16"}.items() <= json.loads(out).items()
+def test_what_is_timed_computes_in_the_dtype_asked_for(arguments: list[str], tmp_path: Path, saccade: Command) -> None:
+    small = ["--size", "64x36", "--device", "cpu", "--dtype", "bfloat16", "--json"]
+    done = saccade("bench", *arguments, *small, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"model": "nano", "device": "cpu", "dtype": "bfloat16"}.items() <= json.loads(done.stdout).items()
 
 
-def test_a_reference_is_compared_in_another_dtype(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(REPO / "tests" / "data" / "golden-tiny")
-    monkeypatch.setattr(sys, "argv", ["saccade", "golden", folder, "--dtype", "fp8", "--tolerance", "0.001"])
-    with one_thread(), pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capfd.readouterr()
-    assert (ended.value.code, err) == (1, "")
-    told = {line[:20].strip(): line[20:].split() for line in out.splitlines()}
-    assert told["crops"][-2:] == ["0", "ok"]
-    assert told["boxes"][3:5] == ["any", "at"]
-    assert told["logits"][3:5] == ["0.001", "DISAGREES"]
+def test_a_reference_is_compared_in_another_dtype(tmp_path: Path, saccade: Command) -> None:
+    folder = REPO / "tests" / "data" / "golden-tiny"
+    with one_thread():
+        done = saccade("golden", folder, "--dtype", "fp8", "--tolerance", "0.001", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    table = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()}
+    assert table["crops"][-2:] == ["0", "ok"]
+    assert table["boxes"][3:5] == ["any", "at"]
+    assert table["logits"][3:5] == ["0.001", "DISAGREES"]
 
 
-def test_the_embedded_model_has_a_score(tmp_path: Path) -> None:
+def test_the_embedded_model_has_a_score(tmp_path: Path, saccade: Command) -> None:
     pack = REPO.parent / "shared" / "data"
     if not pack.is_dir():
         pytest.skip("the data pack (../shared/data) is not on this machine")
@@ -293,14 +247,7 @@ def test_help_needs_nothing_slow(tmp_path: Path) -> None:
 
 
 def test_a_traceback_only_when_asked_for(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "saccade", "run", "none.mp4", *OUTPUTS],
-        env={**environment(), "SACCADE_DEBUG": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_saccade("run", "none.mp4", *OUTPUTS, cwd=folder, env={**environment(), "SACCADE_DEBUG": "1"})
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("saccade: ")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import av
@@ -25,6 +24,7 @@ from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.server.demo import Demo
 from tests.support import REPO
+from tests.support.command import Command, start_saccade
 from tests.support.webrtc import Drawn, Publisher, leaving_no_thread, offer_of, own_loop, until
 
 TOKEN = "sesame"
@@ -230,15 +230,7 @@ def test_what_cannot_be_done_is_told_in_one_line_and_changes_nothing(demo: Demo)
 
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {name: value for name, value in os.environ.items() if name != "SACCADE_TOKEN"}
-    paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    running = subprocess.Popen(
-        [sys.executable, "-m", "saccade", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**environment, "PYTHONPATH": paths},
-    )
+    running = start_saccade(*arguments)
     killer = threading.Timer(60, running.kill)
     killer.start()
     try:
@@ -277,8 +269,7 @@ def test_where_others_can_reach_it_a_token_is_made_up() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--detect", "unicorn"], ["--port", "70000"], ["--source", "missing.mp4"]])
-def test_wrong_input_is_told_in_one_line(arguments: list[str]) -> None:
-    with command("demo", *arguments) as running:
-        out, errors = running.communicate()
-        assert (running.returncode, out.count("open http")) == (2, 0)
-        assert errors.count("\n") == 1
+def test_wrong_input_is_reported_in_one_line(arguments: list[str], tmp_path: Path, saccade: Command) -> None:
+    done = saccade("demo", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("open http")) == (2, 0)
+    assert done.stderr.count("\n") == 1

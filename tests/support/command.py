@@ -1,0 +1,64 @@
+"""The command `saccade`: in this process, which spares it a start of Python and torch, or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.pipeline.cli.main import main
+from tests.support import REPO
+
+LONG_S = 120  # far beyond what any of these needs; only so that a hang fails
+
+_FROM_OUTSIDE = ("DISPLAY", "SACCADE_DEBUG", "SACCADE_TOKEN", "WAYLAND_DISPLAY")
+
+Done = subprocess.CompletedProcess[str]
+Command = Callable[..., Done]
+"""Takes the arguments of the command and, by name, the folder `cwd` to run it in."""
+
+
+def environment() -> dict[str, str]:
+    """This one, with the checkout first to be imported, and without what changes the command's behaviour."""
+    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {name: value for name, value in os.environ.items() if name not in _FROM_OUTSIDE}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start_saccade(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, its output in pipes; `options` are those of `Popen`."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
+    return subprocess.Popen([sys.executable, "-m", "saccade", *map(str, arguments)], text=True, **{**pipes, **options})
+
+
+def run_saccade(*arguments: object, **options: Any) -> Done:
+    """Run the command in a process of its own to its end; `options` are those of `Popen`."""
+    with start_saccade(*arguments, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=LONG_S)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@pytest.fixture
+def saccade(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process to its end."""
+
+    def run_here(*arguments: object, cwd: Path) -> Done:
+        monkeypatch.chdir(cwd)
+        for name in _FROM_OUTSIDE:
+            monkeypatch.delenv(name, raising=False)
+        command = ["saccade", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", command)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(command, int(str(ended.value.code)), *capfd.readouterr())
+
+    return run_here
