@@ -103,10 +103,16 @@ class Options:
             return None, None
         if re.fullmatch(r"\d{1,10}", value) and 1 <= int(value) <= most:
             return int(value), None
-        shape = f"a whole number from 1 to {most}, or a time such as 12h or 7d"
+        return None, self.age(name, f"a whole number from 1 to {most}, or a time such as 12h or 7d")
+
+    def age(self, name: str, shape: str = "a time such as 12h or 7d") -> float | None:
+        """A time with its unit, such as `12h` or `7d`, in seconds; None when absent."""
+        value = self.text(name)
+        if name not in self._given:
+            return None
         if not value[-1:].isalpha():
             raise self._wrong_value(name, value, shape)
-        return None, self._seconds(name, value, shape)
+        return self._seconds(name, value, shape)
 
     def reject_unknown(self) -> None:
         """Refuse the options that have not been read."""

@@ -5,23 +5,25 @@ Knows frames and results, but no source, model or pipeline.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
-import av.error
-
 from saccade.engine.results import Result
 from saccade.sinks.base import Sink, SinkError, SourceHints
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
+from saccade.sinks.retention import INTERVAL_S, Retention
 from saccade.sinks.urls import split_path
-from saccade.sinks.video.mp4 import DEFAULT_RATE, Mp4Sink, Mp4Writer
+from saccade.sinks.video.mp4 import Mp4Sink, check_writable
+from saccade.sinks.video.mp4_writer import OpenMp4
+from saccade.sinks.video.part_file import free_path
 from saccade.sinks.video.segments import DEFAULT_S, Segmenter, SegmentNames, is_pattern
 from saccade.sources.frame import Frame
 
@@ -37,6 +39,7 @@ class RecordingSink:
       that together they last as long as what was recorded.
     - `video.segments.Segmenter` decides where a file ends: after its time, at a gap too long to keep, at another frame
       size. It is an ordinary MP4 then; a killed process costs the last 2 s of the file it was writing, and no other.
+    - A file that cannot be written, is deleted or moved is ended, and the next frame begins another.
     - No existing file is ever replaced: a second one of the same name gets `-1` before its suffix.
 
     Args:
@@ -44,6 +47,7 @@ class RecordingSink:
         length_s: of a file, in seconds.
         rate: frames per second of the source, as a hint for the encoder.
         audio_from: file to copy the audio from; None for a silent video.
+        retention: limits of the files' age and total size; counts the files of earlier runs of the same path too.
 
     Raises:
         SinkError: if no file can be written there.
@@ -58,35 +62,33 @@ class RecordingSink:
         length_s: float = DEFAULT_S,
         rate: Fraction | None = None,
         audio_from: str | os.PathLike[str] | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self._names = SegmentNames(os.fspath(path))
         self._segmenter = Segmenter(length_s)
-        self._rate = rate or DEFAULT_RATE
-        self._audio_from = Path(audio_from) if audio_from is not None else None
-        self._path = self._names.root
-        self._writer: Mp4Writer | None = None
+        self._retention = retention or Retention()
+        self._pruned_at = 0.0
+        self._file = OpenMp4(rate, Path(audio_from) if audio_from is not None else None, from_zero=True)
         try:
-            with tempfile.TemporaryFile(dir=self._names.root):  # fails now rather than at the first frame
-                pass
-        except OSError as error:
-            raise SinkError(f"cannot write {self._names.pattern}: {error.strerror}") from None
+            check_writable(self._names.root / "segment")
+        except SinkError as error:
+            raise SinkError(str(error).replace(str(self._names.root / "segment"), self._names.pattern)) from None
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Draw and encode one frame, in a new file where a segment begins.
 
         Raises:
-            SinkError: if it cannot be written, such as on a full disk.
+            SinkError: if it cannot be written, such as on a full disk; the next frame begins another file.
         """
         seamless = self._segmenter.is_continuous(frame.pts, frame.time_base)
-        starts = self._segmenter.starts_segment(frame.pts, frame.time_base, (frame.width, frame.height))
-        if starts or self._writer is None:
-            self._finish(frame.pts if seamless else None)
+        if self._segmenter.starts_segment(frame.pts, frame.time_base, (frame.width, frame.height)):
+            self._file.end(frame.pts if seamless else None)
+        self._file.end_if_moved()
+        if not self._file:
             self._begin(frame)
-        try:
-            assert self._writer is not None
-            self._writer.add(frame, draw(frame.image, result, drawn_latency(frame, latency)))
-        except (av.error.FFmpegError, OSError) as error:
-            raise SinkError(f"cannot write {self._path}: {error.strerror}") from error
+        self._file.add(frame, draw(frame.image, result, drawn_latency(frame, latency)))
+        if self._retention and time.monotonic() - self._pruned_at > INTERVAL_S:
+            self._prune()
 
     def close(self) -> None:
         """Finish the file that is being written. A second call does nothing.
@@ -94,49 +96,45 @@ class RecordingSink:
         Raises:
             SinkError: if its end cannot be written.
         """
-        self._finish(None)
+        self._file.end()
 
     def _begin(self, frame: Frame) -> None:
-        try:
-            self._path = self._new_file()
-            self._writer = Mp4Writer(self._path, frame, self._rate, self._audio_from, from_zero=True)
-        except (av.error.FFmpegError, OSError) as error:
-            raise SinkError(f"cannot write {self._path}: {error.strerror}") from error
-        log.info("%s: recording to %s", frame.stream, self._path)
-
-    def _new_file(self) -> Path:
+        if not self._names.root.is_dir():  # not created anew: it may be where a disk was mounted
+            raise SinkError(f"cannot write {self._names.pattern}: the folder {self._names.root} is gone")
         now = datetime.now().astimezone()  # this machine's clock: a camera's own may be at 1970
-        for number in itertools.count():
-            path = self._path = self._names.at(now, number)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.open("xb").close()
-            except FileExistsError:
-                if path.parent.is_dir():
-                    continue
-                raise
-            return path
-        raise AssertionError("counting has no end")
-
-    def _finish(self, until_pts: int | None) -> None:
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
+        path = free_path(self._names.at(now))
         try:
-            writer.close(until_pts)
-        except (av.error.FFmpegError, OSError) as error:
-            raise SinkError(f"cannot finish {self._path}: {error.strerror}") from error
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SinkError(f"cannot write {path}: {error.strerror}") from None
+        self._file.begin(path, frame)
+        log.info("%s: recording to %s", frame.stream, path)
+        if self._retention:
+            self._prune()
+
+    def _prune(self) -> None:
+        self._pruned_at = time.monotonic()
+        for path in self._retention.prune(self._files(), self._file.path):
+            for folder in list(path.parents)[: self._names.depth]:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+
+    def _files(self) -> Iterator[Path]:
+        """The files of the recording, of this run and earlier ones."""
+        below = "/".join("*" for _ in range(self._names.depth + 1))
+        return (path for path in self._names.root.glob(below) if self._names.owns(path))
 
 
 def open_mp4(target: str, hints: SourceHints) -> Sink:
-    """Open `out.mp4`, or a recording: a path with the time in it, or with options such as `out.mp4?segment=10m`.
+    """Open `out.mp4`, or a recording: a path with the time in it, or `out.mp4?segment=10m&keep=7d&max_gb=50`.
 
     Raises:
         SinkError: if an option is wrong or the file cannot be written.
     """
     path, options = split_path(target, SUFFIXES)
     length_s = options.seconds("segment", DEFAULT_S)
+    retention = Retention.of_options(options, options.age("keep"))
     options.reject_unknown()
     if is_pattern(path) or options:
-        return RecordingSink(path, length_s=length_s, rate=hints.rate, audio_from=hints.audio_from)
+        return RecordingSink(path, length_s=length_s, rate=hints.rate, audio_from=hints.audio_from, retention=retention)
     return Mp4Sink(path, rate=hints.rate, audio_from=hints.audio_from)

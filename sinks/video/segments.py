@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 DEFAULT_S = 600.0
@@ -12,6 +13,14 @@ GAP_S = 30  # a longer gap, such as of a camera that was off, is not recorded: t
 
 _STAMP = "-%Y%m%d-%H%M%S"
 _DIRECTIVE = re.compile(r"%[aAbBdfHIjmMpsSuUVwWyYzZ]")
+_DIGITS = {
+    "Y": 4,
+    "f": 6,
+    "j": 3,
+    "u": 1,
+    "w": 1,
+    **dict.fromkeys("dHImMSUVWy", 2),
+}  # of numbers
 
 
 class Segmenter:
@@ -77,6 +86,29 @@ class SegmentNames:
         """The name of a segment that begins at `time`; `number` distinguishes those of the same time, from 0."""
         path = Path(time.strftime(self.pattern))
         return path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
+
+    @property
+    def depth(self) -> int:
+        """How many folders with the time in their names there are between `root` and the files."""
+        return len(Path(self.pattern).parts) - len(self.root.parts) - 1
+
+    def owns(self, path: Path) -> bool:
+        """Whether a file is one of the recording's, of this run or an earlier one, finished or not."""
+        return self._mine.fullmatch(str(path)) is not None
+
+    @cached_property
+    def _mine(self) -> re.Pattern[str]:
+        pattern = Path(self.pattern)
+        text = ""
+        for piece in re.split(r"(%.)", str(pattern.with_suffix(""))):
+            if piece == "%%":
+                text += "%"
+            elif re.fullmatch("%.", piece):
+                digits = _DIGITS.get(piece[1])
+                text += rf"\d{{{digits}}}" if digits else "[^/]+"
+            else:
+                text += re.escape(piece)
+        return re.compile(rf"{text}(-\d+)?{re.escape(pattern.suffix)}(\.part)?")
 
 
 def is_pattern(path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 
 from saccade.sinks import Mp4Sink, SinkError
+from saccade.sinks.video import part_file as part_file_module
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
 from tests.support.clips import MakeClip, number_of
+from tests.support.disk import FullDisk
 from tests.support.mp4 import audio_packets, frame_times, top_boxes
 from tests.support.results import LATENCY, NOTHING, file_frame
 
@@ -212,15 +215,80 @@ def test_an_unwritable_output_is_refused_at_once(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    link = tmp_path / "out.mp4"
-    link.symlink_to("/dev/full")
-    sink = Mp4Sink(link)
-    with pytest.raises(SinkError, match=r"cannot (write|finish) .+: No space left on device"):  # noqa: PT012
-        for n in range(400):
+@pytest.mark.parametrize("frames", [1, 10, 49, 52, 130])
+def test_a_kill_never_leaves_an_mp4_that_cannot_be_played(tmp_path: Path, frames: int) -> None:
+    code = KILLED.replace("range(130)", f"range({frames})")
+    ended = subprocess.run([sys.executable, "-c", code, str(REPO), str(tmp_path / "out.mp4")], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == ["out.mp4" if frames > 50 else "out.mp4.part"]
+    for path in tmp_path.glob("*.mp4"):
+        assert len(list(FileSource(path))) >= 50
+
+
+def test_an_old_file_is_kept_until_the_new_one_can_be_played(tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    path.write_bytes(b"old")
+    sink = Mp4Sink(path)
+    for n in range(60):
+        sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
+        if n == 49:
+            assert path.read_bytes() == b"old"
+    assert "moof" in top_boxes(path)
+    sink.close()
+    assert len(frame_times(path)) == 60
+
+
+def test_a_full_disk_leaves_what_was_written_playable(full_disk: FullDisk) -> None:
+    path = full_disk.folder / "out.mp4"
+    sink = Mp4Sink(path)
+    for n in range(125):
+        sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
+    full_disk.fill()
+    refused = 0
+    for n in range(125, 250):
+        try:
             sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
+        except SinkError as error:
+            refused += 1
+            assert re.fullmatch(r"cannot write .+out(-\d)?.mp4: .+", str(error))  # noqa: PT017
+    assert refused
+    assert [path.name for path in full_disk.folder.glob("*.mp4*")] == ["out.mp4"]
+    assert [number_of(f.image) for f in FileSource(path)][:100] == list(range(100))
+    full_disk.free()
+    for n in range(60):
+        sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
+    sink.close()
+    assert len(frame_times(full_disk.folder / "out-1.mp4")) == 60
+
+
+def test_a_disk_full_at_the_end_leaves_a_playable_file(full_disk: FullDisk) -> None:
+    path = full_disk.folder / "out.mp4"
+    sink = Mp4Sink(path)
+    for n in range(125):
+        sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
+    full_disk.fill()
+    with pytest.raises(SinkError, match=r"^cannot finish .+out.mp4: "):
         sink.close()
+    sink.close()
+    assert [number_of(f.image) for f in FileSource(path)] == list(range(100))
+
+
+@pytest.mark.parametrize("gone", ["unlinked", "moved"])
+def test_a_file_that_disappears_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    monkeypatch.setattr(part_file_module, "_CHECK_S", 0.0)
+    path, elsewhere = tmp_path / "out.mp4", tmp_path / "elsewhere.mp4"
+    sink = Mp4Sink(path)
+    for n in range(120):
+        sink.write(file_frame(n, Fraction(1, 25), n), NOTHING, LATENCY)
+        if n == 59:
+            path.unlink() if gone == "unlinked" else path.rename(elsewhere)
+    sink.close()
+    assert [number_of(f.image) for f in FileSource(path)] == list(range(60, 120))
+    if gone == "moved":  # it was finished there
+        assert [number_of(f.image) for f in FileSource(elsewhere)] == list(range(60))
+        assert "moof" not in top_boxes(elsewhere)
 
 
 def test_the_source_itself_is_never_overwritten(make_clip: MakeClip) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sinks import Mp4Sink, RecordingSink, SinkError, open_sink
+from saccade.sinks.video import part_file as part_file_module
 from saccade.sinks.video.segments import GAP_S, Segmenter, SegmentNames
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
@@ -188,11 +191,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_kill_loses_only_the_end_of_the_last_segment(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(REPO), str(tmp_path / "%Y.mp4")], check=False)
     assert ended.returncode == -signal.SIGKILL
-    paths = sorted(tmp_path.glob("*.mp4"), key=lambda path: (len(path.name), path.name))
+    paths = sorted(tmp_path.glob("*.mp4*"), key=lambda path: (len(path.name), path.name))
     # 200 frames at 25 a second, 75 a segment, a key frame every 2 s: of 150–199, no group was whole yet.
     whole = [number_of(f.image) for path in paths[:2] for f in FileSource(path)]
     assert whole == list(range(150))
-    assert len(paths) == 3
+    assert [path.suffix for path in paths] == [".mp4", ".mp4", ".part"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,7 @@ def test_the_target_decides_whether_there_are_segments(
         ("out.mp4?segment=soon", "segment should be a time"),
         ("out.mp4?segment=1.2.3", "segment should be a time"),
         ("out.mp4?segmet=60", "out.mp4: unknown option 'segmet'; did you mean 'segment'?"),
-        ("out.mp4?keep=60", "out.mp4: unknown option 'keep'; known: segment"),
+        ("out.mp4?keep=60", "out.mp4: keep should be a time such as 12h or 7d, not '60'"),
     ],
 )
 def test_an_invalid_recording_is_refused_in_one_line(target: str, expected: str) -> None:
@@ -240,4 +243,75 @@ def test_a_file_in_place_of_a_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / f"{datetime.now().astimezone():%Y}").touch()
     with pytest.raises(SinkError, match=r"^cannot write .+a.mp4: File exists$"):
         sink.write(file_frame(0, BASE), NOTHING, LATENCY)
+    sink.close()
+
+
+def test_a_deleted_folder_is_one_line_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_file_module, "_CHECK_S", 0.0)
+    folder = tmp_path / "rec"
+    folder.mkdir()
+    sink = RecordingSink(folder / "%Y" / "a.mp4")
+    sink.write(file_frame(0, BASE), NOTHING, LATENCY)
+    shutil.rmtree(folder)
+    for n in range(1, 4):
+        with pytest.raises(SinkError, match=r"^cannot write .+/rec/%Y/a.mp4: the folder .+/rec is gone$"):
+            sink.write(file_frame(n * 3600, BASE, n), NOTHING, LATENCY)
+    folder.mkdir()
+    for n in range(4, 10):
+        sink.write(file_frame(n * 3600, BASE, n), NOTHING, LATENCY)
+    sink.close()
+    (path,) = folder.rglob("*.mp4")
+    assert [number_of(f.image) for f in FileSource(path)] == list(range(4, 10))
+
+
+OWNED = {
+    "door-%Y%m%d-%H%M%S.mp4": ("door-20261121-173637.mp4 door-20261121-173637-2.mp4 door-20261121-173637.mp4.part", ""),
+    "%Y/%b/100%%.mp4": ("2026/Nov/100%.mp4 1999/Jan/100%-1.mp4", ""),
+    "out.mp4": ("out-20261121-173637.mp4", "out.mp4 out-2.mp4 about-20261121-173637.mp4 out-20261121-173637.mp4.txt"),
+}
+
+
+@pytest.mark.parametrize("pattern", OWNED)
+def test_a_recording_knows_its_files_from_others(pattern: str) -> None:
+    names = SegmentNames(pattern)
+    mine, others = (text.split() for text in OWNED[pattern])
+    assert [names.owns(Path(name)) for name in mine] == [True] * len(mine)
+    assert [names.owns(Path(name)) for name in others] == [False] * len(others)
+
+
+def test_the_oldest_segments_are_deleted_and_never_the_current(tmp_path: Path) -> None:
+    def record_one() -> int:
+        sink = open_sink(f"{tmp_path}/%Y/%j/%f.mp4?max_gb=0.00003")
+        for n in range(30):
+            sink.write(file_frame(n * 3600, BASE, n), NOTHING, LATENCY)
+        sink.close()
+        newest = max(tmp_path.rglob("*.mp4"), key=lambda path: path.stat().st_mtime)
+        return newest.stat().st_size
+
+    (tmp_path / "2025/001").mkdir(parents=True)
+    (tmp_path / "2025/001/123456.mp4").write_bytes(bytes(30_000))
+    (tmp_path / "2025/001/kept.txt").touch()
+    os.utime(tmp_path / "2025/001/123456.mp4", (1, 1))
+    (tmp_path / "2024/001").mkdir(parents=True)
+    (tmp_path / "2024/001/123456.mp4.part").write_bytes(bytes(30_000))
+    os.utime(tmp_path / "2024/001/123456.mp4.part", (1, 1))
+    size = record_one()
+    assert size < 30_000
+    for _ in range(40_000 // size + 2):
+        record_one()
+    left = list(tmp_path.rglob("*.mp4*"))
+    total = sum(path.stat().st_size for path in left)
+    assert 0 < total - size <= 30_000  # the last one began within the limit
+    assert sorted(os.listdir(tmp_path))[0] == "2025"  # and the empty folders went, too
+    assert os.listdir(tmp_path / "2025/001") == ["kept.txt"]
+
+
+def test_segments_past_their_age_are_deleted(tmp_path: Path) -> None:
+    old, young, foreign = (tmp_path / name for name in ("a-2025.mp4", "a-2026.mp4", "b-2025.mp4"))
+    for path, days in ((old, 8), (young, 6), (foreign, 8)):
+        path.touch()
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    sink = open_sink(f"{tmp_path}/a-%Y.mp4?keep=7d")
+    sink.write(file_frame(0, BASE), NOTHING, LATENCY)
+    assert [path.exists() for path in (old, young, foreign)] == [False, True, True]
     sink.close()

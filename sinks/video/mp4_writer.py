@@ -1,0 +1,281 @@
+"""Encodes frames into one MP4 that plays in a browser, keeps the source's clock, and survives being killed.
+
+Knows frames, but neither results nor what is drawn on them, no source, model or pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import av.error
+import cv2
+import numpy as np
+from av.container import OutputContainer
+from av.video.frame import PictureType
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
+
+from saccade.sinks.base import SinkError
+from saccade.sinks.video.audio_copy import AudioCopy
+from saccade.sinks.video.part_file import SUFFIX, PartFile
+from saccade.sources.frame import Frame, RgbImage
+
+log = logging.getLogger(__name__)
+
+_GOP_S = 2  # between key frames, in seconds; a kill costs at most that
+_FIRST_AT_MOST_S = 1  # a first frame later than this (a live stream, a start in the middle) is moved to 0
+DEFAULT_RATE = Fraction(25)
+_LONGEST_UNITS = 2**31 - 2  # the longest time that an MP4 can show a frame
+_CRF = "23"
+_THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each frame into one slice a thread; more cost quality
+
+
+class Mp4Writer:
+    """An MP4 being written. Created with the first frame, which gives size and clock.
+
+    Args:
+        path: the file.
+        first: the frame that is added first.
+        rate, audio_from: as for `Mp4Sink`.
+        from_zero: move the clock so that the file starts at 0, however early the first frame is.
+    """
+
+    def __init__(
+        self, path: Path, first: Frame, rate: Fraction, audio_from: Path | None, *, from_zero: bool = False
+    ) -> None:
+        self._base = first.time_base
+        self._width = first.width + first.width % 2
+        self._height = first.height + first.height % 2
+        early = 0 <= first.pts * self._base < _FIRST_AT_MOST_S
+        self._shift = 0 if early and not from_zero else first.pts
+        self._step = max(1, round(1 / (rate * self._base)))  # how long the newest frame is shown, as an estimate
+        self._last_pts: int | None = None
+        self._held: av.Packet[av.VideoStream] | None = None  # the newest: the next one gives its duration
+        self._key_pts = first.pts
+        self._longest = int(_LONGEST_UNITS / _timescale(self._base) / self._base)
+        self._reformatter = VideoReformatter()
+        self._file = PartFile(path)
+        try:
+            self._container = _open_mp4(self._file, self._base)
+            self._video = self._add_video(rate)
+            self._audio = AudioCopy.open(
+                audio_from, self._container, start_s=first.pts * self._base, shift_s=self._shift * self._base
+            )
+        except BaseException:
+            self._file.give_up()
+            raise
+
+    @property
+    def path(self) -> Path:
+        """Where the file is now."""
+        return self._file.path
+
+    def moved(self) -> bool:
+        """Whether the file was deleted, moved or replaced."""
+        return self._file.moved()
+
+    def add(self, frame: Frame, image: RgbImage) -> None:
+        """Encode `image` at the time of `frame`, after the audio up to then."""
+        if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
+            log.warning("%s: a gap of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
+            self._shift += too_long
+        encoded = self._reformatter.reformat(
+            av.VideoFrame.from_ndarray(self._fit(image), format="rgb24"),
+            format="yuv420p",
+            dst_colorspace=Colorspace.ITU709,
+            dst_color_range=ColorRange.MPEG,
+        )
+        encoded.pts = frame.pts - self._shift
+        encoded.time_base = self._base
+        encoded.pict_type = PictureType.NONE
+        if self._last_pts is None or (frame.pts - self._key_pts) * self._base >= _GOP_S:
+            encoded.pict_type = PictureType.I
+            self._key_pts = frame.pts
+        if self._last_pts is not None:
+            self._step = frame.pts - self._last_pts
+        self._last_pts = frame.pts
+        if self._audio is not None:
+            self._audio.copy_until(frame.pts * self._base)
+        self._mux(encoded)
+
+    def close(self, until_pts: int | None = None) -> None:
+        """Write the rest of the audio and turn the file into an ordinary MP4.
+
+        Args:
+            until_pts: end of the last frame's display; None to show it as long as the one before it.
+        """
+        try:
+            if self._last_pts is not None:
+                if until_pts is not None:
+                    self._step = until_pts - self._last_pts
+                if self._audio is not None:
+                    self._audio.copy_until((self._last_pts + self._step) * self._base)
+            self._mux(None)
+            self._release(self._step)
+            self._file.begin_end()
+            self._container.close()
+        except BaseException:
+            self.give_up()
+            raise
+        self._file.finish()
+        self._close_audio()
+
+    def give_up(self) -> None:
+        """Leave the file as far as it can be played, after an error."""
+        self._file.give_up()
+        with suppress(av.error.FFmpegError, OSError):
+            self._container.close()  # writes nothing any more
+        self._close_audio()
+
+    def _close_audio(self) -> None:
+        if self._audio is not None:
+            self._audio.close()
+
+    def _add_video(self, rate: Fraction) -> av.VideoStream:
+        # zerolatency: no frame waits in the encoder, where a kill would lose it on top of the open group (it holds back
+        # none instead of 11 on two cores, for 1.8 times the bytes at the same quality). Without reordering pts = dts as
+        # well, so the timestamps need no edit list.
+        video = self._container.add_stream(
+            "libx264",
+            rate=min(rate, Fraction(240)).limit_denominator(100_000),
+            options={"preset": "veryfast", "tune": "zerolatency", "crf": _CRF, "forced-idr": "1"},
+        )
+        video.width, video.height, video.pix_fmt = self._width, self._height, "yuv420p"
+        video.time_base = self._base
+        context = video.codec_context
+        context.time_base = self._base
+        context.gop_size = 2**16  # key frames are requested by time, see add(); x264 adds one at a cut
+        context.thread_count = _THREADS
+        # Written into the stream: players guess from the size otherwise, and each guesses differently. BT.709 has the
+        # same number in all three lists.
+        context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
+        context.color_range = ColorRange.MPEG
+        return video
+
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._video.encode(frame):
+            if self._held is not None:
+                self._release((packet.pts or 0) - (self._held.pts or 0))
+            self._held = packet
+
+    def _release(self, duration: int) -> None:
+        if self._held is not None:
+            self._held.duration = duration
+            held, self._held = self._held, None
+            ends_fragment = held.is_keyframe
+            self._container.mux(held)
+            if ends_fragment:
+                self._file.publish()
+
+    def _fit(self, image: RgbImage) -> RgbImage:
+        """The image in the size of the video, which is that of the first frame, made even."""
+        height, width = image.shape[:2]
+        if (height, width) == (self._height, self._width):
+            return image
+        right, below = self._width - width, self._height - height
+        if right in (0, 1) and below in (0, 1):
+            return np.asarray(cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE), dtype=np.uint8)
+        scale = min(self._width / width, self._height / height)
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        smooth = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+        fitted = np.zeros((self._height, self._width, 3), dtype=np.uint8)
+        left, top = (self._width - size[0]) // 2, (self._height - size[1]) // 2
+        fitted[top : top + size[1], left : left + size[0]] = cv2.resize(image, size, interpolation=smooth)
+        return fitted
+
+
+def _timescale(base: Fraction) -> int:
+    """Units a second of the file's clocks.
+
+    They are the source's own, so that its timestamps stay the same integers; coarse ones are made finer, since players
+    expect less than a millisecond.
+    """
+    timescale = base.denominator
+    while timescale < 1000:
+        timescale *= 10
+    return timescale
+
+
+def _plain(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix == SUFFIX else path
+
+
+def _open_mp4(file: PartFile, base: Fraction) -> OutputContainer:
+    timescale = _timescale(base)
+    options = {
+        # hybrid_fragmented + flush_packets: readable up to the last full fragment after kill -9, and an ordinary MP4
+        # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.
+        "movflags": "hybrid_fragmented+frag_keyframe+delay_moov",
+        "flush_packets": "1",
+        # Do not hold back video, by up to 10 s, for audio that has ended.
+        "max_interleave_delta": "1",
+        "video_track_timescale": str(timescale),
+        "movie_timescale": str(timescale),
+    }
+    return av.open(file, "w", format="mp4", options=options)
+
+
+class OpenMp4:
+    """The MP4 that a sink is writing, if any: begun, ended, and given up where it cannot be written.
+
+    Args:
+        rate: frames per second of the source, as a hint for the encoder and for how long the last frame is shown.
+        audio_from: file to copy the audio from; None for a silent video.
+        from_zero: move the clock of every file so that it starts at 0.
+
+    Raises:
+        SinkError: by every method, if the file cannot be written; there is none then, and another may be begun.
+    """
+
+    def __init__(self, rate: Fraction | None, audio_from: Path | None, *, from_zero: bool) -> None:
+        self._rate = rate or DEFAULT_RATE
+        self._audio_from = audio_from
+        self._from_zero = from_zero
+        self._writer: Mp4Writer | None = None
+
+    def __bool__(self) -> bool:
+        return self._writer is not None
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file is now."""
+        return self._writer.path if self._writer is not None else None
+
+    def begin(self, path: Path, first: Frame) -> None:
+        """Begin a file; one that was begun before must have been ended."""
+        with self._giving_up(path):
+            self._writer = Mp4Writer(path, first, self._rate, self._audio_from, from_zero=self._from_zero)
+
+    def add(self, frame: Frame, image: RgbImage) -> None:
+        """Write a frame."""
+        assert self._writer is not None
+        with self._giving_up(self._writer.path):
+            self._writer.add(frame, image)
+
+    def end_if_moved(self) -> None:
+        """End the file if it was deleted or moved meanwhile; another is to be begun then."""
+        if self._writer is not None and self._writer.moved():
+            log.warning("%s was deleted or moved while it was written; a new file begins", self._writer.path)
+            self.end()
+
+    def end(self, until_pts: int | None = None) -> None:
+        """End the file, if there is one; its last frame is shown until `until_pts`, where that is known."""
+        if self._writer is not None:
+            with self._giving_up(self._writer.path, "finish"):
+                self._writer.close(until_pts)
+            self._writer = None
+
+    @contextmanager
+    def _giving_up(self, path: Path, what: str = "write") -> Iterator[None]:
+        try:
+            yield
+        except (av.error.FFmpegError, OSError) as error:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.give_up()
+            raise SinkError(f"cannot {what} {_plain(path)}: {error.strerror}") from error

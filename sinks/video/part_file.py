@@ -1,0 +1,166 @@
+"""The file below an MP4 that is being written: called `NAME.part` until it can be played, and mended where that fails.
+
+Knows the boxes of an MP4, but nothing of video. FFmpeg writes into it as into any file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".part"
+_CHECK_S = 1.0  # between two looks at whether the file is still there
+
+
+class PartFile:
+    """A new file for a fragmented MP4. It has the interface that `av.open` needs.
+
+    - Until its first fragment is whole, it is called `path.part`: no `.mp4` that cannot be played is ever left by a
+      killed process.
+    - After an error, `give_up` leaves what can be played, or nothing.
+
+    Args:
+        path: where it will be. A file of that name is replaced once the new one can be played.
+
+    Attributes:
+        path: where it is now.
+        closed: whether FFmpeg is to write no more; it then leaves out the end of the MP4.
+
+    Raises:
+        OSError: if it cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._final = path
+        self.path = path.with_name(path.name + SUFFIX)
+        self._file = self.path.open("w+b", buffering=0)
+        status = os.fstat(self._file.fileno())
+        self._identity = status.st_dev, status.st_ino
+        self._checked_at = time.monotonic()
+        self._walked = 0  # up to here, boxes are whole and known
+        self._fragment_end = 0  # behind the last whole fragment; 0 before the first
+        self._moof = False  # whether the last box known is a `moof`, whose data comes next
+        self._undo: list[tuple[int, bytes]] | None = None  # what the end of the MP4 has overwritten
+        self.closed = False
+
+    @property
+    def playable(self) -> bool:
+        """Whether there is a whole fragment."""
+        return self._fragment_end > 0
+
+    # ---- for FFmpeg
+
+    def write(self, data: bytes) -> int:
+        """Write all of `data`, or raise OSError."""
+        view = memoryview(data)
+        if self._undo is not None:
+            at = self._file.tell()
+            self._undo.append((at, os.pread(self._file.fileno(), len(view), at)))
+        written = 0
+        while written < len(view):
+            written += self._file.write(view[written:]) or 0
+        return written
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As of any file."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._file.tell()
+
+    # ---- for the writer
+
+    def publish(self) -> None:
+        """Give the file its name if it can be played and has not got it yet; called where a fragment may have ended."""
+        if self.path != self._final:
+            self._walk()
+            if self.playable:
+                self._rename()
+
+    def begin_end(self) -> None:
+        """From now on FFmpeg writes the end of the MP4; `give_up` can take that back."""
+        self._walk()
+        self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
+
+    def finish(self) -> None:
+        """Close the file, which is a whole MP4."""
+        self.closed = True
+        self._file.close()
+        if self.path != self._final:
+            self._rename()
+
+    def give_up(self) -> None:
+        """Close the file after an error, with the fragments that are whole; without any, delete it.
+
+        A second call does nothing.
+        """
+        if self._file.closed:
+            return
+        self.closed = True
+        try:
+            self._take_back()
+            self._walk()
+            if self.playable:
+                os.ftruncate(self._file.fileno(), self._fragment_end)
+                if self.path != self._final:
+                    self._rename()
+            elif not self._moved():
+                self.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.debug("%s: %s", self.path, error)  # it is gone, or its disk is
+        finally:
+            self._file.close()
+
+    def moved(self) -> bool:
+        """Whether the file was deleted, moved or replaced; looks at most once a second."""
+        if time.monotonic() - self._checked_at < _CHECK_S:
+            return False
+        self._checked_at = time.monotonic()
+        return self._moved()
+
+    def _moved(self) -> bool:
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) != self._identity
+
+    def _rename(self) -> None:
+        if not self._moved():
+            self.path.replace(self._final)
+            self.path = self._final
+
+    def _take_back(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo:
+            for at, before in reversed(undo[1:]):
+                os.pwrite(self._file.fileno(), before, at)
+            os.ftruncate(self._file.fileno(), undo[0][0])
+
+    def _walk(self) -> None:
+        """Find the fragments that have become whole."""
+        descriptor = self._file.fileno()
+        size = os.fstat(descriptor).st_size
+        while len(head := os.pread(descriptor, 8, self._walked)) == 8:
+            length, kind = int.from_bytes(head[:4]), head[4:]
+            if length < 8 or self._walked + length > size:
+                return
+            self._walked += length
+            if kind == b"mdat" and self._moof:
+                self._fragment_end = self._walked
+            self._moof = kind == b"moof"
+
+
+def free_path(path: Path) -> Path:
+    """`path`, or the first of `NAME-1`, `NAME-2` and so on of which there is no file, finished or not."""
+    for number in itertools.count():
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
+        if not (os.path.lexists(free) or os.path.lexists(free.with_name(free.name + SUFFIX))):
+            return free
+    raise AssertionError("counting has no end")
