@@ -66,7 +66,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     assert left == []
 
 
-def test_streams_share_what_can_be_shared_and_have_the_rest_for_themselves(tmp_path: Path) -> None:
+def test_streams_share_outputs_that_can_be_shared(tmp_path: Path) -> None:
     with opened_session(two(out="{stream}.mp4", jsonl="all.jsonl", sinks=["{stream}-own.jsonl"])) as session:
         finish(session)
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -105,7 +105,7 @@ def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
         ({"http": "0.0.0.0:0"}, "a token is needed"),
     ],
 )
-def test_what_cannot_be_is_told_and_leaves_no_video_and_empties_no_records(
+def test_an_invalid_output_leaves_every_file_as_it_was(
     tmp_path: Path, values: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
@@ -139,7 +139,7 @@ def test_a_stream_that_is_added_gets_what_every_stream_gets(tmp_path: Path) -> N
     assert [frames_in(tmp_path / run.name / "seen.mp4") for run in runs] == [10, 5]
 
 
-def test_a_stream_that_is_added_overwrites_nothing_that_was_found(tmp_path: Path) -> None:
+def test_an_added_stream_overwrites_no_results(tmp_path: Path) -> None:
     def added(name: str, **more: Any) -> StreamConfig:
         return StreamConfig.model_validate({"source": str(CLIP), "name": name, "detect": "person", "end": 0.5, **more})
 
@@ -161,7 +161,7 @@ def test_a_stream_that_is_added_overwrites_nothing_that_was_found(tmp_path: Path
     assert [len(records(tmp_path / f"{name}.jsonl")) for name in ("all", "door", "yard", "gate")] == [20, 10, 5, 5]
 
 
-def test_what_goes_on_may_be_added_again(tmp_path: Path) -> None:
+def test_a_stream_that_appends_may_be_added_again(tmp_path: Path) -> None:
     again = StreamConfig(source=str(CLIP), name="door", detect=["person"], end=0.5)
     with opened_session(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl?max_mb=1", "{stream}-%H.mp4"])) as session:
         for _ in range(2):
@@ -170,7 +170,7 @@ def test_what_goes_on_may_be_added_again(tmp_path: Path) -> None:
     assert [frames_in(path) for path in tmp_path.glob("*.mp4")] == [5, 5]
 
 
-def test_streams_that_are_added_at_once_without_a_name_have_one_each(tmp_path: Path) -> None:
+def test_unnamed_streams_added_at_once_get_a_name_each(tmp_path: Path) -> None:
     unnamed = StreamConfig(source=str(CLIP), detect=["person"], end=0.2)
     with opened_session(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl"])) as session:
         with ThreadPoolExecutor(8) as pool:
@@ -238,7 +238,7 @@ def test_interrupting_two_leaves_whole_files(tmp_path: Path) -> None:
         assert f"{name}: {len(mine)} frames in " in stdout
 
 
-def test_a_server_alone_waits_for_streams_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_a_server_alone_waits_for_streams_until_a_signal(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -261,7 +261,7 @@ def test_a_server_alone_waits_for_streams_until_it_is_told_to_end(tmp_path: Path
     assert (process.returncode, stderr) == (130, "")
 
 
-def test_what_goes_wrong_on_the_way_is_told_when_it_does(tmp_path: Path) -> None:
+def test_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
     with running("--http", "127.0.0.1:0", "--sink", "mqtt://me:secret@127.0.0.1:1/home") as process:
         assert process.stderr is not None
         told = process.stderr.readline()  # while it runs: it has no end of its own
@@ -292,7 +292,7 @@ def test_a_terminal_shows_a_table_of_the_streams(tmp_path: Path) -> None:
     assert re.search(r"demo-2 +running +\d+\.\d +– +0 +\d+ ms +\d+ ms +\d+", text)
 
 
-def test_the_table_says_what_is_wrong() -> None:
+def test_the_table_shows_why_a_stream_is_unhealthy() -> None:
     with opened_session(
         config_of(streams=[{"source": "rtsp://me:secret@127.0.0.1:1/x", "name": "door"}], end=None)
     ) as one:

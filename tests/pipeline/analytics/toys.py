@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import ClassVar
 
 from saccade.engine.results import Result
@@ -36,11 +37,14 @@ class EveryThirdGate:
 
 
 class FailingStage:
-    """Fails on some frames."""
+    """Fails in its calls of these numbers, counted from 0."""
 
     fails: ClassVar[frozenset[int]] = frozenset()
 
+    def __init__(self) -> None:
+        self.calls = count()
+
     def process(self, frame: Frame, result: Result) -> Result:
-        if frame.index in self.fails:
-            raise ValueError(f"cannot process frame {frame.index}")
+        if (call := next(self.calls)) in self.fails:
+            raise ValueError(f"cannot process a frame, call {call}")
         return result

@@ -37,6 +37,6 @@ def test_the_times_are_taken_apart() -> None:
     assert timed.median_ms == pytest.approx(4.0)
 
 
-def test_too_few_frames_are_told() -> None:
+def test_too_few_frames_are_an_error() -> None:
     with pytest.raises(ConfigError, match="--vid-stride 2"):
         _figures(MODEL, 30, [], {})

@@ -162,7 +162,7 @@ def test_a_config_with_flags_over_it(folder: Path, saccade: Command) -> None:
     assert [json.loads(line)["frame"] for line in (folder / "out.jsonl").read_text().splitlines()] == [0, 2]
 
 
-def test_the_doctor_finds_this_machine_well(tmp_path: Path, saccade: Command) -> None:
+def test_the_doctor_finds_nothing_missing_here(tmp_path: Path, saccade: Command) -> None:
     done = saccade("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "everything needed is here" in done.stdout
@@ -204,7 +204,7 @@ def test_one_frame_is_timed(tmp_path: Path, saccade: Command) -> None:
         ["prompts", "--prompts", "1", "--rounds", "1"],
     ],
 )
-def test_what_is_timed_computes_in_the_dtype_asked_for(arguments: list[str], tmp_path: Path, saccade: Command) -> None:
+def test_benches_compute_in_the_dtype_given_and_report_it(arguments: list[str], tmp_path: Path, saccade: Command) -> None:
     small = ["--size", "64x36", "--device", "cpu", "--dtype", "bfloat16", "--json"]
     done = saccade("bench", *arguments, *small, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -231,7 +231,7 @@ def test_the_embedded_model_has_a_score(tmp_path: Path, saccade: Command) -> Non
     assert json.loads(done.stdout)["pictures"] == 2
 
 
-def test_help_needs_nothing_slow(tmp_path: Path) -> None:
+def test_help_imports_nothing_slow(tmp_path: Path) -> None:
     slow = ("torch", "av", "cv2", "numpy", "PIL")
     code = (
         "import sys; from saccade.pipeline.cli.error_report import guarded; from saccade.pipeline.cli.main import app;"

@@ -38,7 +38,7 @@ def test_a_wrong_transport_is_told_by_the_bench_too() -> None:
         time_ingest("rtsp://127.0.0.1/live", seconds=1, transport="x")
 
 
-def test_a_frame_that_cannot_be_written_is_told(make_clip: MakeClip) -> None:
+def test_an_image_that_cannot_be_written_is_an_error(make_clip: MakeClip) -> None:
     path = make_clip(frames=2)
     with pytest.raises(ConfigError, match="cannot be written"):
         examine(str(path), seconds=1, hwaccel="auto", transport="tcp", out=str(path.with_suffix(".nothing")))

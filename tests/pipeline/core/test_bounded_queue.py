@@ -90,7 +90,7 @@ TestQueueMachine.settings = settings(max_examples=150, stateful_step_count=40, d
 
 @settings(max_examples=40, deadline=None)
 @given(policy=policies, count=st.integers(0, 60))
-def test_across_threads_nothing_is_lost_unreported_or_out_of_order(policy: QueuePolicy, count: int) -> None:
+def test_across_threads_every_loss_is_reported_in_order(policy: QueuePolicy, count: int) -> None:
     queue: BoundedQueue[int] = BoundedQueue(policy)
 
     def produce() -> None:

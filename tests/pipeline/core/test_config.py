@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: 
         ({"source": "a"}, "nothing to look for"),
     ],
 )
-def test_a_wrong_flag_is_called_by_its_name(overrides: dict[str, Any], message: str) -> None:
+def test_an_invalid_flag_is_named(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(None, overrides)
     assert str(error.value).startswith(message)
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         load(path, {})
 
 
-def test_a_stream_takes_from_the_whole_what_it_does_not_say_itself(tmp_path: Path) -> None:
+def test_a_stream_takes_common_settings_it_does_not_override(tmp_path: Path) -> None:
     path = tmp_path / "many.yaml"
     path.write_text(
         "detect: [person]\nconf: 0.3\nsinks: [ws://127.0.0.1:1]\nqueue: keep 4\nstreams:\n"

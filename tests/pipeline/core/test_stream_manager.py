@@ -95,7 +95,7 @@ def no_threads_left() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("saccade ")]
 
 
-def test_streams_run_side_by_side_into_one_sink_which_is_closed_once(engine: Engine) -> None:
+def test_streams_share_one_sink_which_is_closed_once(engine: Engine) -> None:
     sink, own = Collector(), Collector()
     with Streams(engine, [Output(sink)]) as streams:
         runs = [streams.add("door", clip(), PERSON), streams.add("yard", clip(6), PERSON, outputs=[Output(own)])]
@@ -115,7 +115,7 @@ def test_streams_run_side_by_side_into_one_sink_which_is_closed_once(engine: Eng
     assert no_threads_left()
 
 
-def test_one_that_fails_takes_no_other_with_it_and_is_remembered_without_its_password(engine: Engine) -> None:
+def test_a_failed_stream_stops_no_other_and_stays_listed(engine: Engine) -> None:
     ended: list[Run] = []
     sink = Collector()
     with Streams(engine, [Output(sink)]) as streams:
@@ -163,7 +163,7 @@ def test_a_stuck_sink_of_one_stream_delays_no_other(engine: Engine) -> None:
         assert other.join(LONG_S)
 
 
-def test_a_sink_that_takes_nothing_delays_no_other_of_a_live_stream_and_what_it_loses_is_counted(
+def test_a_blocked_sink_delays_no_other_and_its_loss_counts(
     engine: Engine,
 ) -> None:
     sink, stuck = Collector(), StuckSink()
@@ -202,7 +202,7 @@ def test_names_are_taken_once_and_are_safe_in_paths_and_topics(engine: Engine) -
     assert no_threads_left()
 
 
-def test_what_a_shared_sink_says_when_it_is_closed_is_told_and_the_others_are_closed_all_the_same(
+def test_a_sink_that_fails_to_close_keeps_no_other_open(
     engine: Engine,
 ) -> None:
     full, fine = Collector(SinkError("cannot finish x: No space left on device")), Collector()

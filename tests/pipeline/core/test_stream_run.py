@@ -114,9 +114,7 @@ def test_the_latency_of_a_frame_adds_up(engine: Engine, clip: Source, tmp_path: 
         assert sum(parts) <= latency["total"] + 0.05  # rounded each; total also holds the wait for earlier frames
 
 
-def test_newest_wins_and_every_dropped_frame_is_reported_on_the_next(
-    engine: Engine, clip: Source, tmp_path: Path
-) -> None:
+def test_newest_wins_and_drops_are_reported_on_the_next_frame(engine: Engine, clip: Source, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     run = Run(clip, engine, TASKS, [Output(JsonlSink(out))], queue=NEWEST, in_flight=1)
     run.start()
@@ -230,7 +228,7 @@ def test_an_error_of_the_engine_ends_the_run(clip: Source, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("fails", "survives"), [({2, 3, 5}, True), ({*range(2, 14)}, False)])
-def test_a_live_stream_outlives_some_frames_that_the_engine_fails_on(
+def test_a_live_stream_outlives_frames_the_engine_fails_on(
     fails: set[int], survives: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, calls = tmp_path / "out.jsonl", count()
@@ -282,9 +280,7 @@ class BreakingSource:
             yield frame
 
 
-def test_when_the_source_fails_what_was_read_before_is_still_finished(
-    engine: Engine, clip: Source, tmp_path: Path
-) -> None:
+def test_frames_read_before_the_source_fails_are_finished(engine: Engine, clip: Source, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     run = Run(BreakingSource(clip), engine, TASKS, [Output(JsonlSink(out))])
     run.start()

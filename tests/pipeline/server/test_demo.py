@@ -60,7 +60,7 @@ def told(url: str) -> Any:
 # ---- over HTTP
 
 
-def test_the_page_and_all_that_it_loads_is_there_and_may_do_little(demo: Demo) -> None:
+def test_pages_are_served_with_a_strict_security_policy(demo: Demo) -> None:
     assets = REPO / "pipeline" / "assets" / "demo"
     names = [path.name for path in assets.iterdir() if not path.name.startswith(("index", "viewer"))]
     for name in ["", *names]:
@@ -195,7 +195,7 @@ def publishing_page(demo: Demo) -> Iterator[Page]:
             until(lambda: demo.whip.peers == 0 and not demo.streams.names)
 
 
-def test_records_come_beside_the_video_and_prompts_change_while_it_runs(demo: Demo) -> None:
+def test_a_data_channel_carries_records_and_changes_prompts(demo: Demo) -> None:
     with publishing_page(demo) as page:
         until(lambda: any(page.records[-1]["objects"]))
         assert {one["label"] for one in page.records[-1]["objects"]} == {"person"}
@@ -205,7 +205,7 @@ def test_records_come_beside_the_video_and_prompts_change_while_it_runs(demo: De
         assert page.say({})["prompts"]["point"] == ["person"]  # only asks
 
 
-def test_what_cannot_be_done_is_told_in_one_line_and_changes_nothing(demo: Demo) -> None:
+def test_an_invalid_message_is_answered_and_changes_nothing(demo: Demo) -> None:
     with publishing_page(demo) as page:
         cases: list[tuple[object, str]] = [
             ({"detect": ["unicorn"]}, "unicorn"),

@@ -107,7 +107,7 @@ def test_a_stream_is_added_changed_and_ended_over_http(server: HttpServer, strea
     assert ask(server, "DELETE", "/streams/door").status == 404
 
 
-def test_it_is_well_while_every_stream_is(server: HttpServer, streams: Streams) -> None:
+def test_health_is_that_of_every_stream(server: HttpServer, streams: Streams) -> None:
     assert (ask(server, "GET", "/healthz").status, ask(server, "GET", "/healthz").json["ok"]) == (200, True)
     streams.add("clip", open_source(CLIP), [Detect("person")])
     assert ask(server, "GET", "/healthz").status == 200
@@ -198,7 +198,7 @@ BAD = {
 }
 
 
-def test_what_is_wrong_is_told_in_one_line_and_changes_nothing(server: HttpServer, streams: Streams) -> None:
+def test_a_bad_request_gets_one_line_and_changes_nothing(server: HttpServer, streams: Streams) -> None:
     run = streams.add("clip", open_source(CLIP), [Detect("person")])
     for case, (method, path, body, headers, status, message) in BAD.items():
         answer = ask(server, method, path, body, **headers)
@@ -222,7 +222,7 @@ def test_a_body_without_end_is_cut_off(server: HttpServer) -> None:
         assert b" 413 " in connection.recv(64)
 
 
-def test_connections_too_many_are_hung_up_on(server: HttpServer) -> None:
+def test_surplus_connections_are_closed(server: HttpServer) -> None:
     place = urlsplit(server.url)
     with ExitStack() as stack:
 
@@ -239,7 +239,7 @@ def test_connections_too_many_are_hung_up_on(server: HttpServer) -> None:
     wait_for(lambda: not _refused(server))
 
 
-def test_a_place_is_for_who_asks_and_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_and_deaf_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_ASK_S", 0.5)
     monkeypatch.setattr(listening, "_TAKE_S", 0.5)
 
@@ -267,9 +267,7 @@ def test_a_place_is_for_who_asks_and_takes(monkeypatch: pytest.MonkeyPatch) -> N
         impatient.close()
 
 
-def test_a_request_that_cannot_be_read_leaves_no_token_in_the_log(
-    streams: Streams, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_request_leaves_no_token_in_the_log(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:
     async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("secret")
 
@@ -294,7 +292,7 @@ def _refused(server: HttpServer) -> bool:
         return True
 
 
-def test_with_a_token_only_those_who_know_it_come_in(streams: Streams) -> None:
+def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="hello")
 

@@ -48,7 +48,7 @@ def test_a_bad_address_is_refused_in_one_line_without_its_secret(target: str, to
     assert "sesame" not in str(caught.value)
 
 
-def test_it_serves_a_page_and_tells_its_streams_to_those_who_may_know() -> None:
+def test_the_page_is_public_and_the_streams_need_the_token() -> None:
     port = free_port()
     with leaving_no_thread():
         sink = open_whep(f"whep:{port}")
