@@ -54,7 +54,9 @@ class Moondream(nn.Module):
     def coord_eos_head(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight (2, dim) and bias (2,) of the coord and eos rows: all of the head that detect and point need."""
         ids, head = self.config.tokenizer, self.text.lm_head
-        return head.weight[[ids.coord_id, ids.eos_id]], head.bias[[ids.coord_id, ids.eos_id]]
+        # By numbers, not by a list of them, which would be copied to the device: a graph cannot capture that.
+        weight, bias = ((part[ids.coord_id], part[ids.eos_id]) for part in (head.weight, head.bias))
+        return torch.stack(weight), torch.stack(bias)
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., 2) float32 of the coordinate token and of the end token."""
