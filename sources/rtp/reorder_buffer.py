@@ -9,55 +9,84 @@ from collections.abc import Iterator
 
 from saccade.sources.rtp.packet import RtpPacket, signed
 
-_REORDER = 32  # packets; 1 % loss at 2 Mbit/s is noticed after 150 ms
-_RESTART = 3000  # a sequence number this far off is a sender that began again, as RFC 3550 has it
+_CAPACITY = 32  # packets; 1 % loss at 2 Mbit/s is noticed after 150 ms
+_WAIT_S = 0.2  # the same limit in time: at 5 frames a second 32 packets would be 3.2 s
+_RESTART = 3000  # a sequence number this far off is a sender that restarted, as RFC 3550 has it
 
 
 class ReorderBuffer:
-    """Puts packets in order, drops duplicates and counts what never came.
+    """Yields packets in the order of their sequence numbers, each with whether packets are missing before it.
 
-    What comes in order passes at once. Behind a gap at most `room` packets are held back for the missing one.
+    Packets that arrive in order pass at once. Behind a gap packets are held back for the missing one, up to `capacity`
+    packets and `wait_s` seconds. A packet of another sender, or one far from the expected number, is taken for a stray
+    one until the next in its own order confirms it.
 
     Args:
-        room: packets held back at most; 0 for TCP, where nothing is overtaken.
+        capacity: packets held back at most; 0 for TCP, where nothing is overtaken.
+        wait_s: how long a missing packet is waited for, in seconds.
     """
 
-    __slots__ = ("_held", "_next", "_room", "_ssrc", "highest", "lost")
+    __slots__ = ("_capacity", "_held", "_next", "_ssrc", "_stray", "_wait_s", "highest", "lost")
 
-    def __init__(self, room: int = _REORDER) -> None:
-        self._room = room
-        self._held: dict[int, RtpPacket] = {}
+    def __init__(self, capacity: int = _CAPACITY, wait_s: float = _WAIT_S) -> None:
+        self._capacity = capacity
+        self._wait_s = wait_s
+        self._held: dict[int, tuple[RtpPacket, float]] = {}  # by number, with the time of arrival
         self._next: int | None = None  # extended beyond 16 bits
         self._ssrc = 0
+        self._stray: RtpPacket | None = None
         self.lost = 0
         self.highest = 0
-        """Highest sequence number seen, extended beyond 16 bits."""
+        """Highest sequence number received, extended beyond 16 bits."""
 
-    def push(self, packet: RtpPacket) -> Iterator[tuple[RtpPacket, bool]]:
-        """Take a packet in; yield those whose turn it is, each with whether packets are missing before it."""
-        if self._next is None or packet.ssrc != self._ssrc:
+    @property
+    def ssrc(self) -> int | None:
+        """The sender followed; None before the first packet."""
+        return self._ssrc if self._next is not None else None
+
+    def push(self, packet: RtpPacket, now: float) -> Iterator[tuple[RtpPacket, bool]]:
+        """Take a packet in, at `now` seconds; yield those whose turn it is."""
+        if self._next is None:
             yield from self._restart(packet)
             return
         ahead = signed(packet.sequence - self._next, 16)
-        if abs(ahead) > _RESTART:
-            yield from self._restart(packet)
+        if packet.ssrc != self._ssrc or abs(ahead) > _RESTART:
+            stray, self._stray = self._stray, packet
+            if stray and stray.ssrc == packet.ssrc and (stray.sequence + 1) % 65536 == packet.sequence:
+                yield from self._restart(stray)
+                yield from self.push(packet, now)
             return
         if ahead < 0:
             return  # a duplicate, or too late
         number = self._next + ahead
         self.highest = max(self.highest, number)
-        self._held[number] = packet
-        while self._held:
-            first = min(self._held) if self._next not in self._held else self._next
-            missing = first - self._next
-            if missing and len(self._held) <= self._room:
-                return
+        self._held[number] = packet, now
+        if len(self._held) > self._capacity:
+            yield from self._release(skip=True)
+        yield from self._release()
+        yield from self.expire(now)
+
+    def expire(self, now: float) -> Iterator[tuple[RtpPacket, bool]]:
+        """Yield what was held back for longer than `wait_s` at `now` seconds."""
+        while self._held and now - self._held[min(self._held)][1] >= self._wait_s:
+            yield from self._release(skip=True)
+
+    def _release(self, *, skip: bool = False) -> Iterator[tuple[RtpPacket, bool]]:
+        """Yield what is in order; with `skip`, give up the packets missing before it."""
+        assert self._next is not None
+        missing = 0
+        if skip and self._next not in self._held:
+            first = min(self._held)
+            missing, self._next = first - self._next, first
             self.lost += missing
-            self._next = first + 1
-            yield self._held.pop(first), missing > 0
+        while (entry := self._held.pop(self._next, None)) is not None:
+            self._next += 1
+            yield entry[0], missing > 0
+            missing = 0
 
     def _restart(self, packet: RtpPacket) -> Iterator[tuple[RtpPacket, bool]]:
         self._held.clear()
+        self._stray = None
         self._ssrc = packet.ssrc
         self.highest = packet.sequence
         self._next = packet.sequence + 1

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urljoin
 
-from saccade.sources.rtp.depacketizer import START_CODE
+from saccade.sources.rtp.nal import START_CODE
 
 _STATIC_TYPES = {26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
 

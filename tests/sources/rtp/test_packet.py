@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.sources.rtp.depacketizer import START_CODE, AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.nal import START_CODE
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import parse_rtcp, receiver_report
@@ -85,10 +86,10 @@ def packetize(codec: Codec, units: list[Unit], mtu: int, *, first: int = 0, mark
 
 
 def depacketize(codec: Codec, packets: Iterable[RtpPacket], room: int = 0) -> list[AccessUnit]:
-    sequencer, depacketizer = ReorderBuffer(room), Depacketizer(codec)
+    reorder, depacketizer = ReorderBuffer(room), Depacketizer(codec)
     units: list[AccessUnit] = []
     for number, packet in enumerate(packets):
-        for one, gap in sequencer.push(packet):
+        for one, gap in reorder.push(packet, number / 1000):
             units += depacketizer.push(one, gap, float(number))
     return units
 
@@ -192,14 +193,14 @@ def test_packets_overtaken_or_doubled_on_the_way_do_no_harm(codec: Codec, seed: 
 @settings(max_examples=300)
 @given(codec=codecs, datagrams=st.lists(st.binary(max_size=60), max_size=30), keep=st.booleans())
 def test_garbage_never_raises(codec: Codec, datagrams: list[bytes], keep: bool) -> None:
-    sequencer, depacketizer = ReorderBuffer(), Depacketizer(codec)
+    reorder, depacketizer = ReorderBuffer(), Depacketizer(codec)
     for number, data in enumerate(datagrams):
         parse_rtcp(data, 0.0)
         packet = parse_rtp(data)
         if keep:
             packet = RtpPacket(number % 3 == 0, 96, number, number // 3, 1, data)
         if packet:
-            for one, gap in sequencer.push(packet):
+            for one, gap in reorder.push(packet, float(number)):
                 depacketizer.push(one, gap, 0.0)
 
 
