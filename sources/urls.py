@@ -1,36 +1,76 @@
-"""Addresses of live sources: what kind they are, what to call them, and how to print them without their secrets.
+"""URLs of live sources: taken apart, named, and shown without their secrets. The one parser, the one redaction.
 
-Pure text. Knows nothing of connections.
+Passwords of cameras are typed into URLs unquoted all the time, with @, /, # and spaces in them; the rules here find out
+what was meant. Pure text. Knows nothing of connections.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote, urljoin
 
 from saccade.sources.errors import SourceError
 
 _DEFAULT_PORTS = {"rtsp": 554, "rtsps": 322}
+_SCHEME = re.compile(r"(\b[A-Za-z][\w+.-]+:/{1,3}|\brtsps?:)(?=[^\s/])")
+_HOST = re.compile(r"(?P<host>\[[\w:.%]+\]|[^\s:/?#@\[\]]+)(?P<port>:\d{0,5})?(?=[/?#\s'\",;)]|$)")
+_EXAMPLES = ("user:password", "user:pass", "u:p")
+_SECRET = re.compile(
+    r"(?i)(\b[\w-]*(?:pass|pas|password|passwd|passphrase|pwd|psw|pw|token|secret|key|auth|sig|signature|credential)=)"
+    r"(?!…(?:[&\s;).,]|$))[^&\s;]+"
+)
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def redact(text: str) -> str:
-    """`text` without the user names, passwords and keys of the addresses in it.
+    """`text` without the credentials of the URLs in it, and without the values of keys such as `password=`.
 
-    Passwords with `/` and `@` in them are typed unquoted all the time, so everything up to the last `@` goes where
-    there are credentials; values of keys such as `password=` and `token=` become `***`, but for the … of an example.
+    Examples stay as they are: `user:password@host`, and `token=…`.
     """
-    text = re.sub(r"(?<=://)\S+", lambda match: split_credentials(match[0])[1], text)
-    return re.sub(r"(?i)((?:pass(?:word|wd)?|pwd|token|secret|key|auth)=)(?!…(?:[&\s;]|$))[^&\s;]+", r"\1***", text)
+    first, *pieces = _SCHEME.split(text)
+    shown = [first]
+    for scheme, rest in zip(pieces[::2], pieces[1::2], strict=True):
+        credentials, left = split_credentials(rest)
+        shown += [scheme, rest if credentials.lower() in _EXAMPLES else left]
+    return _SECRET.sub(r"\1***", "".join(shown))
 
 
 def split_credentials(rest: str) -> tuple[str, str]:
-    """What follows `://`, as credentials, "" for none, and what is left."""
-    authority = rest.partition("/")[0]
-    if "@" not in authority and not re.search(r":(?!\d*$)", authority):
-        return "", rest  # an @ further on belongs to the path
-    credentials, _, rest = rest.rpartition("@")
-    return credentials, rest
+    """Split what follows `://` into credentials, "" for none, and the remainder.
+
+    The credentials end at the last @ before the path, as RFC 3986 has it, so that an @ further on belongs to the path.
+    Where what follows does not look like a host, or what comes before is none, the password had a / or a space in it:
+    then they end at the @ that an address, a name with a dot or one with a port follows, or at the last one.
+    """
+    authority = re.match(r"[^\s/?#]*", rest)
+    end = authority.end() if authority else 0
+    line = rest.partition("\n")[0]
+    token = re.match(r"\S*", line)
+    every = [match.start() for match in re.finditer("@", line)]
+    inside = [at for at in every if at < end]
+    if inside and _is_certain(line, inside[-1] + 1):
+        chosen = inside[-1]
+    elif inside or (every and not _HOST.match(line)):
+        nearby = [at for at in every if not inside or not token or at < token.end()]
+        hosts = [at for at in nearby if _HOST.match(line, at + 1)]
+        chosen = next((at for at in hosts if _is_certain(line, at + 1)), (hosts or nearby)[-1])
+    else:  # a host and its port, or a user and a password that begins with digits and a slash
+        inside = [at for at in every if token and at < token.end() and _is_certain(line, at + 1)]
+        if not inside or _is_certain(line.partition(":")[0], 0):
+            return "", rest
+        chosen = inside[-1]
+    return rest[:chosen], rest[chosen + 1 :]
+
+
+def _is_certain(text: str, at: int) -> bool:
+    """Whether what begins at `at` can hardly be anything but a host."""
+    match = _HOST.match(text, at)
+    if match is None:
+        return False
+    host = match["host"]
+    return len(match["port"] or "") > 1 or host.startswith("[") or host == "localhost" or "." in host
 
 
 def stream_name(url: str) -> str:
@@ -41,13 +81,14 @@ def stream_name(url: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class RtspAddress:
-    """An RTSP address taken apart.
+    """An RTSP URL taken apart.
 
     Attributes:
-        url: what is asked for on the wire: the address without credentials.
+        url: what is requested on the wire: the URL without credentials.
         host, port: where to connect.
-        user, password: decoded; None when the address holds none.
+        user, password: decoded; None when the URL holds none.
         tls: True for rtsps.
+        default_port: whether the URL names no port.
     """
 
     url: str
@@ -56,36 +97,65 @@ class RtspAddress:
     user: str | None
     password: str | None
     tls: bool
+    default_port: bool = False
 
     def __repr__(self) -> str:
         return f"RtspAddress({redact(self.url)!r})"  # a traceback or log must not show the password
 
     @classmethod
     def parse(cls, text: str) -> RtspAddress:
-        """Take an address apart.
+        """Take a URL apart.
 
         Raises:
-            SourceError: if it is none.
+            SourceError: if it is malformed.
         """
-        scheme, _, rest = text.partition("://")
+        if _UNSAFE.search(text):
+            raise SourceError(f"{redact(_UNSAFE.sub('?', text))} has control characters in it")
+        scheme, separator, rest = text.partition("://")
+        scheme = scheme.lower()
         credentials, rest = split_credentials(rest)
-        try:
-            parts = urlsplit(f"{scheme.lower()}://{rest}")
-            port = parts.port or _DEFAULT_PORTS[parts.scheme]
-            host = parts.hostname
-        except (ValueError, KeyError):
-            host = None
-        if not host:
+        match = _HOST.match(rest)
+        host = match["host"].strip("[]") if match else ""
+        port = match["port"][1:] if match and match["port"] else ""
+        if not (separator and scheme in _DEFAULT_PORTS and match and _is_host(host)) or int(port or 1) not in range(
+            1, 65536
+        ):
             raise SourceError(
-                f"{redact(text)} is no RTSP address (rtsp://user:password@host:554/path); "
+                f"{redact(text)} is not an RTSP URL (rtsp://user:password@host:554/path); "
                 "write special characters of a password as %XX, @ as %40"
             )
+        path = quote(rest[match.end() :].partition("#")[0], safe="/%:=&?~+!$,;'@()*[]|{}^\"\\<>`")
         user, _, password = credentials.partition(":")
         return cls(
-            url=parts._replace(fragment="").geturl(),
+            url=f"{scheme}://{match[0]}{path}",
             host=host,
-            port=port,
+            port=int(port) if port else _DEFAULT_PORTS[scheme],
             user=unquote(user) if credentials else None,
             password=unquote(password) if credentials else None,
-            tls=parts.scheme == "rtsps",
+            tls=scheme == "rtsps",
+            default_port=not port,
         )
+
+    def redirected(self, location: str) -> RtspAddress:
+        """The address that a redirect leads to; credentials go along to the same host only.
+
+        Raises:
+            SourceError: if `location` is malformed.
+        """
+        target = RtspAddress.parse(urljoin(self.url, location.strip()))
+        if target.user is None and target.host == self.host and (target.tls or not self.tls):
+            target = replace(target, user=self.user, password=self.password)
+        return target
+
+
+def _is_host(text: str) -> bool:
+    """Whether a host name or address is well-formed."""
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+        return True
+    except ValueError:
+        pass
+    try:
+        return bool(text.encode("idna")) and not text.startswith("-")
+    except UnicodeError:  # an empty label, as in a..b, or one that is too long
+        return False
