@@ -13,7 +13,8 @@ from saccade.sources.images import ImageSource
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.reconnect import LinkStatus, State
 from saccade.sources.live.source import LiveSource
-from saccade.sources.rtsp.client import Transport
+from saccade.sources.rtsp.connection import Loss
+from saccade.sources.rtsp.transport import Transport
 from saccade.sources.urls import redact
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LinkStatus",
     "LiveError",
     "LiveSource",
+    "Loss",
     "Reason",
     "RgbImage",
     "Source",

@@ -13,11 +13,17 @@ class SourceError(Exception):
 
 
 class LiveError(SourceError):
-    """A live source failed. The message is one line; `reason` is its code."""
+    """A live source failed. The message is one line.
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    Attributes:
+        reason: its code.
+        refused: whether the server refused the user name and password given, so that trying again may lock the account.
+    """
+
+    def __init__(self, reason: Reason, message: str, *, refused: bool = False) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason: Reason = reason
+        self.refused = refused
 
 
 class StreamEndedError(Exception):

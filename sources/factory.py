@@ -14,8 +14,10 @@ from saccade.sources.live.connection import LiveConnection
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
 from saccade.sources.live.source import LiveSource, Opener
-from saccade.sources.rtsp.client import Transport
-from saccade.sources.rtsp.connection import RtspConnection, UnhandledCodecError
+from saccade.sources.rtsp.connection import Loss, RtspConnection
+from saccade.sources.rtsp.session import UnhandledCodecError
+from saccade.sources.rtsp.tls import TlsPolicy
+from saccade.sources.rtsp.transport import Transport, TransportChoice
 from saccade.sources.urls import RtspAddress, redact, stream_name
 
 _RTSP = ("rtsp", "rtsps")
@@ -31,6 +33,8 @@ def open_source(
     end: float | None = None,
     hwaccel: HwAccel = "auto",
     rtsp_transport: Transport = "tcp",
+    loss: Loss = "hide",
+    tls: str = "verify",
     retry: bool = True,
 ) -> Source:
     """Open a video file, a frame, a folder of frames, a live address, a webcam or an endpoint for WebRTC.
@@ -44,7 +48,9 @@ def open_source(
         start: skip frames before this time, in seconds from the beginning; not for live sources.
         end: stop before this time, in seconds from the beginning; not for live sources.
         hwaccel: decode live sources on the GPU if there is one, insist on it, or leave it alone.
-        rtsp_transport: how RTSP cameras send their frames.
+        rtsp_transport: how RTSP cameras send their frames; auto finds out.
+        loss: hide frames that RTSP packets are missing from, or show them, with `Frame.damaged`.
+        tls: certificates accepted from rtsps cameras: verify, accept (any) or sha256:HEX (this one).
         retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
 
     Raises:
@@ -59,7 +65,7 @@ def open_source(
         )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
-    opener = _live_opener(text, hwaccel, rtsp_transport)
+    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls)
     if opener:
         if start is not None or end is not None:
             raise SourceError(f"{redact(text)} is live: start and end are for files")
@@ -71,7 +77,7 @@ def open_source(
     return kind(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
 
 
-def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | None:
+def _live_opener(text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, tls: str) -> Opener | None:
     """What connects to a live address or webcam; None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
@@ -81,7 +87,9 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | 
         address = FfmpegInput.of_camera(int(text))
     elif scheme in _RTSP:
         RtspAddress.parse(text)  # to refuse a malformed one now
-        return lambda closed: _open_rtsp(text, closed, hwaccel, transport)
+        policy = TlsPolicy.parse(tls)
+        choice = TransportChoice(transport)
+        return lambda closed: _open_rtsp(text, closed, hwaccel, choice, loss, policy)
     elif scheme in _STREAMS:
         address = FfmpegInput.of_url(text)
     else:  # only the scheme is shown, since the rest may hold a password
@@ -90,8 +98,10 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport) -> Opener | 
     return lambda closed: FfmpegConnection(address, closed, hwaccel=hwaccel)
 
 
-def _open_rtsp(url: str, closed: threading.Event, hwaccel: HwAccel, transport: Transport) -> LiveConnection:
+def _open_rtsp(
+    url: str, closed: threading.Event, hwaccel: HwAccel, choice: TransportChoice, loss: Loss, tls: TlsPolicy
+) -> LiveConnection:
     try:
-        return RtspConnection(url, closed, transport=transport, hwaccel=hwaccel)
+        return RtspConnection(url, closed, choice=choice, hwaccel=hwaccel, loss=loss, tls=tls)
     except UnhandledCodecError:
-        return FfmpegConnection(FfmpegInput.of_rtsp(url, transport), closed, hwaccel=hwaccel)
+        return FfmpegConnection(FfmpegInput.of_rtsp(url, choice.way), closed, hwaccel=hwaccel)

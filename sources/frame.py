@@ -34,6 +34,7 @@ class Frame:
         decoded_at: `time.monotonic()` when the decoder returned the frame, in seconds.
         decode_ms: time spent demuxing, decoding and converting this frame, in milliseconds.
         dropped_before: frames of this stream lost between the previous frame handed on and this one.
+        damaged: whether parts are missing or smeared; only where damaged frames were asked for.
     """
 
     image: RgbImage
@@ -46,6 +47,7 @@ class Frame:
     decoded_at: float
     decode_ms: float
     dropped_before: int = 0
+    damaged: bool = False
 
     @property
     def width(self) -> int:

@@ -1,6 +1,6 @@
-"""What one connection to a live source gives, whatever protocol it speaks.
+"""The interface of one connection to a live source, whatever its protocol.
 
-Knows nothing of states or of coming back: a feed that fails raises, and is done with.
+Knows nothing of states or of reconnecting: a connection that fails raises, and is closed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ class LiveFrame:
     Attributes:
         decoded: the frame, not yet converted.
         timestamp: the sender's, in units of 1/90000 s, never wrapped; None when it gives none.
-        arrived_at: `time.monotonic()` when its first byte was here, in seconds.
+        arrived_at: `time.monotonic()` when its first byte arrived, in seconds.
         captured_at: Unix time in seconds by the sender's RTCP report; None while that is not known.
         lost_before: frames lost between the one before and this one.
+        damaged: whether a part of it, or of a frame that it is predicted from, is missing.
     """
 
     decoded: VideoFrame
@@ -29,6 +30,7 @@ class LiveFrame:
     arrived_at: float
     captured_at: float | None = None
     lost_before: int = 0
+    damaged: bool = False
 
 
 class LiveConnection(Protocol):
@@ -46,12 +48,17 @@ class LiveConnection(Protocol):
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames a second, as announced; None when not said."""
+        """Frames a second, as announced; None when not announced."""
         ...
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last came, in seconds."""
+        """`time.monotonic()` when anything last arrived, in seconds."""
+        ...
+
+    @property
+    def media_at(self) -> float:
+        """`time.monotonic()` when a packet of the video last arrived, in seconds."""
         ...
 
     @property
@@ -64,10 +71,10 @@ class LiveConnection(Protocol):
 
         Raises:
             LiveError: if the connection is over.
-            StreamEndedError: if there is nothing more to come, ever.
+            StreamEndedError: if the stream was of limited length and is over.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...

@@ -1,12 +1,11 @@
-"""Decodes H.264, H.265 and whatever FFmpeg knows with no delay, on the GPU where there is one.
+"""Decodes H.264, H.265 and whatever else FFmpeg knows without delay, on the GPU where there is one.
 
-Knows coded frames in and frames out, nothing of where they come from.
+Coded frames in, decoded ones out. Knows nothing of where they come from.
 """
 
 from __future__ import annotations
 
 import logging
-from fractions import Fraction
 from typing import Literal
 
 import av
@@ -16,28 +15,26 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
 from saccade.sources.errors import SourceError
+from saccade.sources.live.clock import LIVE_BASE
 
 log = logging.getLogger(__name__)
 
 HwAccel = Literal["auto", "cuda", "none"]
-"""Decode on the GPU if there is one, insist on it, or leave it alone."""
+"""Decode on the GPU if there is one, require it, or decode on the CPU."""
 
-LIVE_BASE = Fraction(1, 90_000)
-"""Time base of every live stream: that of RTP, WebRTC and MPEG-TS."""
-
-_THREADS = 4  # a camera's frame has one slice or a few; 16 cameras on 64 cores do not want 1024 threads
+_THREADS = 4  # a camera's frame has few slices; without a limit 16 cameras on 64 cores would have 1024 threads
 
 
 def gpu_decoding(hwaccel: HwAccel) -> HWAccel | None:
     """PyAV's handle for decoding on the GPU; None for the CPU.
 
     Raises:
-        SourceError: if the GPU is insisted on and cannot decode.
+        SourceError: if the GPU is required and cannot decode.
     """
     if hwaccel == "none":
         return None
     try:
-        # Not PyAV's own fall back: it would start a context for each stream that says nothing of what really runs.
+        # Not PyAV's own fallback: it would start a context for each stream that does not tell what really runs.
         handle = HWAccel("cuda", allow_software_fallback=True)
         _ = av.CodecContext.create("h264", "r", hwaccel=handle)
     except (av.error.FFmpegError, RuntimeError, NotImplementedError, ValueError) as error:
@@ -54,13 +51,16 @@ class Decoder:
         codec: FFmpeg's name of the codec.
         parameter_sets: what must be known before the first frame, behind start codes; may be empty.
         hwaccel: whether to use the GPU.
+        show_damaged: return frames with missing parts as well, concealed as far as possible.
 
     Raises:
-        SourceError: if the GPU is insisted on and cannot decode.
+        SourceError: if the GPU is required and cannot decode.
         ValueError: if there is no such decoder.
     """
 
-    def __init__(self, codec: str, parameter_sets: bytes = b"", hwaccel: HwAccel = "none") -> None:
+    def __init__(
+        self, codec: str, parameter_sets: bytes = b"", hwaccel: HwAccel = "none", *, show_damaged: bool = False
+    ) -> None:
         gpu = gpu_decoding(hwaccel)
         context = av.CodecContext.create(codec, "r", hwaccel=gpu)
         if not isinstance(context, VideoCodecContext):
@@ -68,6 +68,8 @@ class Decoder:
         if parameter_sets:
             context.extradata = parameter_sets
         set_live(context)
+        if show_damaged:
+            context.flags |= av.codec.context.Flags.output_corrupt
         self._context = context
 
     @property
@@ -87,17 +89,17 @@ class Decoder:
         return self._context.decode(packet)
 
     def forget(self) -> None:
-        """Begin anew with the next frame, which is a key."""
+        """Start again at the next frame, which is a key."""
         self._context.flush_buffers()
 
 
 def set_live(context: VideoCodecContext) -> None:
-    """Make a decoder hand on every frame at once: threads by FRAME hold back one each, hundreds of ms."""
+    """Make a decoder return every frame at once: threads by FRAME hold back one each, hundreds of ms."""
     context.thread_type = "SLICE"
     context.thread_count = _THREADS
     context.flags |= av.codec.context.Flags.low_delay
 
 
 def running(context: VideoCodecContext) -> str:
-    """What a decoder runs on, for people."""
+    """What a decoder runs on, to be shown."""
     return f"{context.name} (cuda)" if context.is_hwaccel else str(context.name)

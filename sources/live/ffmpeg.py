@@ -1,7 +1,7 @@
 """Live streams that FFmpeg opens: HLS, RTMP, MJPEG over HTTP, MPEG-TS over UDP, SRT, webcams, RTSP with rare codecs.
 
 FFmpeg cannot be interrupted from outside, so it gets a thread of its own, which ends with its next packet or by its
-own timeout, 4 s at most after nobody wants it any more. Knows nothing of states or of coming back.
+own timeout, 4 s at most after `close`. Knows nothing of states or of reconnecting.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from saccade.sources.errors import LiveError, SourceError, StreamEndedError
+from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame
-from saccade.sources.live.decoder import LIVE_BASE, HwAccel, gpu_decoding, running, set_live
+from saccade.sources.live.decoder import HwAccel, gpu_decoding, running, set_live
+from saccade.sources.live.pacer import Pacer
 from saccade.sources.live.reconnect import SILENCE_S
 from saccade.sources.urls import redact
 
-_OPEN_S = 10.0  # HLS asks for a playlist, a variant and a segment first
-_READY = 4  # frames decoded ahead
+_OPEN_S = 10.0  # HLS requests a playlist, a variant and a segment first
+_READY = 2  # frames decoded ahead; a live stream drops the older
 _WAKE_S = 0.1
-# Half a second of looking; FFmpeg's own 5 s are for files that hide a sound track far behind. Not `fflags=nobuffer`,
-# which throws away what was looked at: a recording would begin in its middle.
+# Half a second of probing; FFmpeg's own 5 s are for files whose sound track begins late. Not `fflags=nobuffer`, which
+# throws away what was probed: a recording would begin in its middle.
 _PROBE = {"analyzeduration": "500000", "probesize": "500000"}
 
 
 @dataclass(slots=True, frozen=True)
 class FfmpegInput:
-    """What to tell FFmpeg.
+    """What FFmpeg opens, and how.
 
     Attributes:
         target: address or device.
-        format: FFmpeg's name of the format, where it cannot tell by itself.
+        format: FFmpeg's name of the format, where it cannot be detected.
         options: its options.
-        paced: whether frames come in bursts and are to be spread over the time they stand for.
+        paced: whether frames arrive in bursts and are to be spread over the time they stand for.
     """
 
     target: str
@@ -60,8 +62,13 @@ class FfmpegInput:
 
     @classmethod
     def of_rtsp(cls, url: str, transport: str) -> FfmpegInput:
-        """How to open RTSP whose codec is none of ours: in 0.08 s instead of 1.5 to 2."""
-        options = {"rtsp_transport": transport, "fflags": "nobuffer", "analyzeduration": "0", "probesize": "32"}
+        """How to open RTSP with another codec than H.264 and H.265: in 0.08 s instead of 1.5 to 2."""
+        options = {
+            "rtsp_transport": {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport),
+            "fflags": "nobuffer",
+            "analyzeduration": "0",
+            "probesize": "32",
+        }
         return cls(url, options=options)
 
     @classmethod
@@ -102,11 +109,13 @@ class FfmpegConnection:
         self._decoder = ""
         self._rate: Fraction | None = None
         self._damaged = 0
+        self._passed_on_lost = 0  # frames that gave way to newer ones
+        self._pacer = Pacer()
         self._heard_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="saccade stream", daemon=True)
         self._thread.start()
         if self._next(_OPEN_S + SILENCE_S) is not None:
-            raise AssertionError("the first thing a stream says is that it is open")
+            raise AssertionError("the first item of a stream is None, for opened")
 
     @property
     def codec(self) -> str:
@@ -120,12 +129,17 @@ class FfmpegConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames a second, as announced; None when not said."""
+        """Frames a second, as announced; None when not announced."""
         return self._rate
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when a packet last came, in seconds."""
+        """`time.monotonic()` when a packet last arrived, in seconds."""
+        return self._heard_at
+
+    @property
+    def media_at(self) -> float:
+        """As `heard_at`: FFmpeg shows nothing but packets."""
         return self._heard_at
 
     @property
@@ -143,7 +157,7 @@ class FfmpegConnection:
         return self._next(timeout_s)
 
     def close(self) -> None:
-        """Let go of the connection; its thread ends soon."""
+        """Close the connection; its thread ends soon."""
         self._done.set()
 
     def _next(self, timeout_s: float) -> LiveFrame | None:
@@ -157,6 +171,21 @@ class FfmpegConnection:
                 raise item
             return item
         return None
+
+    def _offer(self, frame: LiveFrame) -> None:
+        """Hand a frame of a live stream over; where the reader is slow, the oldest gives way to it."""
+        while True:
+            try:
+                self._ready.put_nowait(frame)
+                return
+            except queue.Full:
+                pass
+            try:
+                oldest = self._ready.get_nowait()
+            except queue.Empty:
+                continue
+            if isinstance(oldest, LiveFrame):
+                self._passed_on_lost += 1 + oldest.lost_before
 
     def _hand_over(self, item: LiveFrame | Exception | None) -> None:
         while not self._done.is_set() and not self._closed.is_set():
@@ -181,9 +210,11 @@ class FfmpegConnection:
         except (SourceError, StreamEndedError) as error:
             self._hand_over(error)
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            self._hand_over(explain(error, redact(self._address.target), opened=bool(self._codec)))
+            shown = redact(self._address.target)
+            authenticated = shown != self._address.target
+            self._hand_over(explain(error, shown, opened=bool(self._codec), authenticated=authenticated))
         except Exception as error:
-            self._hand_over(error)  # ours: it must not vanish with the thread
+            self._hand_over(error)  # a bug of ours must not vanish with the thread
 
     def _read(self, container: InputContainer) -> None:
         what = redact(self._address.target)
@@ -198,15 +229,14 @@ class FfmpegConnection:
         self._rate = stream.average_rate or stream.guessed_rate
         recording = container.duration is not None
         self._hand_over(None)
-        self._decode(container, stream, paced=self._address.paced or recording)
+        self._decode(container, stream, paced=self._address.paced or recording, recording=recording)
         if recording:
             raise StreamEndedError
         raise LiveError("connection failed", f"{what}: the stream has ended")
 
-    def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool) -> None:
-        """Hand frames over until the end; wait for a key after what cannot be decoded."""
+    def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool, recording: bool) -> None:
+        """Hand frames over until the end; wait for a key frame after what cannot be decoded."""
         keyed, lost = False, 0
-        first: tuple[float, float] | None = None  # when it came, and when it says it was taken
         for packet in container.demux(stream):
             if self._done.is_set() or self._closed.is_set():
                 return
@@ -228,26 +258,25 @@ class FfmpegConnection:
                 if frame.pts is not None and frame.time_base is not None:
                     timestamp = round(frame.pts * frame.time_base / LIVE_BASE)
                 if paced and timestamp is not None:
-                    taken = float(timestamp * LIVE_BASE)
-                    ahead_s = 0.0 if first is None else taken - first[1] - (time.monotonic() - first[0])
-                    if first is None or not -1 < ahead_s < 60:
-                        first = (time.monotonic(), taken)
-                    elif ahead_s > 0 and self._done.wait(ahead_s):
+                    delay_s = self._pacer.delay(float(timestamp * LIVE_BASE), time.monotonic())
+                    if delay_s and self._done.wait(delay_s):
                         return
                     arrived_at = self._heard_at = time.monotonic()
-                self._hand_over(LiveFrame(frame, timestamp, arrived_at, lost_before=lost))
+                lost, self._passed_on_lost = lost + self._passed_on_lost, 0
+                live_frame = LiveFrame(frame, timestamp, arrived_at, lost_before=lost)
+                (self._hand_over if recording else self._offer)(live_frame)
                 lost = 0
 
 
-def explain(error: Exception, what: str, *, opened: bool) -> SourceError:
-    """FFmpeg's error as a code and one line; `what` is the address without its secrets."""
+def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = False) -> SourceError:
+    """FFmpeg's error as a reason and one line; `what` is the URL without its secrets."""
     if isinstance(error, av.error.ProtocolNotFoundError):
         scheme = what.partition("://")[0]
         return SourceError(
             f"{scheme}:// is not in this build of FFmpeg, which comes with PyAV; use RTSP, RTMP, HLS or UDP"
         )
     if isinstance(error, av.error.HTTPUnauthorizedError | av.error.HTTPForbiddenError):
-        return LiveError("auth failed", f"{what}: the server refuses user name or password")
+        return LiveError("auth failed", f"{what}: the server refuses user name or password", refused=authenticated)
     if isinstance(error, av.error.HTTPNotFoundError | FileNotFoundError):
         return LiveError("not found", f"{what}: there is nothing")
     if isinstance(error, av.error.ExitError | TimeoutError):

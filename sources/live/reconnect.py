@@ -1,6 +1,6 @@
-"""The states of a live source and its patience: what follows what, how long to wait before the next attempt.
+"""The states of a live source, when it counts as silent, and how long to wait before the next attempt (backoff).
 
-Pure: time and chance come in as arguments. Knows nothing of sockets, threads or decoders.
+Pure: time and chance are passed in. Knows nothing of sockets, threads or decoders.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from typing import Literal
 from saccade.sources.errors import Reason
 
 State = Literal["connecting", "live", "stalled", "reconnecting", "ended"]
-"""Not there yet; frames come; silent, about to be tried again; was live, being tried again; closed."""
+"""Not live yet; frames arrive; silent, about to be tried again; was live, being tried again; closed."""
 
 SILENCE_S = 4.0  # a frozen camera shall be called stalled within 5 s; the rest is for noticing
-NO_FRAME_S = 20.0  # packets may come without frames until the next key frame, which some cameras send every 10 s
+NO_PACKETS_S = 20.0  # before the first frame, while the server answers
+FIRST_FRAME_S = 75.0  # packets may arrive without frames until the next key frame, which some cameras send every minute
+NO_FRAME_S = 20.0  # the same once frames came; then a new connection brings a key frame sooner on most cameras
 FIRST_DELAY_S = 0.5
-LAST_DELAY_S = 30.0
-GOOD_S = 10.0
+NETWORK_DELAY_S = 4.0  # a camera that comes back is live within 5 s; an attempt costs one packet
+LAST_DELAY_S = 30.0  # for what only a person can mend
+REFUSED_DELAY_S = 2700.0  # cameras lock accounts for 30 minutes after a few wrong passwords
+STABLE_S = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,14 +34,19 @@ class LinkStatus:
         state: where it stands.
         reason: why it is not live; None when it is, or when nothing has gone wrong yet.
         connections: how often it has become live.
+        retry_s: how long is waited before the next attempt, in seconds; None while one is under way.
     """
 
     state: State
     reason: Reason | None
     connections: int
+    retry_s: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.state} ({self.reason})" if self.reason else self.state
+        if not self.reason:
+            return self.state
+        later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
+        return f"{self.state} ({self.reason}{later})"
 
 
 class Link:
@@ -47,69 +56,88 @@ class Link:
     live stays `connecting`: a camera that is down at the start is simply not there yet.
 
     Args:
-        chance: gives numbers from 0 to 1, so that many cameras behind one switch do not come back in step.
+        chance: gives numbers from 0 to 1, so that many cameras behind one switch do not reconnect in step.
     """
-
-    __slots__ = ("_attempts", "_chance", "_connections", "_frame_at", "_heard_at", "_live_since", "_reason", "_state")
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self._chance = chance
         self._state: State = "connecting"
         self._reason: Reason | None = None
+        self._retry_s: float | None = None
         self._attempts = 0
         self._connections = 0
-        self._live_since = self._heard_at = self._frame_at = 0.0
+        self._interval_s: float | None = None  # between two frames, the longest of late; None when unknown
+        self._attempted_at = self._live_since = self._heard_at = self._media_at = self._frame_at = 0.0
 
     @property
     def status(self) -> LinkStatus:
         """How it is doing."""
-        return LinkStatus(self._state, self._reason, self._connections)
+        return LinkStatus(self._state, self._reason, self._connections, self._retry_s)
 
     def attempt(self, now: float) -> None:
         """A connection is about to be tried."""
         if self._state != "ended":
             self._state = "reconnecting" if self._connections else "connecting"
-        self._heard_at = self._frame_at = now
+        self._retry_s = None
+        self._attempted_at = self._heard_at = self._media_at = self._frame_at = now
 
-    def heard(self, now: float) -> None:
-        """Something came from the other side."""
-        self._heard_at = max(self._heard_at, now)
+    def heard(self, at: float, media_at: float | None = None) -> None:
+        """Something arrived at `at`, be it a reply or a report; a part of the video at `media_at`, else the same."""
+        self._heard_at = max(self._heard_at, at)
+        self._media_at = max(self._media_at, at if media_at is None else media_at)
 
     def frame_arrived(self, now: float) -> None:
-        """A frame came, good enough to hand on."""
-        self._heard_at = self._frame_at = now
+        """A frame arrived, good enough to hand on."""
         if self._state == "ended":
             return
         if self._state != "live":
             self._state, self._reason, self._live_since = "live", None, now
             self._connections += 1
-        elif now - self._live_since >= GOOD_S:
-            self._attempts = 0
+        else:
+            self._interval_s = max(now - self._frame_at, 0.7 * (self._interval_s or 0.0))
+            if now - self._live_since >= STABLE_S:
+                self._attempts = 0
+        self._heard_at = self._media_at = self._frame_at = now
 
     def silent(self, now: float) -> bool:
-        """Whether the connection has given nothing for too long; a live source is then stalled."""
-        if now - self._heard_at < SILENCE_S and now - self._frame_at < NO_FRAME_S:
+        """Whether the connection has given nothing for too long; a live source is then stalled.
+
+        That is: nothing at all for 4 s, no video for 4 s or four of its own intervals, or no frame for 20 s.
+        """
+        if self._state == "live":
+            own = NO_PACKETS_S if self._interval_s is None else max(SILENCE_S, 4 * self._interval_s)
+            frame_limit = max(NO_FRAME_S, own)
+        else:
+            own = NO_PACKETS_S if self._media_at <= self._attempted_at else FIRST_FRAME_S
+            frame_limit = FIRST_FRAME_S
+        quiet = now - self._heard_at >= SILENCE_S or now - self._media_at >= own
+        if not quiet and now - self._frame_at < frame_limit:
             return False
         if self._state == "live":
             self._state, self._reason = "stalled", "timeout"
         return True
 
-    def failed(self, reason: Reason) -> float:
+    def failed(self, reason: Reason, *, refused: bool = False) -> float:
         """The connection, or the attempt at one, is over. Returns how long to wait before the next, in seconds.
 
-        0.5 s, doubling to 30 s, a random quarter of it off; from the start again after 10 good seconds. A refused
-        password waits 30 s at once, because cameras lock accounts after a few wrong ones.
+        0.5 s, doubling up to 4 s for what a network does and to 30 s for the rest, with up to a quarter off at random;
+        from the start again once frames flowed for a second. A refused password waits more than 30 minutes, because
+        cameras lock accounts after a few wrong ones.
         """
         if self._state != "ended":
             self._reason = reason
             if self._state == "live":
                 self._state = "reconnecting"
-        longest = min(LAST_DELAY_S, FIRST_DELAY_S * (1 << min(self._attempts, 16)))
+        last = NETWORK_DELAY_S if reason in ("connection failed", "timeout") else LAST_DELAY_S
+        longest = min(last, FIRST_DELAY_S * (1 << min(self._attempts, 16)))
         self._attempts += 1
-        if reason == "auth failed":
+        if refused:
+            longest = REFUSED_DELAY_S
+        elif reason == "auth failed":
             longest = LAST_DELAY_S
-        return longest * (1 - 0.25 * self._chance())
+        self._retry_s = longest * (1 - 0.25 * self._chance())
+        return self._retry_s
 
     def end(self) -> None:
-        """Nobody wants it any more."""
-        self._state, self._reason = "ended", None
+        """The source is closed."""
+        self._state, self._reason, self._retry_s = "ended", None, None

@@ -1,6 +1,7 @@
-"""A live source: frames for as long as anybody wants them, through every loss of the connection.
+"""A live source: frames until it is closed, through every loss of the connection.
 
-Joins a connection of any protocol (`connection`) with the states (`reconnect`). Knows nothing of results or sinks.
+Joins a connection of any protocol (`connection`) with the state machine (`reconnect`). Knows nothing of results or
+sinks.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from av.video.reformatter import VideoReformatter
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
+from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame
-from saccade.sources.live.decoder import LIVE_BASE
 from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import upright_rgb
 from saccade.sources.urls import redact
@@ -29,61 +30,22 @@ log = logging.getLogger(__name__)
 Opener = Callable[[threading.Event], LiveConnection]
 """Connects, within seconds or until the event is set; raises `LiveError` where it cannot."""
 
-_LOOK_S = 0.25  # how often the clock is looked at while nothing comes
-_CLOCK_JUMP_S = 60.0  # HLS comes a segment at a time, which is 10 s or so; more is a clock that was set
-
-
-class LiveClock:
-    """Places the frames of all connections on one clock of integers that grows strictly.
-
-    Within a connection the sender's intervals are kept exactly. Where its clock begins again or jumps, the time that
-    passed here takes the place of the interval.
-    """
-
-    __slots__ = ("_at", "_offset", "_pts", "_timestamp")
-
-    def __init__(self) -> None:
-        self._pts = -1
-        self._offset = 0
-        self._timestamp: int | None = None
-        self._at: float | None = None
-
-    def restart(self) -> None:
-        """What follows comes from a sender whose clock may have nothing to do with the last one's."""
-        self._timestamp = None
-
-    def place(self, timestamp: int | None, at: float) -> int:
-        """The pts of a frame, in units of 1/90000 s, from 0.
-
-        Args:
-            timestamp: the sender's, in the same units; None if it gives none.
-            at: when it came, in seconds on a growing clock.
-        """
-        passed = round((at - self._at) / LIVE_BASE) if self._at is not None else 0
-        last, self._at = self._timestamp, at
-        self._timestamp = timestamp
-        if timestamp is None:
-            self._pts = max(self._pts + 1, self._pts + passed)
-            return self._pts
-        if last is None or not -1 <= (timestamp - last) * LIVE_BASE <= passed * LIVE_BASE + _CLOCK_JUMP_S:
-            self._offset = self._pts + max(1, passed) - timestamp
-        self._pts = max(self._pts + 1, timestamp + self._offset)
-        return self._pts
+_POLL_S = 0.25  # how often silence is checked for while nothing arrives
 
 
 class LiveSource(Source):
     """A camera or another live stream as a source. Iterating never ends by itself, unless the stream has an end.
 
-    A source that cannot be reached is tried again for ever (`Link`); `status` tells how it is doing. Timestamps are
-    integers in units of 1/90000 s that grow strictly, over reconnects as well. Only whole frames are handed on. Codec
-    and size in `info` are the newest frame's, "" and 0 before the first.
+    A source that cannot be reached is retried for ever (`Link`); `status` shows how it is doing. Timestamps are
+    integers in units of 1/90000 s that grow strictly, over reconnects as well. Codec and size in `info` are the newest
+    frame's, "" and 0 before the first.
 
     Args:
-        url: what the user typed; only ever shown without its credentials.
+        url: the URL typed by the user; only shown without its credentials.
         opener: makes a connection.
         stream: name of the stream.
         vid_stride: hand on every `vid_stride`-th frame; the others are decoded, but not converted.
-        retry: False to raise `LiveError` at the first failure instead of trying again.
+        retry: False to raise `LiveError` at the first failure instead of retrying.
 
     Raises:
         SourceError: if `vid_stride` is less than 1.
@@ -103,7 +65,7 @@ class LiveSource(Source):
         self._opener = opener
         self._retry = retry
         self._link = link or Link()
-        self._told: LinkStatus | None = None
+        self._reported: LinkStatus | None = None
         self._decoder = ""
         self._info = SourceInfo(
             codec="",
@@ -129,11 +91,11 @@ class LiveSource(Source):
         return self._decoder
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the frames as they come. `Frame.dropped_before` counts frames that were lost or damaged.
+        """Yield the frames as they arrive. `Frame.dropped_before` counts frames that were lost, damaged or skipped.
 
         Raises:
-            LiveError: if it cannot be reached, and shall not be tried again.
-            SourceError: if no trying again would help, such as with a GPU that is not there.
+            LiveError: if it cannot be reached, and `retry` is False.
+            SourceError: if no retry would help, as with a GPU that is missing.
         """
         clock = LiveClock()
         numbers = itertools.count()
@@ -141,7 +103,7 @@ class LiveSource(Source):
             while not self._closed.is_set():
                 clock.restart()
                 self._link.attempt(time.monotonic())
-                self._tell()
+                self._report_status()
                 try:
                     yield from self._connection(clock, numbers)
                 except StreamEndedError:
@@ -155,23 +117,23 @@ class LiveSource(Source):
                     self._closed.wait(delay_s)
         finally:
             self._link.end()
-            self._tell()
+            self._report_status()
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
         """The frames of one connection, until it fails or close()."""
-        feed = self._opener(self._closed)
+        connection = self._opener(self._closed)
         damaged_before = self._corrupt
         reformatter = VideoReformatter()  # one for all frames: see `upright_rgb`
         skipped = 0
         try:
             while not self._closed.is_set():
-                frame = feed.read(_LOOK_S)
+                frame = connection.read(_POLL_S)
                 now = time.monotonic()
-                self._corrupt = damaged_before + feed.damaged
-                self._link.heard(feed.heard_at)
+                self._corrupt = damaged_before + connection.damaged
+                self._link.heard(connection.heard_at, connection.media_at)
                 if frame is None:
                     if self._link.silent(now):
-                        raise LiveError("timeout", f"{self._info.url}: nothing comes any more")
+                        raise LiveError("timeout", f"{self._info.url}: nothing arrives any more")
                     continue
                 self._link.frame_arrived(now)
                 pts = clock.place(frame.timestamp, frame.arrived_at)
@@ -182,14 +144,14 @@ class LiveSource(Source):
                 try:
                     image = upright_rgb(frame.decoded, reformatter)
                 except (av.error.FFmpegError, ValueError):
-                    skipped += 1  # a frame in a format that nothing converts
+                    skipped += 1  # a pixel format that swscale cannot convert
                     continue
-                self._know(feed, image)
+                self._update_info(connection, image)
                 yield self._frame(frame, image, number, pts, skipped)
                 skipped = 0
         finally:
-            self._corrupt = damaged_before + feed.damaged
-            feed.close()
+            self._corrupt = damaged_before + connection.damaged
+            connection.close()
 
     def _frame(self, frame: LiveFrame, image: RgbImage, number: int, pts: int, skipped: int) -> Frame:
         now = time.monotonic()
@@ -205,27 +167,29 @@ class LiveSource(Source):
             decoded_at=now,
             decode_ms=(now - frame.arrived_at) * 1e3,
             dropped_before=skipped,
+            damaged=frame.damaged,
         )
 
-    def _know(self, feed: LiveConnection, image: RgbImage) -> None:
-        """Bring `info` up to date: a camera may be another one after a reconnect."""
+    def _update_info(self, connection: LiveConnection, image: RgbImage) -> None:
+        """Update `info`: a camera may be another one after a reconnect."""
         height, width = image.shape[:2]
         known = self._info
-        if (known.codec, known.width, known.height, self._decoder) != (feed.codec, width, height, feed.decoder):
-            self._decoder = feed.decoder
-            self._info = replace(known, codec=feed.codec, width=width, height=height, average_rate=feed.rate)
-            log.info("%s: %d x %d, decoded by %s", self._name, width, height, feed.decoder)
-        self._tell()
+        codec, decoder = connection.codec, connection.decoder
+        if (known.codec, known.width, known.height, self._decoder) != (codec, width, height, decoder):
+            self._decoder = decoder
+            self._info = replace(known, codec=codec, width=width, height=height, average_rate=connection.rate)
+            log.info("%s: %d x %d, decoded by %s", self._name, width, height, decoder)
+        self._report_status()
 
     def _failed(self, error: LiveError) -> float:
         reason: Reason = error.reason
-        delay_s = self._link.failed(reason)
-        log.info("%s: %s; again in %.1f s", self._name, error, delay_s)
-        self._tell()
+        delay_s = self._link.failed(reason, refused=error.refused)
+        log.info("%s: %s; next attempt in %.1f s", self._name, error, delay_s)
+        self._report_status()
         return delay_s
 
-    def _tell(self) -> None:
+    def _report_status(self) -> None:
         status = self._link.status
-        if status != self._told:
-            self._told = status
+        if status != self._reported:
+            self._reported = status
             log.info("%s: %s", self._name, status)

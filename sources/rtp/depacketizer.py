@@ -108,6 +108,11 @@ class Depacketizer:
                 self._marked = True
         return whole
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether nothing whole is yielded before the next key."""
+        return not self._keyed
+
     def skip(self, gap: bool) -> None:
         """Take note of a packet that is not for this codec, and of whether packets are missing before it."""
         self._gap |= gap

@@ -44,6 +44,11 @@ class ReorderBuffer:
         """The sender followed; None before the first packet."""
         return self._ssrc if self._next is not None else None
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether packets wait for a missing one."""
+        return bool(self._held)
+
     def push(self, packet: RtpPacket, now: float) -> Iterator[tuple[RtpPacket, bool]]:
         """Take a packet in, at `now` seconds; yield those whose turn it is."""
         if self._next is None:

@@ -1,6 +1,8 @@
 """RTSP cameras: the client protocol, authentication, session descriptions, and the connection that yields frames."""
 
-from saccade.sources.rtsp.client import RtspClient, Transport
-from saccade.sources.rtsp.connection import RtspConnection, UnhandledCodecError
+from saccade.sources.rtsp.connection import Loss, RtspConnection
+from saccade.sources.rtsp.session import UnhandledCodecError
+from saccade.sources.rtsp.tls import TlsPolicy
+from saccade.sources.rtsp.transport import Transport, TransportChoice
 
-__all__ = ["RtspClient", "RtspConnection", "Transport", "UnhandledCodecError"]
+__all__ = ["Loss", "RtspConnection", "TlsPolicy", "Transport", "TransportChoice", "UnhandledCodecError"]

@@ -1,7 +1,7 @@
-"""An RTSP camera with H.264 or H.265: each frame is decoded when its last packet is here.
+"""An RTSP camera with H.264 or H.265: each frame is decoded when its last packet has arrived.
 
-FFmpeg's own client gives a frame when the next one begins, 44 ms late at 25 fps; other codecs are left to it
-(`saccade.sources.live.ffmpeg`). Knows nothing of states or of coming back.
+FFmpeg's own client yields a frame when the next one begins, 44 ms late at 25 fps; other codecs are left to it
+(`saccade.sources.live.ffmpeg`). Knows nothing of states or of reconnecting.
 """
 
 from __future__ import annotations
@@ -10,77 +10,77 @@ import threading
 import time
 from collections import deque
 from fractions import Fraction
+from typing import Literal
 
 import av.error
 
-from saccade.sources.errors import LiveError
 from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import Decoder, HwAccel
-from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
-from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
-from saccade.sources.rtp.reorder_buffer import ReorderBuffer
-from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp, receiver_report
-from saccade.sources.rtsp.client import RtspClient, Transport
-from saccade.sources.rtsp.sdp import Media, parse_sdp
-from saccade.sources.urls import RtspAddress, redact
+from saccade.sources.rtp.depacketizer import AccessUnit
+from saccade.sources.rtp.packet import signed
+from saccade.sources.rtsp.receiver import Receiver
+from saccade.sources.rtsp.session import open_session
+from saccade.sources.rtsp.tls import TlsPolicy
+from saccade.sources.rtsp.transport import TransportChoice
+from saccade.sources.urls import RtspAddress
 
-_CODECS: dict[str, Codec] = {"H264": "h264", "H265": "hevc", "HEVC": "hevc"}
-_REPORT_S = 5.0
-_KEEPALIVE_S = 25.0  # at most; some cameras hang up after 30 s whatever they say
+Loss = Literal["hide", "show"]
+"""What becomes of frames after a packet was lost: none before the next key frame, or all of them, marked as damaged."""
+
+CATCH_UP_S = 0.2  # behind by more, only one frame in this time is handed on; the others are decoded alone
 _REMEMBERED = 64  # frames inside the decoder; H.264 allows 16
-
-
-class UnhandledCodecError(Exception):
-    """The camera's video is neither H.264 nor H.265."""
 
 
 class RtspConnection:
     """One connection to a camera, playing from construction on.
 
+    A reader or decoder that falls behind gets the newest frames: those skipped are counted in `LiveFrame.lost_before`.
+
     Args:
-        url: the address, credentials and all.
+        url: the URL, with credentials.
         closed: ends every wait when set.
-        transport: RTP beside the requests over TCP, or over UDP.
+        choice: how packets are to come.
         hwaccel: whether to decode on the GPU.
+        loss: whether damaged frames are handed on.
+        tls: which certificates are accepted.
 
     Raises:
         LiveError: if it cannot be played.
         UnhandledCodecError: if its video is something else.
-        SourceError: if the address is none, or the GPU is insisted on and cannot decode.
+        SourceError: if the URL is malformed, or the GPU is required and cannot decode.
     """
 
     def __init__(
-        self, url: str, closed: threading.Event, *, transport: Transport = "tcp", hwaccel: HwAccel = "none"
+        self,
+        url: str,
+        closed: threading.Event,
+        *,
+        choice: TransportChoice | None = None,
+        hwaccel: HwAccel = "none",
+        loss: Loss = "hide",
+        tls: TlsPolicy | None = None,
     ) -> None:
-        address = RtspAddress.parse(url)
-        self._connection = RtspClient(address, closed)
+        choice = choice or TransportChoice("tcp")
+        session = open_session(RtspAddress.parse(url), closed, choice, tls)
+        self._show_damaged = loss == "show"
+        self._media = session.media
+        self._codec = session.codec
+        self.transport = choice.way
+        """How packets come."""
         try:
-            public = self._connection.request("OPTIONS").header("public")
-            reply = self._connection.request("DESCRIBE", headers={"Accept": "application/sdp"})
-            base = reply.header("content-base") or reply.header("content-location") or address.url
-            media = _video(parse_sdp(reply.body, base), address)
-            self._codec = _CODECS[media.encoding]
-            self._decoder = Decoder(self._codec, media.parameter_sets, hwaccel)
-            timeout_s = self._connection.setup(media.control, transport)
-            self._connection.request("PLAY", base, {"Range": "npt=0.000-"})
+            self._decoder = Decoder(
+                session.codec, session.media.parameter_sets, hwaccel, show_damaged=self._show_damaged
+            )
+            self._receiver = Receiver(session, choice, closed, show_damaged=self._show_damaged)
         except BaseException:
-            self._connection.close()
+            session.client.close()
             raise
-        self._alive = "GET_PARAMETER" if "GET_PARAMETER" in public else "OPTIONS"
-        self._base = base
-        self._media = media
-        self._keepalive_s = min(_KEEPALIVE_S, timeout_s / 2)
-        now = time.monotonic()
-        self._asked_at = self._reported_at = self._heard_at = now
-        self._sequencer = ReorderBuffer() if transport == "udp" else ReorderBuffer(room=0)
-        self._units = Depacketizer(self._codec)
-        self._report: SenderReport | None = None
-        self._ssrc: int | None = None
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
         self._undecodable = 0
         self._lost = 0
-        self._inside: dict[int, AccessUnit] = {}  # by time: what the decoder has not given back yet
+        self._inside: dict[int, AccessUnit] = {}  # by time: what the decoder has not returned yet
         self._ready: deque[LiveFrame] = deque()
+        self._handed_on_at = 0.0
 
     @property
     def codec(self) -> str:
@@ -94,18 +94,23 @@ class RtspConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames a second, as announced; None when not said."""
+        """Frames a second, as announced; None when not announced."""
         return Fraction(self._media.rate).limit_denominator(1001) if self._media.rate else None
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when a packet last came, in seconds."""
-        return self._heard_at
+        """`time.monotonic()` when anything last arrived, in seconds."""
+        return self._receiver.heard_at
+
+    @property
+    def media_at(self) -> float:
+        """`time.monotonic()` when a packet of the video last arrived, in seconds."""
+        return self._receiver.media_at
 
     @property
     def damaged(self) -> int:
-        """Packets that never came or made no sense, and frames that could not be decoded."""
-        return self._sequencer.lost + self._units.damaged_packets + self._undecodable
+        """Packets that never arrived or could not be parsed, and frames that could not be decoded."""
+        return self._receiver.damaged + self._undecodable
 
     def read(self, timeout_s: float) -> LiveFrame | None:
         """The next frame; None if there is none after `timeout_s` seconds, or when closed.
@@ -113,34 +118,23 @@ class RtspConnection:
         Raises:
             LiveError: if the connection is over.
         """
-        if not self._ready:
-            for datagram in self._connection.receive(timeout_s):
-                self._heard_at = datagram.at
-                if datagram.rtcp:
-                    self._take_rtcp(datagram.data, datagram.at)
-                elif packet := parse_rtp(datagram.data):
-                    self._take_rtp(packet, datagram.at)
-            self._keep_alive(time.monotonic())
-        return self._ready.popleft() if self._ready else None
+        deadline = time.monotonic() + timeout_s
+        while not self._ready:
+            unit = self._receiver.pop(deadline - time.monotonic())
+            if unit is None:
+                return None
+            self._decode(unit)
+            now = time.monotonic()
+            late = self._receiver.backlog_s(now) > CATCH_UP_S
+            if late and now - self._handed_on_at < CATCH_UP_S:
+                self._lost += sum(1 + frame.lost_before for frame in self._ready)
+                self._ready.clear()
+        self._handed_on_at = time.monotonic()
+        return self._ready.popleft()
 
     def close(self) -> None:
-        """Hang up."""
-        self._connection.close()
-
-    def _take_rtp(self, packet: RtpPacket, at: float) -> None:
-        if packet.payload_type != self._media.payload_type:
-            return
-        self._ssrc = packet.ssrc
-        for one, gap in self._sequencer.push(packet):
-            for unit in self._units.push(one, gap, at):
-                self._decode(unit)
-
-    def _take_rtcp(self, data: bytes, at: float) -> None:
-        report, bye = parse_rtcp(data, at)
-        if report and report.ssrc == self._ssrc:
-            self._report = report
-        if bye:
-            raise LiveError("connection failed", "the camera has ended the stream")
+        """Close the connection."""
+        self._receiver.close()
 
     def _decode(self, unit: AccessUnit) -> None:
         self._time += signed(unit.timestamp - self._time)
@@ -152,46 +146,29 @@ class RtspConnection:
         self._inside[self._time] = unit
         if len(self._inside) > _REMEMBERED:
             del self._inside[min(self._inside)]
+        began = time.monotonic()
         try:
             frames = self._decoder.decode(unit.data, self._time)
         except av.error.FFmpegError:
             frames = []
-            self._spoilt(self._time)
+            self._discard(self._time)
+        self._receiver.note_decode(time.monotonic() - began)
+        report = self._receiver.report
         for frame in frames:
             source = self._inside.pop(frame.pts, unit) if frame.pts is not None else unit
-            if frame.is_corrupt:
-                self._spoilt(frame.pts)
+            damaged = frame.is_corrupt or source.damaged
+            if damaged and not self._show_damaged:
+                self._discard(frame.pts)
                 continue
-            captured_at = self._report.captured_at(source.timestamp) if self._report else None
-            self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost))
+            arrived = time.time() - (time.monotonic() - source.arrived_at)
+            captured_at = report.plausible_capture(source.timestamp, arrived) if report else None
+            self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost, damaged))
             self._lost = 0
 
-    def _spoilt(self, pts: int | None) -> None:
-        """A frame is no good, nor is what is predicted from it."""
+    def _discard(self, pts: int | None) -> None:
+        """Count a frame that could not be decoded; frames predicted from it are useless, too."""
         self._inside.pop(pts if pts is not None else -1, None)
         self._undecodable += 1
         self._lost += 1
-        self._units.need_key()
-
-    def _keep_alive(self, now: float) -> None:
-        if now - self._asked_at >= self._keepalive_s:
-            self._asked_at = now
-            self._connection.send(self._alive, self._base)
-        if now - self._reported_at >= _REPORT_S and self._ssrc is not None:
-            self._reported_at = now
-            sequencer = self._sequencer
-            self._connection.send_rtcp(
-                receiver_report(self._ssrc, sequencer.highest, sequencer.lost, self._report, now)
-            )
-
-
-def _video(medias: list[Media], address: RtspAddress) -> Media:
-    """The first stream of frames in H.264 or H.265."""
-    videos = [media for media in medias if media.kind == "video"]
-    if not videos:
-        held = ", ".join(sorted({media.kind for media in medias if media.kind})) or "nothing"
-        raise LiveError("codec unsupported", f"{redact(address.url)} has no video (it offers {held})")
-    for media in videos:
-        if media.encoding in _CODECS:
-            return media
-    raise UnhandledCodecError
+        if not self._show_damaged:
+            self._receiver.need_key()

@@ -1,4 +1,4 @@
-"""Answers to an RTSP server's demand for a password: Basic and Digest (RFC 7616, MD5 and SHA-256).
+"""Answers to an RTSP server's authentication challenge: Basic and Digest (RFC 7616, MD5 and SHA-256).
 
 Pure text. Knows nothing of connections.
 """
@@ -15,17 +15,17 @@ _HASHES = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}
 
 
 class Credentials:
-    """A user name and a password, and how the server last asked for them."""
+    """A user name and a password, and the server's latest challenge."""
 
     def __init__(self, user: str, password: str) -> None:
         self._user = user
         self._password = password
         self._scheme = ""
-        self._asked: dict[str, str] = {}
+        self._challenge: dict[str, str] = {}
         self._count = 0
 
-    def asked(self, challenges: Sequence[str]) -> bool:
-        """Take in the server's `WWW-Authenticate` headers; False if none of them can be answered."""
+    def challenge(self, challenges: Sequence[str]) -> bool:
+        """Store the strongest of the server's `WWW-Authenticate` headers; False if none is supported."""
         best = -1
         for challenge in challenges:
             scheme, _, rest = challenge.strip().partition(" ")
@@ -41,18 +41,23 @@ class Credentials:
             else:
                 continue
             if rank > best:
-                best, self._scheme, self._asked, self._count = rank, scheme.lower(), fields, 0
+                best, self._scheme, self._challenge, self._count = rank, scheme.lower(), fields, 0
         return best >= 0
 
-    def answer(self, method: str, uri: str) -> str | None:
-        """The `Authorization` header of a request; None while the server has not asked."""
+    @property
+    def stale(self) -> bool:
+        """Whether the latest challenge refused a nonce that had expired, not the password."""
+        return self._challenge.get("stale", "").lower() == "true"
+
+    def authorization(self, method: str, uri: str) -> str | None:
+        """The `Authorization` header of a request; None before the first challenge."""
         if not self._scheme:
             return None
         if self._scheme == "basic":
             return "Basic " + base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
-        asked = self._asked
-        algorithm = asked.get("algorithm", "MD5").upper()
-        realm, nonce = asked.get("realm", ""), asked["nonce"]
+        challenge = self._challenge
+        algorithm = challenge.get("algorithm", "MD5").upper()
+        realm, nonce = challenge.get("realm", ""), challenge["nonce"]
 
         def digest(text: str) -> str:
             return _HASHES[algorithm](text.encode()).hexdigest()
@@ -60,15 +65,15 @@ class Credentials:
         secret, request = digest(f"{self._user}:{realm}:{self._password}"), digest(f"{method}:{uri}")
         fields = {"username": self._user, "realm": realm, "nonce": nonce, "uri": uri}
         extra = ""
-        if "auth" in re.split(r"[\s,]+", asked.get("qop", "")):
+        if "auth" in re.split(r"[\s,]+", challenge.get("qop", "")):
             self._count += 1
             count, own = f"{self._count:08x}", secrets.token_hex(8)
             fields |= {"response": digest(f"{secret}:{nonce}:{count}:{own}:auth:{request}"), "cnonce": own}
             extra = f", qop=auth, nc={count}"
         else:
             fields["response"] = digest(f"{secret}:{nonce}:{request}")
-        if "opaque" in asked:
-            fields["opaque"] = asked["opaque"]
-        if "algorithm" in asked:
-            extra += f", algorithm={asked['algorithm']}"
+        if "opaque" in challenge:
+            fields["opaque"] = challenge["opaque"]
+        if "algorithm" in challenge:
+            extra += f", algorithm={challenge['algorithm']}"
         return "Digest " + ", ".join(f'{key}="{value}"' for key, value in fields.items()) + extra

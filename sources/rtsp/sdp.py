@@ -14,6 +14,7 @@ from urllib.parse import urljoin
 from saccade.sources.rtp.nal import START_CODE
 
 _STATIC_TYPES = {26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
+_MAX_RATE = 1000.0
 
 
 @dataclass(slots=True)
@@ -22,19 +23,25 @@ class Media:
 
     Attributes:
         kind: "video", "audio", …
+        profile: RTP profile, such as "RTP/AVP".
         payload_type: RTP payload type.
-        encoding: name of the format in capitals, such as "H264"; "" when not said.
-        control: address to set the stream up with.
+        encoding: name of the format in capitals, such as "H264"; "" when not given.
+        control: URL to set the stream up with.
         parameters: what `a=fmtp` says, keys in lower case.
-        rate: frames a second, if said.
+        rate: frames a second, if given.
+        crypto: the keys of SRTP, as in `a=crypto`, each without its tag.
+        feedback: kinds of RTCP feedback that the server takes, such as "nack pli".
     """
 
     kind: str
+    profile: str
     payload_type: int
     encoding: str = ""
     control: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     rate: float | None = None
+    crypto: list[str] = field(default_factory=list)
+    feedback: list[str] = field(default_factory=list)
 
     @property
     def parameter_sets(self) -> bytes:
@@ -44,14 +51,28 @@ class Media:
         data = b""
         for text in sets:
             try:
-                data += START_CODE + base64.b64decode(text)
+                decoded = base64.b64decode(text)
             except (binascii.Error, ValueError):
-                continue  # what is in the stream itself will do
+                continue  # those in the stream itself will do
+            data += decoded if decoded.startswith(b"\0\0") else START_CODE + decoded
         return data
 
 
-def parse_sdp(text: str, base: str) -> list[Media]:
-    """Read a description; `base` is the address that relative ones in it are relative to. Never raises."""
+@dataclass(slots=True)
+class Session:
+    """A session description.
+
+    Attributes:
+        control: URL of the whole session, for PLAY.
+        medias: its streams.
+    """
+
+    control: str
+    medias: list[Media]
+
+
+def parse_sdp(text: str, base: str) -> Session:
+    """Read a description; `base` is the URL that relative ones in it are relative to. Never raises."""
     medias: list[Media] = []
     session_control = ""
     for line in text.splitlines():
@@ -59,24 +80,32 @@ def parse_sdp(text: str, base: str) -> list[Media]:
         name, _, rest = value.partition(":")
         if key == "m":
             words = value.split()
-            kind = int(words[3]) if len(words) > 3 and words[3].isdecimal() else -1
-            medias.append(Media(words[0] if words else "", kind, _STATIC_TYPES.get(kind, "")))
+            kind = int(words[3]) if len(words) > 3 and re.fullmatch(r"[0-9]{1,3}", words[3]) else -1
+            profile = words[2].upper() if len(words) > 2 else ""
+            medias.append(Media(words[0] if words else "", profile, kind, _STATIC_TYPES.get(kind, "")))
         elif key == "a" and name == "control" and not medias:
             session_control = rest.strip()
         elif key == "a" and medias:
-            _attribute(medias[-1], name, rest.strip())
-    whole = base if session_control in ("", "*") else urljoin(base, session_control)
+            _read_attribute(medias[-1], name, rest.strip())
+    whole = base if session_control in ("", "*") else _join_session(base, session_control)
     for media in medias:
         media.control = _join(whole, media.control)
-    return medias
+    return Session(whole, medias)
 
 
-def _attribute(media: Media, name: str, value: str) -> None:
+def _read_attribute(media: Media, name: str, value: str) -> None:
     if name == "control":
         media.control = value
     elif name == "framerate":
-        match = re.match(r"\d+(\.\d+)?", value)
-        media.rate = float(match[0]) if match else None
+        match = re.match(r"\d{1,9}(\.\d{1,9})?", value)
+        rate = float(match[0]) if match else 0.0
+        media.rate = rate if 0 < rate <= _MAX_RATE else None
+    elif name == "crypto":
+        media.crypto.append(value.partition(" ")[2].strip())
+    elif name == "rtcp-fb":
+        number, _, kind = value.partition(" ")
+        if number in ("*", str(media.payload_type)):
+            media.feedback.append(kind.strip().lower())
     elif name in ("rtpmap", "fmtp"):
         number, _, rest = value.partition(" ")
         if number != str(media.payload_type):
@@ -88,10 +117,17 @@ def _attribute(media: Media, name: str, value: str) -> None:
             media.parameters |= {key.strip().lower(): setting.strip() for key, _, setting in pairs if key}
 
 
+def _join_session(base: str, control: str) -> str:
+    try:
+        return urljoin(base, control)
+    except ValueError:
+        return base
+
+
 def _join(base: str, control: str) -> str:
-    """As servers mean it: a control address is put behind the base with a slash, whatever a URL library would do."""
+    """Join as servers mean it: the control is appended behind a slash, whatever RFC 3986 says."""
     if "://" in control:
         return control
     if control in ("", "*"):
         return base
-    return f"{base.rstrip('/')}/{control}"
+    return f"{base.rstrip('/')}/{control.lstrip('/')}"

@@ -79,8 +79,8 @@ class _PublisherLink(Link):
         super().silent(now)
         return False
 
-    def failed(self, reason: Reason) -> float:
-        super().failed(reason)
+    def failed(self, reason: Reason, *, refused: bool = False) -> float:
+        super().failed(reason, refused=refused)
         return 0.0
 
 

@@ -33,7 +33,6 @@ DECODERS = {"VP8": "libvpx", "H264": "h264"}
 
 _BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that restarts at a key frame
 _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
-_PLAUSIBLE_S = 10.0  # a sender's clock further off than this was never set
 
 
 class WebRtcConnection:
@@ -119,6 +118,11 @@ class WebRtcConnection:
     @property
     def heard_at(self) -> float:
         """`time.monotonic()` when anything last arrived, frames or reports."""
+        return self._heard_at
+
+    @property
+    def media_at(self) -> float:
+        """As `heard_at`: the silence of a peer is its server's to notice."""
         return self._heard_at
 
     @property
@@ -209,11 +213,8 @@ class WebRtcConnection:
             self._changed.notify_all()
 
     def _captured_at(self, coded: CodedFrame) -> float | None:
-        if (report := self._report) is None:
-            return None
-        captured = report.captured_at(coded.timestamp)
         arrived = time.time() - (time.monotonic() - coded.arrived)
-        return captured if abs(captured - arrived) < _PLAUSIBLE_S else None
+        return self._report.plausible_capture(coded.timestamp, arrived) if self._report else None
 
 
 class WebRtcSource(LiveSource):

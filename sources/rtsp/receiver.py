@@ -1,0 +1,207 @@
+"""The receiving thread of an RTSP session: packets in as they arrive, access units out in a bounded queue.
+
+It never decodes, so that packets are taken from the socket when they arrive, whatever the decoder does. Knows nothing
+of decoders or frames.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from saccade.sources.errors import LiveError
+from saccade.sources.live.coded_queue import CodedQueue
+from saccade.sources.rtp.depacketizer import AccessUnit, Depacketizer
+from saccade.sources.rtp.packet import RtpPacket, parse_rtp
+from saccade.sources.rtp.reorder_buffer import ReorderBuffer
+from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp, picture_loss_indication, receiver_report
+from saccade.sources.rtsp.client import RedirectError
+from saccade.sources.rtsp.session import RtspSession
+from saccade.sources.rtsp.transport import TransportChoice
+
+_WAIT_S = 0.1
+_GAP_WAIT_S = 0.02  # while packets are held back for a missing one
+_REPORT_S = 5.0
+_PROBE_S = 2.0  # of silence before the server is asked for a sign of life; its reply counts as heard
+_KEY_REQUEST_S = 0.5
+_LOSS_WINDOW = 5000  # packets
+
+
+class Receiver:
+    """Receives from construction on, until `close` or an error.
+
+    Args:
+        session: one that plays; closed with the receiver.
+        choice: told when UDP loses too much.
+        show_damaged: as in `Depacketizer`.
+        closed: ends every wait when set.
+
+    Attributes:
+        media_at: `time.monotonic()` when a packet of the video last arrived, in seconds.
+        received: packets of the video.
+        report: the sender's latest clock report; None before the first.
+    """
+
+    def __init__(
+        self, session: RtspSession, choice: TransportChoice, closed: threading.Event, *, show_damaged: bool = False
+    ) -> None:
+        self._session = session
+        self._choice = choice
+        self._closed = closed
+        self._done = threading.Event()
+        self._reorder = ReorderBuffer(0) if choice.way in ("tcp", "http") else ReorderBuffer()
+        self._units = Depacketizer(session.codec, show_damaged=show_damaged)
+        self._changed = threading.Condition()  # guards the two that follow
+        self._queue = CodedQueue()
+        self._error: Exception | None = None
+        now = time.monotonic()
+        self._started_at = self._asked_at = self._reported_at = self._key_asked_at = self.media_at = now
+        self._window = (0, 0)  # packets received and lost when the window began
+        self.received = 0
+        self.report: SenderReport | None = None
+        feedback = session.media.feedback
+        self._takes_pli = "nack pli" in feedback or session.media.profile.endswith("AVPF")
+        self._thread = threading.Thread(target=self._receive, name="saccade rtsp", daemon=True)
+        self._thread.start()
+
+    @property
+    def heard_at(self) -> float:
+        """`time.monotonic()` when anything last arrived, packets or replies, in seconds."""
+        return self._session.client.heard_at
+
+    @property
+    def damaged(self) -> int:
+        """Packets that never arrived or could not be parsed."""
+        return self._reorder.lost + self._units.damaged_packets
+
+    @property
+    def dropped(self) -> int:
+        """Frames dropped because decoding was behind."""
+        return self._queue.dropped
+
+    def backlog_s(self, now: float) -> float:
+        """How long the next access unit has been waiting at `now`, in seconds."""
+        with self._changed:
+            return self._queue.age(now)
+
+    def pop(self, timeout_s: float) -> AccessUnit | None:
+        """The next access unit; None if there is none after `timeout_s` seconds, or when closed.
+
+        Raises:
+            LiveError: if the connection is over and every unit was handed out.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._closed.is_set():
+                now = time.monotonic()
+                if (unit := self._queue.pop(now)) is not None:
+                    return unit
+                if self._error is not None:
+                    raise self._error
+                if now >= deadline:
+                    break
+                self._changed.wait(min(deadline - now, _WAIT_S))
+        return None
+
+    def note_decode(self, seconds: float) -> None:
+        """Take note of how long the last unit took to decode."""
+        with self._changed:
+            self._queue.note_decode(seconds)
+
+    def need_key(self) -> None:
+        """Hand out nothing before the next key frame."""
+        with self._changed:
+            self._queue.need_key()
+
+    def close(self) -> None:
+        """End the thread and the session."""
+        self._done.set()
+        self._thread.join()
+        if not self.received and time.monotonic() - self._started_at > _PROBE_S:
+            self._choice.failed()
+        self._session.client.close()
+
+    def _receive(self) -> None:
+        client = self._session.client
+        try:
+            while not self._done.is_set() and not self._closed.is_set():
+                datagrams = client.receive(_GAP_WAIT_S if self._reorder.holds_back else _WAIT_S)
+                units: list[AccessUnit] = []
+                for datagram in datagrams:
+                    data: bytes | None = datagram.data
+                    if self._session.srtp is not None:
+                        data = self._session.srtp.decrypt(datagram.data, rtcp=datagram.rtcp)
+                    if data is None:
+                        continue
+                    if datagram.rtcp:
+                        self._take_rtcp(data, datagram.at)
+                    elif packet := parse_rtp(data):
+                        self._take_rtp(packet, datagram.at, units)
+                now = time.monotonic()
+                for one, gap in self._reorder.expire(now):
+                    self._depacketize(one, gap, now, units)
+                if units:
+                    with self._changed:
+                        for unit in units:
+                            self._queue.push(unit, now)
+                        self._changed.notify_all()
+                self._maintain(now)
+        except RedirectError as error:
+            self._fail(LiveError("connection failed", f"the server moves its stream ({error})"))
+        except Exception as error:
+            self._fail(error)
+
+    def _take_rtp(self, packet: RtpPacket, at: float, units: list[AccessUnit]) -> None:
+        own = self._session.media.payload_type
+        if packet.payload_type != own and packet.ssrc != self._reorder.ssrc:
+            return  # sound or repair packets of another sender beside the video
+        if packet.payload_type == own:
+            self.media_at = at
+            self.received += 1
+        for one, gap in self._reorder.push(packet, at):
+            self._depacketize(one, gap, at, units)
+
+    def _depacketize(self, packet: RtpPacket, gap: bool, at: float, units: list[AccessUnit]) -> None:
+        if packet.payload_type == self._session.media.payload_type:
+            units += self._units.push(packet, gap, at)
+        else:
+            self._units.skip(gap)
+
+    def _take_rtcp(self, data: bytes, at: float) -> None:
+        report, leaving = parse_rtcp(data, at)
+        if report and report.ssrc == self._reorder.ssrc:
+            self.report = report
+        if self._reorder.ssrc in leaving:
+            raise LiveError("connection failed", "the camera has ended the stream")
+
+    def _maintain(self, now: float) -> None:
+        """Send what keeps the session alive, and reports; leave UDP where it loses too much."""
+        client, ssrc = self._session.client, self._reorder.ssrc
+        silent = now - client.heard_at > _PROBE_S and now - self._asked_at > _PROBE_S
+        if silent or now - self._asked_at >= self._session.keepalive_s:
+            self._asked_at = now
+            client.send(self._session.keepalive, self._session.control)
+        if ssrc is None:
+            return
+        if now - self._reported_at >= _REPORT_S:
+            self._reported_at = now
+            client.send_rtcp(receiver_report(ssrc, self._reorder.highest, self._reorder.lost, self.report, now))
+        if self._takes_pli and now - self._key_asked_at >= _KEY_REQUEST_S and self._waits_for_key:
+            self._key_asked_at = now
+            client.send_rtcp(picture_loss_indication(ssrc))
+        received, lost = self.received - self._window[0], self._reorder.lost - self._window[1]
+        if self._choice.is_lossy(received, lost):
+            self._choice.failed()
+            share = 100 * lost / (received + lost)
+            raise LiveError("connection failed", f"{share:.0f} % of the packets are lost over UDP; trying TCP")
+        if received > _LOSS_WINDOW:
+            self._window = self.received, self._reorder.lost
+
+    @property
+    def _waits_for_key(self) -> bool:
+        return self._units.needs_key or self._queue.needs_key
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()

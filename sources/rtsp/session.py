@@ -1,0 +1,121 @@
+"""From an RTSP URL to packets that flow: describe, choose the video, set it up, play, follow redirects.
+
+Knows nothing of what the packets hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from urllib.parse import urljoin
+
+from saccade.sources.errors import LiveError, SourceError
+from saccade.sources.rtp.depacketizer import Codec
+from saccade.sources.rtsp.client import RedirectError, RtspClient
+from saccade.sources.rtsp.sdp import Media, parse_sdp
+from saccade.sources.rtsp.srtp import SrtpReceiver
+from saccade.sources.rtsp.tls import TlsPolicy
+from saccade.sources.rtsp.transport import TransportChoice, TransportRefusedError
+from saccade.sources.urls import RtspAddress, redact
+
+CODECS: dict[str, Codec] = {"H264": "h264", "H265": "hevc", "HEVC": "hevc"}
+_MAX_ATTEMPTS = 5  # redirects and transports
+_KEEPALIVE_S = 25.0  # at most; some cameras hang up after 30 s whatever they announce
+
+
+class UnhandledCodecError(Exception):
+    """The camera's video is neither H.264 nor H.265."""
+
+
+@dataclass(slots=True)
+class RtspSession:
+    """A session that plays.
+
+    Attributes:
+        client: the connection.
+        media: its video.
+        codec: FFmpeg's name of the codec.
+        control: URL of the session.
+        keepalive: method that keeps the session alive.
+        keepalive_s: how often it must be sent, in seconds.
+        srtp: decrypts the packets; None when they are in clear.
+    """
+
+    client: RtspClient
+    media: Media
+    codec: Codec
+    control: str
+    keepalive: str
+    keepalive_s: float
+    srtp: SrtpReceiver | None = None
+
+
+def open_session(
+    address: RtspAddress, closed: threading.Event, choice: TransportChoice, tls: TlsPolicy | None = None
+) -> RtspSession:
+    """Play the video at `address`.
+
+    Args:
+        address: where it is.
+        closed: ends every wait when set.
+        choice: how packets are to come; another way is tried when the server refuses one.
+        tls: which certificates are accepted.
+
+    Raises:
+        LiveError: if it cannot be played.
+        UnhandledCodecError: if it is neither H.264 nor H.265.
+    """
+    for _ in range(_MAX_ATTEMPTS):
+        client = RtspClient(address, closed, choice.way, tls)
+        try:
+            return _play(client, address)
+        except RedirectError as redirect:
+            client.close()
+            try:
+                address = address.redirected(str(redirect))
+            except SourceError as error:
+                raise LiveError("connection failed", f"the server redirects to what is no URL: {error}") from None
+        except TransportRefusedError:
+            client.close()
+            if not choice.refused():
+                raise
+        except BaseException:
+            client.close()
+            raise
+    raise LiveError("connection failed", f"the server redirects more than {_MAX_ATTEMPTS - 1} times")
+
+
+def _play(client: RtspClient, address: RtspAddress) -> RtspSession:
+    public = client.request("OPTIONS").header("public").upper()
+    reply = client.request("DESCRIBE", headers={"Accept": "application/sdp"})
+    base = reply.header("content-base") or reply.header("content-location")
+    try:
+        base = urljoin(address.url, base)
+    except ValueError:
+        base = address.url
+    description = parse_sdp(reply.body, base)
+    media = _video(description.medias, address)
+    srtp = SrtpReceiver(media) if "SAVP" in media.profile else None
+    timeout_s = client.setup(media)
+    client.request("PLAY", description.control, {"Range": "npt=0.000-"})
+    return RtspSession(
+        client=client,
+        media=media,
+        codec=CODECS[media.encoding],
+        control=description.control,
+        keepalive="GET_PARAMETER" if "GET_PARAMETER" in public else "OPTIONS",
+        keepalive_s=min(_KEEPALIVE_S, timeout_s / 2),
+        srtp=srtp,
+    )
+
+
+def _video(medias: list[Media], address: RtspAddress) -> Media:
+    """The first video in H.264 or H.265."""
+    videos = [media for media in medias if media.kind == "video"]
+    if not videos:
+        held = ", ".join(sorted({media.kind for media in medias if media.kind})) or "nothing"
+        raise LiveError("codec unsupported", f"{redact(address.url)} has no video (it offers {held})")
+    for media in videos:
+        if media.encoding in CODECS:
+            return media
+    raise UnhandledCodecError

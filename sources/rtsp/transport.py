@@ -1,0 +1,93 @@
+"""How packets come from a camera: the Transport header, and which way is tried next when one fails.
+
+Pure: the caller passes what happened. Knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from saccade.sources.errors import LiveError
+
+Transport = Literal["auto", "tcp", "udp", "multicast", "http"]
+"""How RTSP cameras send packets; auto is TCP, or UDP where that is refused, and TCP again where UDP loses too much."""
+
+Way = Literal["tcp", "udp", "multicast", "http"]
+
+MAX_LOSS = 0.01  # share of packets; at 1 % UDP shows a fifth of the frames
+MIN_PACKETS = 500  # before the share says anything
+
+
+class TransportRefusedError(LiveError):
+    """The server refuses the way that packets are to come."""
+
+    def __init__(self, way: Way, shown: str) -> None:
+        other = "udp" if way == "tcp" else "tcp"
+        super().__init__(
+            "connection failed", f"the server refuses {way} ({shown}); set rtsp_transport: auto, or {other}"
+        )
+
+
+class TransportChoice:
+    """Which way to connect next; remembered over all connections of one source.
+
+    Args:
+        wanted: what the user asked for.
+    """
+
+    def __init__(self, wanted: Transport) -> None:
+        self._auto = wanted == "auto"
+        self.way: Way = "tcp" if wanted == "auto" else wanted
+        self._refused: set[Way] = set()
+
+    @property
+    def may_switch(self) -> bool:
+        """Whether another way can be tried."""
+        return self._auto and not self._refused
+
+    def refused(self) -> bool:
+        """The server refused this way; returns whether there is another to try at once."""
+        if not self.may_switch:
+            return False
+        self._refused.add(self.way)
+        self._switch()
+        return True
+
+    def failed(self) -> None:
+        """The connection was silent from the beginning, or lost too much."""
+        if self.may_switch:
+            self._switch()
+
+    def is_lossy(self, received: int, lost: int) -> bool:
+        """Whether so much is lost over UDP that TCP should be tried."""
+        total = received + lost
+        return self.way == "udp" and self.may_switch and total >= MIN_PACKETS and lost > MAX_LOSS * total
+
+    def _switch(self) -> None:
+        self.way = "udp" if self.way == "tcp" else "tcp"
+
+
+def transport_request(way: Way, profile: str, port: int) -> str:
+    """The Transport header of a SETUP; `port` is ours for RTP over UDP."""
+    profile = profile if re.fullmatch(r"RTP/S?AVPF?", profile) else "RTP/AVP"
+    if way == "udp":
+        return f"{profile};unicast;client_port={port}-{port + 1}"
+    if way == "multicast":
+        return f"{profile};multicast"
+    return f"{profile}/TCP;unicast;interleaved=0-1"
+
+
+def transport_fields(header: str) -> dict[str, str]:
+    """The fields of a reply's Transport header, keys in lower case."""
+    fields = (item.strip().partition("=")[::2] for item in header.split(";"))
+    return {key.strip().lower(): value.strip() for key, value in fields}
+
+
+def port_pair(text: str) -> tuple[int, int] | None:
+    """Read `8000-8001`, or `8000` alone; None if it is neither."""
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
+    if not match or max(int(match[1]), int(match[2] or 0)) > 65535:
+        return None
+    first = int(match[1])
+    return first, int(match[2]) if match[2] else first + 1
