@@ -178,7 +178,12 @@ class TextTask(Task):
         text = ""
         for output, _ in answers:
             text = output.choice if isinstance(output, ChoiceOutput) else _text_of(output)
-        return [Text(self.asked, text)]
+        return [Text(self.title, text)]
+
+    @property
+    def title(self) -> str:
+        """What the result says was asked."""
+        return self.asked
 
 
 @register_task
@@ -263,7 +268,12 @@ class Caption(TextTask):
 
     @property
     def asked(self) -> str:
-        """The length, said to be one of a caption."""
+        """The length."""
+        return self.length
+
+    @property
+    def title(self) -> str:
+        """The length, named as one of a caption."""
         return f"caption: {self.length}"
 
     @property

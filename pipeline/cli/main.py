@@ -122,7 +122,7 @@ def demo(
 
 
 @app.command()
-@with_settings("detect", "point", "query", "model", "device", "dtype", "conf", "max_objects", "tiles")
+@with_settings("detect", "point", "query", "task", "model", "device", "dtype", "conf", "max_objects", "tiles")
 def image(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],

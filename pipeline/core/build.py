@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from saccade.engine.scheduling.task import Task
-from saccade.engine.tasks import Detect, Point, Query
+from saccade.engine.tasks import TASKS, ObjectsTask
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
@@ -187,31 +187,36 @@ def load_engine(config: RunConfig, progress: Callable[[int, int], None] | None =
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """What the configuration asks for in each frame, in the model's own names.
+    """What the configuration asks for in each frame, in the model's own names; none twice.
 
     Raises:
         UnknownClassError: if the model does not know a name.
-        ConfigError: if the model cannot do what is asked for.
+        ConfigError: if there is no such task, or the model cannot do it.
     """
-    for skill in ("detect", "point", "query"):
-        if getattr(prompts, skill) and skill not in engine.model.skills:
+    tasks: dict[Task, None] = {}
+    for skill, text in prompts.asked:
+        if skill not in TASKS:
+            raise ConfigError(f"there is no task '{skill}': give one of {', '.join(TASKS)}")
+        if skill not in engine.model.skills:
             raise ConfigError(f"{engine.model.name} can {' and '.join(engine.model.skills)}, not {skill}")
-    return [
-        *(Detect(label, prompts.max_objects, prompts.conf) for label in engine.resolve(prompts.detect)),
-        *(Point(label, prompts.max_objects, prompts.conf) for label in engine.resolve(prompts.point)),
-        *(Query(question) for question in prompts.query),
-    ]
+        try:
+            task = TASKS[skill].parse(text, prompts.max_objects, prompts.conf)
+        except ValueError as error:
+            raise ConfigError(f"task {skill}={text}: {error}") from error
+        tasks |= dict.fromkeys(engine.expand(task))
+    return list(tasks)
 
 
 def prompts_of(tasks: Iterable[Task]) -> Prompts:
     """The prompts of a configuration that stand for these tasks: the inverse of `tasks_for`."""
     asked: dict[str, Any] = {}
     for task in tasks:
-        if isinstance(task, Detect | Point):
-            asked.setdefault("detect" if isinstance(task, Detect) else "point", []).append(task.label)
+        if task.skill in Prompts.model_fields:
+            asked.setdefault(task.skill, []).append(task.asked)
+        else:
+            asked.setdefault("task", []).append(f"{task.skill}={task.asked}")
+        if isinstance(task, ObjectsTask):
             asked["conf"], asked["max_objects"] = task.conf, task.max_objects
-        elif isinstance(task, Query):
-            asked.setdefault("query", []).append(task.question)
     return Prompts.model_construct(**asked)
 
 

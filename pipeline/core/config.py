@@ -57,6 +57,7 @@ def _plain(value: str) -> str:
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
 Names = Annotated[list[Text], BeforeValidator(split_names), Field(max_length=64)]
 Questions = Annotated[list[Text], BeforeValidator(_questions), Field(max_length=64)]
+SkillText = Annotated[str, Field(pattern=r"^\s*[a-z_]+\s*=\s*\S", max_length=4096), AfterValidator(_plain)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 
 STREAM = "{stream}"
@@ -107,6 +108,12 @@ class Prompts(BaseModel):
     query: Questions = setting(
         [], "Questions to answer in text on every frame, for models that can read and write.", metavar="TEXT"
     )
+    task: Annotated[list[SkillText], BeforeValidator(_questions), Field(max_length=64)] = setting(
+        [],
+        "Any other task by its skill, such as caption=short; the flag again for more.",
+        more="For what `detect`, `point` and `query` do not cover: captions, and tasks that a program registers.",
+        metavar="SKILL=TEXT",
+    )
     conf: float = setting(
         0.5,
         "Least score of a box or point, from 0 to 1.",
@@ -121,9 +128,14 @@ class Prompts(BaseModel):
     @property
     def nothing(self) -> str | None:
         """The complaint that there is nothing to find; None if there is something."""
-        if self.detect or self.point or self.query:
-            return None
-        return "nothing to look for: give detect, point or query, such as detect: person"
+        return None if self.asked else "nothing to look for: give detect, point or query, such as detect: person"
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """Every task as its skill and what is asked."""
+        named = [(skill, text) for skill in ("detect", "point", "query") for text in getattr(self, skill)]
+        others = (one.partition("=") for one in self.task)
+        return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
 class StreamConfig(Prompts):

@@ -23,7 +23,7 @@ _HEADER = """\
 """
 _SECTIONS = {
     "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "hwaccel", "rtsp_transport"],
-    "what to find": ["detect", "point", "query", "conf", "max_objects", "tiles", "stages", "gates"],
+    "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "with what": ["model", "device", "dtype", "in_flight", "queue"],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }

@@ -180,3 +180,15 @@ def test_one_of_them_is_the_manual_of_every_key() -> None:
     }
     words = " ".join(text.replace("\n# ", " ").split())
     assert [key for key, field in fields if str(field.description) not in words] == []
+
+
+def test_other_tasks_are_given_by_their_skill() -> None:
+    prompts = load(None, {"source": "a.mp4", "detect": "person", "task": ["caption = short", "count=cars"]})
+    assert prompts.asked == [("detect", "person"), ("caption", "short"), ("count", "cars")]
+    assert prompts.nothing is None
+
+
+@pytest.mark.parametrize("task", ["caption", "=short", "caption=", "Caption=short"])
+def test_a_task_without_skill_and_text_is_refused(task: str) -> None:
+    with pytest.raises(ConfigError, match="task"):
+        load(None, {"source": "a.mp4", "task": [task]})
