@@ -21,11 +21,13 @@ class Message:
         text: JSON in UTF-8.
         record: True for the record of a frame, which may be dropped; False for a notice, which is dropped only when the
             outbox is full, and then not counted.
+        queued_at: when it was made, on the clock of `drop_before`, in seconds.
     """
 
     stream: str
     text: bytes
     record: bool = True
+    queued_at: float = 0.0
 
 
 class Outbox:
@@ -41,9 +43,7 @@ class Outbox:
         self._newest = newest
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._waiting: deque[tuple[Message, int]] = (
-            deque()
-        )  # each with the number of records of its stream dropped just before it
+        self._waiting: deque[tuple[Message, int]] = deque()  # each with the records dropped just before it
         self._bytes = 0
         self._lost: dict[str, int] = {}  # by stream, dropped before everything inside
         self.dropped = 0
@@ -56,6 +56,11 @@ class Outbox:
     def bytes_waiting(self) -> int:
         """Bytes of text inside."""
         return self._bytes
+
+    @property
+    def oldest_at(self) -> float | None:
+        """When the oldest message was made; None if empty."""
+        return self._waiting[0][0].queued_at if self._waiting else None
 
     @property
     def newest(self) -> bool:
@@ -79,9 +84,12 @@ class Outbox:
         self.dropped += lost_before
         self._add(message, lost_before)
         while len(self._waiting) > self._max_records or self._bytes > self._max_bytes:
-            oldest, lost = self._pop()
-            self._lost[oldest.stream] = self._lost.get(oldest.stream, 0) + lost + oldest.record
-            self.dropped += oldest.record
+            self._drop()
+
+    def drop_before(self, time: float) -> None:
+        """Drop the messages made before `time`, as far as no younger one waits in front of them."""
+        while self._waiting and self._waiting[0][0].queued_at < time:
+            self._drop()
 
     def take(self) -> tuple[Message, int] | None:
         """The oldest message, and how many records of its stream were dropped just before it; None if empty."""
@@ -100,6 +108,11 @@ class Outbox:
         self._waiting[index] = message, lost + 1 + lost_before
         self._bytes -= len(old.text)
         self.dropped += 1
+
+    def _drop(self) -> None:
+        oldest, lost = self._pop()
+        self._lost[oldest.stream] = self._lost.get(oldest.stream, 0) + lost + oldest.record
+        self.dropped += oldest.record
 
     def _pop(self) -> tuple[Message, int]:
         message, lost_before = self._waiting.popleft()

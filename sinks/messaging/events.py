@@ -15,6 +15,7 @@ from typing import Any, Literal
 from saccade.engine.results import Result
 
 HOLD_S = 3.0
+SILENT_S = 30.0  # a stream without a frame for so long has its events ended
 _RISE = 0.05  # of the best score, that makes an update
 _ID_LETTERS = string.ascii_lowercase + string.digits
 
@@ -138,6 +139,31 @@ class EventTracker:
         best = _best(observations)
         letters = "".join(_ID_LETTERS[int(self._chance() * len(_ID_LETTERS)) % len(_ID_LETTERS)] for _ in range(6))
         return Event(f"{time:.6f}-{letters}", stream, best.label, time, None, best.score, best.score, best.box, 0)
+
+
+class ActiveStreams:
+    """Which streams deliver frames, and which have gone silent. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._last_at: dict[str, float] = {}
+
+    def note(self, stream: str, now: float) -> bool:
+        """Note a frame of a stream at `now` seconds; True if the stream was not active."""
+        new = stream not in self._last_at
+        self._last_at[stream] = now
+        return new
+
+    def end(self, stream: str) -> bool:
+        """Forget a stream; False if it was not active."""
+        return self._last_at.pop(stream, None) is not None
+
+    def names(self) -> list[str]:
+        """The active streams."""
+        return list(self._last_at)
+
+    def silent(self, now: float) -> list[str]:
+        """The active streams without a frame for `SILENT_S` seconds before `now`."""
+        return [stream for stream, at in self._last_at.items() if now - at > SILENT_S]
 
 
 class _Label:

@@ -19,8 +19,8 @@ from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
 from saccade.sinks.base import SinkError, SinkStats, SourceHints
 from saccade.sinks.messaging.background_loop import BackgroundLoop
-from saccade.sinks.messaging.events import HOLD_S, Change, EventTracker, observations_of
-from saccade.sinks.messaging.mqtt_backlog import Backlog
+from saccade.sinks.messaging.events import HOLD_S, SILENT_S, ActiveStreams, Change, EventTracker, observations_of
+from saccade.sinks.messaging.mqtt_backlog import Backlog, Item
 from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.urls import Address, Options
@@ -28,15 +28,17 @@ from saccade.sources.frame import Frame
 
 if TYPE_CHECKING:
     import aiomqtt
+    from paho.mqtt.properties import Properties
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 30.0  # a stream without a record for so long is offline
+EXPIRY_S = 60.0  # the broker forgets the state of a stream so long after a killed process
 KEEPALIVE_S = 15
 PUBLISH_S = 10.0
 CLOSE_S = 3.0
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
+_OVER = (b"0", b"offline")  # there is nothing
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 EXAMPLE = "mqtt://user:password@host:1883/saccade"
 
@@ -44,18 +46,24 @@ EXAMPLE = "mqtt://user:password@host:1883/saccade"
 class MqttSink:
     """Publishes to `mqtt://user:password@host:1883/saccade`, or `mqtts://` for TLS; `saccade` begins every topic.
 
-    - `saccade/available`: online or offline, retained; offline is the last will, so also after a crash.
+    - `saccade/available`: online or offline, retained; offline is the last will, so also after a crash. All other state
+      depends on it: it holds only while this is online (in Home Assistant, list both in `availability`, with
+      `availability_mode: all`).
     - `saccade/STREAM/available`: the same for one stream; offline when it has ended or been silent for 30 s.
     - `saccade/STREAM/LABEL`: how many there are, retained, on change. See `EventTracker` for what is counted.
     - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`, `after`.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
+
+    With MQTT 5, the broker also forgets each `online` and each count above 0 when it was not repeated for 60 s, so that
+    none stays behind after a crash.
 
     A broker that cannot be reached is tried again without end. What is retained is then brought up to date; the newest
     1000 events and the newest 256 records wait for it.
 
     Args:
         target: the address, with options behind it: `records=1`; `hold=3`, the seconds for which what is no
-            longer detected is still counted; `ca=FILE`, certificates to trust instead of the system's.
+            longer detected is still counted; `ca=FILE`, certificates to trust instead of the system's; `protocol=3`,
+            for a broker that knows only MQTT 3.1.1.
 
     Raises:
         SinkError: if the address is not valid, or aiomqtt is not installed.
@@ -72,6 +80,7 @@ class MqttSink:
         options = Options(target.partition("?")[2], self._address.shown)
         self._with_records = options.flag("records")
         hold_s = options.seconds("hold", HOLD_S)
+        self._version = 5 if options.choice("protocol", ("5", "3")) == "5" else 3
         self._tls = _tls(self._address, options.text("ca"))
         options.reject_unknown()
         self._topics = Topics(self._address.path or "saccade")
@@ -80,9 +89,9 @@ class MqttSink:
 
         self._lock = threading.Lock()  # over everything below, which several threads write and the loop's thread reads
         self._events = EventTracker(hold_s)
-        self._last_record_at: dict[str, float] = {}  # of the streams that are online
+        self._active = ActiveStreams()  # those that are online
         self._to_query: dict[str, None] = {}  # streams whose counts of an earlier run the broker may have
-        self._backlog = Backlog(over=frozenset({"0", "offline"}))
+        self._backlog = Backlog(over=frozenset(over.decode() for over in _OVER))
         self._backlog.set(self._topics.available, "online")
         self._can_query = True  # used by the loop's thread only
         self._connected = False
@@ -116,10 +125,9 @@ class MqttSink:
         with self._lock:
             if self._closed:
                 return
-            if frame.stream not in self._last_record_at:
+            if self._active.note(frame.stream, time.monotonic()):
                 self._to_query[frame.stream] = None
                 self._backlog.set(self._topics.stream_available(frame.stream), "online")
-            self._last_record_at[frame.stream] = time.monotonic()
             at_s = float(frame.pts * frame.time_base)
             observations = observations_of(result, frame.width, frame.height)
             self._queue_events(self._events.update(frame.stream, at_s, frame.captured_at, observations))
@@ -138,7 +146,7 @@ class MqttSink:
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
-                for stream in list(self._last_record_at):
+                for stream in self._active.names():
                     self._end(stream)
                 self._backlog.set(self._topics.available, "offline")
         self._loop.close(CLOSE_S)
@@ -155,15 +163,9 @@ class MqttSink:
             self._backlog.set(self._topics.count(now.stream, now.label), str(now.count))
 
     def _end(self, stream: str) -> None:
-        if self._last_record_at.pop(stream, None) is not None:
+        if self._active.end(stream):
             self._queue_events(self._events.end(stream))
             self._backlog.set(self._topics.stream_available(stream), "offline")
-
-    def _end_silent(self) -> None:
-        """End the streams that have been silent for too long."""
-        for stream, at in list(self._last_record_at.items()):
-            if time.monotonic() - at > SILENT_S:
-                self._end(stream)
 
     # ---- on the loop's thread
 
@@ -181,6 +183,8 @@ class MqttSink:
                     await self._session(client, loop)
             except aiomqtt.MqttError as error:
                 failures = 1 if connected_at is not None and time.monotonic() - connected_at > 10 else failures + 1
+                if "protocol version" in str(error).lower():
+                    self._version = 3
                 reason = "connection lost" if connected_at is not None else _ERRNO.sub("", " ".join(str(error).split()))
                 if reason != last_reason:
                     log.warning("%s: %s; trying again", self._address.shown, reason)
@@ -199,6 +203,7 @@ class MqttSink:
             tls_context=self._tls,
             keepalive=KEEPALIVE_S,
             timeout=PUBLISH_S,
+            protocol=aiomqtt.ProtocolVersion.V5 if self._version == 5 else aiomqtt.ProtocolVersion.V311,
             max_queued_incoming_messages=1000,
             will=aiomqtt.Will(self._topics.available, "offline", qos=1, retain=True),
         )
@@ -206,8 +211,8 @@ class MqttSink:
     async def _session(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
         with self._lock:
             self._connected = True
-            self._backlog.connected()
-            self._to_query = dict.fromkeys(self._last_record_at)
+            self._backlog.refresh()
+            self._to_query = dict.fromkeys(self._active.names())
         # Both, since a broken connection ends the iteration over messages, and not the wait for an acknowledgement.
         tasks = {
             asyncio.create_task(self._deliver(client, loop)),
@@ -225,22 +230,38 @@ class MqttSink:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deliver(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
+        refreshed_at = time.monotonic()
         while True:
             stopping = loop.stopping  # read first: what close() has queued is still published
             with self._lock:
-                self._end_silent()
+                for silent in self._active.silent(time.monotonic()):
+                    self._end(silent)
+                if time.monotonic() - refreshed_at > EXPIRY_S / 3:
+                    self._backlog.refresh()
+                    refreshed_at = time.monotonic()
                 to_query, self._to_query = self._to_query, {}
                 item = self._backlog.next(records=not self._closed)
             for stream in to_query:
                 await self._query_retained(client, self._topics.all_of(stream))
             if item is not None:
-                await client.publish(item.topic, item.payload, item.qos, item.retain)
+                await client.publish(item.topic, item.payload, item.qos, item.retain, self._properties(item))
                 with self._lock:
                     self._backlog.published(item)
             elif stopping:
                 return
             else:
-                await loop.wait(SILENT_S / 6)
+                await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
+
+    def _properties(self, item: Item) -> Properties | None:
+        """The expiry of a message: state that says that something is there is kept only while it is repeated."""
+        if self._version < 5 or not item.retain or item.topic == self._topics.available or item.payload in _OVER:
+            return None
+        from paho.mqtt.packettypes import PacketTypes
+        from paho.mqtt.properties import Properties
+
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.MessageExpiryInterval = max(1, round(EXPIRY_S))
+        return properties
 
     async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
         """Have the retained messages sent to `_listen`. Unsubscribed at once: they have been sent by then."""

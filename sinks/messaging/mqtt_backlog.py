@@ -67,8 +67,8 @@ class Backlog:
         """Queue a record."""
         self._records.put(Message(topic, payload))
 
-    def connected(self) -> None:
-        """Publish every state again: there is a new connection, to a broker that may have lost all."""
+    def refresh(self) -> None:
+        """Publish every state again: a broker may have lost it, or is about to."""
         self._stale = dict.fromkeys(self._state)
 
     def next(self, *, records: bool = True) -> Item | None:

@@ -11,15 +11,15 @@ import logging
 import re
 import threading
 import time
-from base64 import b64encode
+import uuid
 from typing import TYPE_CHECKING, ClassVar, Self
-from urllib.parse import urlsplit
 
 from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
 from saccade.sinks.base import SinkStats, SourceHints
 from saccade.sinks.messaging.background_loop import BackgroundLoop
-from saccade.sinks.messaging.events import HOLD_S, Change, EventTracker, observations_of
+from saccade.sinks.messaging.events import HOLD_S, ActiveStreams, Change, EventTracker, observations_of
+from saccade.sinks.messaging.webhook_request import EXAMPLE, PORTS, WebhookRequest
 from saccade.sinks.outbox import Message, Outbox
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.urls import Address, Options
@@ -32,51 +32,62 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 1000
 MAX_BYTES = 16 * 1024 * 1024
+RECORD_AGE_S = 10.0  # a record is about now; at 0.3 s a request and 10 records a second, it would soon be half a minute
+EVENT_AGE_S = 3600.0
 TIMEOUT_S = 10.0
 CLOSE_S = 5.0
 LONGEST_WAIT_S = 300.0  # that a server may ask for in Retry-After
 
-PORTS = {"http": 80, "https": 443}
-EXAMPLE = "https://user:password@host/path"
-
 _RESPONSE_BYTES = 65536
 _LOG_EVERY_S = 60.0
+_WAIT_S = 1.0
 _RETRY = (408, 425, 429)  # and all from 500
 
 
 class WebhookSink:
-    """Posts JSON to an `http://` or `https://` address, in order, one at a time.
+    """Posts JSON to an `http://` or `https://` address.
 
-    A server that cannot be reached, fails or is busy is tried again until it accepts the message; meanwhile up to 1000
-    messages (16 MB) wait, beyond that the oldest are dropped, which is counted and logged. A message that the server
-    refuses is lost too.
+    A server that cannot be reached, fails or is busy is tried again until it accepts the message, or that is too old.
+    Meanwhile up to 1000 messages (16 MB) wait. What is too old, beyond that number, or refused by the server is lost,
+    which is counted, logged and shown in the metrics, with the number of messages that wait and the age of the oldest.
+
+    Each request has the headers `webhook-id` and `Idempotency-Key`, the same at every attempt, `webhook-timestamp`,
+    and with a secret `webhook-signature`, as the Standard Webhooks specification has them.
 
     Args:
-        target: the address. A `?` in it belongs to the server, so options follow a `#`: `send=objects` (the default),
-            the record of each frame on which something was found or answered; `send=all`, of every frame;
-            `send=events`, what `MqttSink` publishes as events. `timeout=10`, seconds for one POST; `hold=3`, for
-            events, as for `MqttSink`.
+        target: the address. A `?` in it belongs to the server, so options follow a `#`:
+            `send=objects` (the default), the record of each frame on which something was found or answered;
+            `send=all`, of every frame; `send=events`, what `MqttSink` publishes as events.
+            `max_age=10s`, how old a message may become; by default 10 s, of events an hour.
+            `keep=newest`, only the newest record of each stream waits; by default all.
+            `concurrency=1`, requests at a time; with more, messages may arrive out of order.
+            `secret=…` or `secret_file=PATH`, the key of the signature; `header=NAME:VALUE`, may be repeated.
+            `timeout=10`, seconds for one request; `hold=3`, for events, as for `MqttSink`.
 
     Raises:
-        SinkError: if the address is not valid.
+        SinkError: if the address or an option is not valid.
     """
 
     shared: ClassVar[bool] = True
 
     def __init__(self, target: str) -> None:
         self._address = Address.parse(target, PORTS, EXAMPLE)
-        parts = urlsplit(target)
-        self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
-        options = Options(parts.fragment, self._address.shown)
+        options = Options(target.partition("#")[2], self._address.shown)
         self._send = options.choice("send", ("objects", "all", "events"))
+        self._max_age_s = options.seconds("max_age", EVENT_AGE_S if self._send == "events" else RECORD_AGE_S)
+        newest = options.choice("keep", ("all", "newest")) == "newest"
+        self._concurrency = options.count("concurrency", 1, 64)
         self._timeout_s = options.seconds("timeout", TIMEOUT_S)
         hold_s = options.seconds("hold", HOLD_S)
+        self._request = WebhookRequest.of(target, self._address, options)
         options.reject_unknown()
 
         self._lock = threading.Lock()  # over what follows, which several threads write and the loop's thread reads
         self._events = EventTracker(hold_s)
-        self._streams: set[str] = set()
-        self._outbox = Outbox(max_records=MAX_WAITING, max_bytes=MAX_BYTES)
+        self._active = ActiveStreams()
+        self._outbox = Outbox(newest=newest and self._send != "events", max_records=MAX_WAITING, max_bytes=MAX_BYTES)
+        self._under_way: dict[str, Message] = {}  # by id
+        self._sent = 0
         self._undelivered = 0
         self._closed = False
         self._last_message = ""  # used by the loop's thread only, as the next two
@@ -91,14 +102,21 @@ class WebhookSink:
 
     @property
     def dropped(self) -> int:
-        """Messages lost: too many were waiting, or the server refused them."""
+        """Messages lost: too many were waiting, they were too old, or the server refused them."""
         with self._lock:
             return self._outbox.dropped + self._undelivered
 
     def stats(self) -> SinkStats:
-        """What waits for the server, and what it did not get."""
+        """What waits for the server, and what it did and did not get."""
         with self._lock:
-            return SinkStats(backlog=len(self._outbox), dropped=self._outbox.dropped + self._undelivered)
+            begun = [message.queued_at for message in self._under_way.values()]
+            oldest = min([*begun, *([] if self._outbox.oldest_at is None else [self._outbox.oldest_at])], default=None)
+            return SinkStats(
+                backlog=len(self._outbox) + len(begun),
+                backlog_age_s=0.0 if oldest is None else time.monotonic() - oldest,
+                sent=self._sent,
+                dropped=self._outbox.dropped + self._undelivered,
+            )
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Take the result of a frame; callable from several threads, and never waits for the server.
@@ -114,9 +132,9 @@ class WebhookSink:
             if self._closed:
                 return
             if record is not None:
-                self._outbox.put(Message(frame.stream, record))
+                self._outbox.put(Message(frame.stream, record, queued_at=time.monotonic()))
             elif self._send == "events":
-                self._streams.add(frame.stream)
+                self._active.note(frame.stream, time.monotonic())
                 at_s = float(frame.pts * frame.time_base)
                 observations = observations_of(result, frame.width, frame.height)
                 self._put_events(self._events.update(frame.stream, at_s, frame.captured_at, observations))
@@ -127,72 +145,111 @@ class WebhookSink:
     def end(self, stream: str) -> None:
         """End the events of a stream from which nothing more comes."""
         with self._lock:
-            self._streams.discard(stream)
-            self._put_events(self._events.end(stream))
+            self._end(stream)
         self._loop.wake()
 
     def close(self) -> None:
         """Post the waiting messages, for 5 s at most. A second call does nothing."""
-        for stream in list(self._streams):
-            self.end(stream)
         with self._lock:
+            for stream in self._active.names():
+                self._end(stream)
             closed, self._closed = self._closed, True
         self._loop.close(CLOSE_S)
         if not closed and (lost := self.dropped + len(self._outbox)):
             log.warning("%s: closed; messages lost: %d", self._address.shown, lost)
 
+    def _end(self, stream: str) -> None:
+        self._active.end(stream)
+        self._put_events(self._events.end(stream))
+
     def _put_events(self, changes: list[Change]) -> None:
         for change in changes:
-            self._outbox.put(Message(change.after.stream, json.dumps(change.as_json()).encode()))
+            text = json.dumps(change.as_json()).encode()
+            self._outbox.put(Message(change.after.stream, text, queued_at=time.monotonic()))
 
     # ---- on the loop's thread
 
     async def _work(self, loop: BackgroundLoop) -> None:
         import aiohttp
 
-        headers = {"Content-Type": "application/json", "User-Agent": "saccade"}
-        if self._address.user is not None:
-            login = f"{self._address.user}:{self._address.password or ''}"
-            headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-            while True:
-                stopping = loop.stopping  # read first: what close() has queued is still posted
-                with self._lock:
-                    taken = self._outbox.take()
-                if taken is not None:
-                    delivered = False
-                    try:
-                        delivered = await self._deliver(session, taken[0], loop)
-                    finally:  # also when closing cuts it short
-                        with self._lock:
-                            self._undelivered += not delivered
+        tasks: set[asyncio.Task[None]] = set()
+
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            loop.wake()
+
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._request.headers) as session:
+            try:
+                while True:
+                    stopping = loop.stopping  # read first: what close() has queued is still posted
+                    identity, message = self._next(len(tasks))
                     self._log_losses()
-                elif stopping:
-                    return
-                else:
-                    await loop.wait(60)
+                    if message is not None:
+                        task = asyncio.create_task(self._deliver(session, identity, message, loop))
+                        tasks.add(task)
+                        task.add_done_callback(done)
+                    elif stopping and not tasks:
+                        return
+                    else:
+                        await loop.wait(_WAIT_S)
+            finally:  # also when closing cancels it
+                for task in list(tasks):
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                with self._lock:  # a task that is cancelled before it begins has not counted its message
+                    self._undelivered += len(self._under_way)
+                    self._under_way.clear()
 
-    async def _deliver(self, session: aiohttp.ClientSession, message: Message, loop: BackgroundLoop) -> bool:
-        """Post the message until it is accepted, True, or refused, False."""
+    def _next(self, running: int) -> tuple[str, Message | None]:
+        """The next message to post, with a new id, if one may begin."""
+        now = time.monotonic()
+        with self._lock:
+            for stream in self._active.silent(now):
+                self._end(stream)
+            self._outbox.drop_before(now - self._max_age_s)
+            taken = self._outbox.take() if running < self._concurrency else None
+            identity = uuid.uuid4().hex
+            if taken is None:
+                return identity, None
+            self._under_way[identity] = taken[0]
+            return identity, taken[0]
+
+    async def _deliver(
+        self, session: aiohttp.ClientSession, identity: str, message: Message, loop: BackgroundLoop
+    ) -> None:
+        """Post a message until it is accepted, refused or too old."""
         failures = 0
-        while True:
-            reason, wait_s = await self._post(session, message.text)
-            if reason is None or wait_s is None:
-                break
-            failures += 1
-            self._log_status(f"{reason}; trying again")
-            wait_s = max(wait_s, backoff_s(failures))
-            await (asyncio.sleep(wait_s) if loop.stopping else loop.sleep(wait_s))
-        self._log_status(f"{reason}; message lost" if reason else "")
-        return reason is None
+        accepted = False
+        try:
+            while True:
+                reason, wait_s = await self._post(session, identity, message.text)
+                accepted = reason is None
+                if reason is None or wait_s is None:
+                    break
+                failures += 1
+                wait_s = max(wait_s, backoff_s(failures))
+                if time.monotonic() + wait_s - message.queued_at > self._max_age_s:
+                    reason += f" for {self._max_age_s:g} s"
+                    break
+                self._log_status(f"{reason}; trying again")
+                await (asyncio.sleep(wait_s) if loop.stopping else loop.sleep(wait_s))
+            self._log_status(f"{reason}; message lost" if reason else "")
+        finally:  # also when closing cancels it
+            with self._lock:
+                del self._under_way[identity]
+                self._sent += accepted
+                self._undelivered += not accepted
 
-    async def _post(self, session: aiohttp.ClientSession, text: bytes) -> tuple[str | None, float | None]:
+    async def _post(
+        self, session: aiohttp.ClientSession, identity: str, text: bytes
+    ) -> tuple[str | None, float | None]:
         """Post once; return why it was not accepted, or None, and the seconds before a retry, None for none."""
         import aiohttp
 
+        headers = self._request.signed(identity, text, int(time.time()))
         try:
-            async with session.post(self._url, data=text, allow_redirects=False) as response:
+            async with session.post(self._request.url, data=text, headers=headers, allow_redirects=False) as response:
                 await response.content.read(_RESPONSE_BYTES)  # so that the connection can be used again
                 if response.status < 300:
                     return None, None
@@ -211,9 +268,7 @@ class WebhookSink:
     def _log_status(self, message: str) -> None:
         """Log the state, where it has changed."""
         if message != self._last_message:
-            log.warning("%s: %s", self._address.shown, message) if message else log.info(
-                "%s: works", self._address.shown
-            )
+            log.log(logging.WARNING if message else logging.INFO, "%s: %s", self._address.shown, message or "works")
             self._last_message = message
 
     def _log_losses(self) -> None:

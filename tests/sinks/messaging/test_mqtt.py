@@ -19,6 +19,7 @@ import pytest
 from saccade.engine.results import Points, Result, Spot
 from saccade.sinks import MqttSink, SinkError, SupportsStreamEnd, make_record, open_sink
 from saccade.sinks import backoff as backoff_module
+from saccade.sinks.messaging import events as events_module
 from saccade.sinks.messaging import mqtt as mqtt_module
 from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sinks.outbox import MAX_RECORDS
@@ -258,6 +259,48 @@ def test_after_a_kill_the_will_is_sent_and_the_next_run_cleans(broker: Broker, l
 
 
 @needs_mosquitto
+def test_after_a_kill_no_state_but_offline_stays_retained(broker: Broker) -> None:
+    """One topic that all depend on turns offline at once by the will; the rest is forgotten by the broker."""
+    code = "from saccade.sinks.messaging import mqtt\nmqtt.EXPIRY_S = 2\n" + WILL
+    command = [sys.executable, "-c", code, str(REPO), url(broker)]
+    with Listener(broker) as listener, subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPO) as process:
+        wait_for(lambda: listener.last("saccade/door/person") == "2")
+        time.sleep(3)  # longer than the expiry: what goes on is repeated
+        with Listener(broker) as late:
+            wait_for(lambda: late.last("saccade/door/person") == "2")
+            assert late.last("saccade/door/available") == "online"
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: listener.last("saccade/available") == "offline")
+    time.sleep(3)
+    with Listener(broker) as late:
+        wait_for(lambda: late.last("saccade/available") == "offline")
+        time.sleep(0.3)
+        assert [(topic, payload) for topic, payload, _ in late.heard] == [("saccade/available", "offline")]
+
+
+@needs_mosquitto
+def test_a_broker_of_mqtt_3_is_served_too(broker: Broker, listener: Listener) -> None:
+    sink = MqttSink(url(broker, "?protocol=3"))
+    sink.write(live_frame(0), showing("person"), LATENCY)
+    wait_for(lambda: listener.last("saccade/door/person") == "1")
+    wait_for(lambda: sink.stats().backlog == 0)
+    assert sink.stats().connected
+    sink.close()
+
+
+@needs_mosquitto
+def test_the_stats_tell_whether_the_broker_is_connected(broker: Broker) -> None:
+    sink = MqttSink(url(broker))
+    sink.write(live_frame(0), showing("person"), LATENCY)
+    wait_for(lambda: sink.stats().connected is True and sink.stats().backlog == 0)
+    broker.off()
+    wait_for(lambda: sink.stats().connected is False)
+    sink.write(live_frame(1), showing("person", "cat"), LATENCY)
+    assert (sink.stats().backlog or 0) >= 1
+    sink.close()
+
+
+@needs_mosquitto
 def test_a_stream_that_ends_is_offline_while_others_go_on(
     broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +322,7 @@ def test_a_stream_that_ends_is_offline_while_others_go_on(
 
 @needs_mosquitto
 def test_a_silent_stream_is_offline(broker: Broker, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "SILENT_S", 0.5)
     monkeypatch.setattr(mqtt_module, "SILENT_S", 0.5)
     sink = MqttSink(url(broker))
     sink.write(live_frame(0), showing("person"), LATENCY)

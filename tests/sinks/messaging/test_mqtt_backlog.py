@@ -57,7 +57,7 @@ def test_a_new_connection_gets_all_state_that_still_holds() -> None:
     backlog.set("b", "0")
     assert drain(backlog) == [("a", b"1"), ("b", b"0")]
     assert ("a" in backlog, "b" in backlog) == (True, False)
-    backlog.connected()
+    backlog.refresh()
     assert drain(backlog) == [("a", b"1")]
 
 
@@ -67,7 +67,7 @@ def test_a_message_on_its_way_when_disconnected_is_repeated() -> None:
     backlog.record("r", b"2")
     for expected in (Item("e", b"1", 1, False), Item("r", b"2", 0, False)):
         assert backlog.next() == expected
-        backlog.connected()
+        backlog.refresh()
         item = backlog.next()
         assert item == expected
         assert item is not None
@@ -128,7 +128,7 @@ def test_a_broker_that_forgets_has_all_state_in_the_end(steps: list[tuple[str, s
         else:
             backlog.next()  # on its way when the connection broke
             known.clear()
-            backlog.connected()
+            backlog.refresh()
     while publish():
         pass
     assert {t: p for t, p in known.items() if p != "0"} == {t: p for t, p in wanted.items() if p != "0"}

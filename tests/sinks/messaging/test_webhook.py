@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
 import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +20,9 @@ from aiohttp import web
 from saccade.engine.results import Detections, Points, Result, Spot, Text
 from saccade.sinks import SinkError, SupportsStreamEnd, WebhookSink, make_record, open_sink
 from saccade.sinks import backoff as backoff_module
+from saccade.sinks.messaging import events as events_module
 from saccade.sinks.messaging import webhook as webhook_module
+from saccade.sinks.messaging.webhook_request import WebhookRequest
 from tests.support.broker import wait_for
 from tests.support.results import LATENCY, live_frame, showing
 
@@ -221,6 +227,121 @@ def test_a_full_backlog_drops_the_oldest(receiver: Receiver, monkeypatch: pytest
     assert sink.dropped == 500 - len(frames)
 
 
+async def slow(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(0.2)
+    return web.Response()
+
+
+class Clock:
+    """A receiver that takes 0.2 s a request, and how old each record was when it arrived."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.ages: list[float] = []
+        receiver.answers = [self._answer] * 1000
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.ages.append(time.time() - (await request.json())["captured_at"])
+        return await slow(request)
+
+
+def post_for(sink: WebhookSink, seconds: float, rate: float = 20) -> None:
+    """Write that many records a second, each captured now."""
+    for n in range(round(seconds * rate)):
+        sink.write(replace(live_frame(n), captured_at=time.time()), showing("cat"), LATENCY)
+        time.sleep(1 / rate)
+
+
+@pytest.mark.parametrize(
+    ("options", "most_s"), [("max_age=1s", 1.3), ("keep=newest", 0.6), ("concurrency=8", 0.6), ("max_age=100", None)]
+)
+def test_a_slow_server_lags_no_longer_than_allowed(receiver: Receiver, options: str, most_s: float | None) -> None:
+    clock = Clock(receiver)
+    sink = WebhookSink(receiver.url(f"/#{options}"))
+    post_for(sink, 3)
+    stats = sink.stats()
+    assert stats.backlog is not None
+    assert stats.backlog_age_s is not None
+    if most_s is None:  # what it was before: 15 in 3 s, and the lag grows by 0.75 s a second
+        assert clock.ages[-1] > 1.6
+        assert stats.backlog > 30
+        assert stats.backlog_age_s > 1.6
+    else:
+        assert max(clock.ages) < most_s
+        assert stats.backlog_age_s < most_s
+        assert (stats.dropped or 0) == (
+            0 if "concurrency" in options else pytest.approx(60 - 15 - stats.backlog, abs=4)
+        )
+    sink.close()
+    assert sink.stats().backlog == 0 or most_s is None
+
+
+def test_several_requests_run_at_a_time_and_lose_nothing(receiver: Receiver) -> None:
+    running = most = 0
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        nonlocal running, most
+        receiver.posts.append((str(request.rel_url), dict(request.headers), await request.json()))
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        return web.Response()
+
+    receiver.answers = [count] * 50
+    sink = WebhookSink(receiver.url("/#concurrency=4"))
+    for second in range(50):
+        sink.write(live_frame(second), showing("cat"), LATENCY)
+    sink.close()
+    assert sorted(body["frame"] for body in receiver.bodies) == [10 * n for n in range(50)]
+    assert most == 4
+    assert (sink.stats().sent, sink.dropped) == (50, 0)
+
+
+def test_requests_are_signed_as_standard_webhooks_are(receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
+    bodies: list[bytes] = []
+    seen: list[dict[str, str]] = []
+
+    async def keep(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.read())
+        seen.append(dict(request.headers))
+        return web.Response(status=500 if len(seen) == 1 else 200)
+
+    receiver.answers = [keep] * 3
+    sink = WebhookSink(receiver.url(f"/#secret_file={tmp_path}/secret&header=X-Key:a%3Ab&header=X-Site:%20yard 4"))
+    for second in range(2):
+        sink.write(live_frame(second), showing("cat"), LATENCY)
+    wait_for(lambda: len(seen) == 3)
+    sink.close()
+    key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    for headers, body in zip(seen, bodies, strict=True):
+        content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        expected = base64.b64encode(hmac.new(key, content, "sha256").digest()).decode()
+        assert headers["webhook-signature"] == f"v1,{expected}"
+        assert abs(int(headers["webhook-timestamp"]) - time.time()) < 10
+        assert (headers["X-Key"], headers["X-Site"]) == ("a:b", "yard 4")
+        assert headers["Idempotency-Key"] == headers["webhook-id"]
+    ids = [headers["webhook-id"] for headers in seen]
+    assert ids[0] == ids[1] != ids[2]  # the same at every attempt, and another for another message
+
+
+def test_the_known_answer_of_the_standard_is_reproduced() -> None:
+    request = WebhookRequest("http://host/", {}, base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
+    headers = request.signed("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_the_events_of_a_silent_camera_end(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "SILENT_S", 0.5)
+    monkeypatch.setattr(webhook_module, "_WAIT_S", 0.1)
+    sink = WebhookSink(receiver.url("#send=events"))
+    sink.write(live_frame(0), showing("cat"), LATENCY)
+    wait_for(lambda: len(receiver.posts) == 2)
+    assert [body["type"] for body in receiver.bodies] == ["new", "end"]
+    assert receiver.bodies[1]["after"]["end_time"] == 1.7e9
+    sink.close()
+
+
 def test_close_is_quick_and_logs_what_is_lost(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,6 +383,13 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
         ("http://host/#send=some", "http://host: send should be objects or all or events, not 'some'"),
         ("http://host/?a=1#sent=all", "http://host: unknown option 'sent'; did you mean 'send'?"),
         ("http://host/#timeout=0", "timeout should be a time"),
+        ("http://host/#concurrency=65", "concurrency should be a whole number from 1 to 64"),
+        ("http://host/#keep=5", "keep should be all or newest"),
+        ("http://host/#header=a%20b:x", "header should be NAME:VALUE"),
+        ("http://host/#header=Host:x", "header should be NAME:VALUE, and 'Host' cannot be one"),
+        ("http://host/#header=X-A:b%0D%0AX-B:c", "header should be NAME:VALUE"),
+        ("http://host/#secret=whsec_!", "what follows whsec_ in the secret is not base64"),
+        ("http://host/#secret_file=/no/such", "cannot read secret_file /no/such: No such file or directory"),
     ],
 )
 def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) -> None:
@@ -269,7 +397,7 @@ def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) ->
         open_sink(target)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert "ret" not in str(caught.value)
+    assert "ret@" not in str(caught.value)
 
 
 def test_bodies_are_json_in_utf8(receiver: Receiver) -> None:
