@@ -58,7 +58,7 @@ class LiveConnection(Protocol):
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` when a packet of the video last arrived, in seconds."""
+        """`time.monotonic()` when a packet of the video last arrived, in seconds; 0 before the first."""
         ...
 
     @property

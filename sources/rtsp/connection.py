@@ -27,7 +27,7 @@ from saccade.sources.urls import RtspAddress
 Loss = Literal["hide", "show"]
 """What becomes of frames after a packet was lost: none before the next key frame, or all of them, marked as damaged."""
 
-CATCH_UP_S = 0.2  # behind by more, only one frame in this time is handed on; the others are decoded alone
+CATCH_UP_S = 0.2  # behind by more, frames are decoded for so long, but not converted, before one is handed on
 _REMEMBERED = 64  # frames inside the decoder; H.264 allows 16
 
 
@@ -80,7 +80,6 @@ class RtspConnection:
         self._lost = 0
         self._inside: dict[int, AccessUnit] = {}  # by time: what the decoder has not returned yet
         self._ready: deque[LiveFrame] = deque()
-        self._handed_on_at = 0.0
 
     @property
     def codec(self) -> str:
@@ -118,18 +117,16 @@ class RtspConnection:
         Raises:
             LiveError: if the connection is over.
         """
-        deadline = time.monotonic() + timeout_s
+        began = now = time.monotonic()
         while not self._ready:
-            unit = self._receiver.pop(deadline - time.monotonic())
+            unit = self._receiver.pop(began + timeout_s - now)
             if unit is None:
                 return None
             self._decode(unit)
             now = time.monotonic()
-            late = self._receiver.backlog_s(now) > CATCH_UP_S
-            if late and now - self._handed_on_at < CATCH_UP_S:
+            if self._receiver.backlog_s(now) > CATCH_UP_S and now - began < CATCH_UP_S:
                 self._lost += sum(1 + frame.lost_before for frame in self._ready)
                 self._ready.clear()
-        self._handed_on_at = time.monotonic()
         return self._ready.popleft()
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class Receiver:
         closed: ends every wait when set.
 
     Attributes:
-        media_at: `time.monotonic()` when a packet of the video last arrived, in seconds.
+        media_at: `time.monotonic()` when a packet of the video last arrived, in seconds; 0 before the first.
         received: packets of the video.
         report: the sender's latest clock report; None before the first.
     """
@@ -55,7 +55,9 @@ class Receiver:
         self._queue = CodedQueue()
         self._error: Exception | None = None
         now = time.monotonic()
-        self._started_at = self._asked_at = self._reported_at = self._key_asked_at = self.media_at = now
+        self._started_at = self._asked_at = self._reported_at = now
+        self._key_asked_at = now - _KEY_REQUEST_S
+        self.media_at = 0.0
         self._window = (0, 0)  # packets received and lost when the window began
         self.received = 0
         self.report: SenderReport | None = None
