@@ -167,6 +167,7 @@ class ScriptedCamera:
         self.port = int(self._listening.getsockname()[1])
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
+        self.tunnel_status = "200 OK"
         self._tunnels: dict[str, socket.socket] = {}
         self._start(self._accept)
 
@@ -218,7 +219,8 @@ class ScriptedCamera:
             if stream.peek(4)[:4] == b"GET ":
                 head = b"".join(iter(stream.readline, b"\r\n")).decode()
                 self._tunnels[re.findall(r"(?i)x-sessioncookie: (\S+)", head)[0]] = accepted
-                accepted.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: application/x-rtsp-tunnelled\r\n\r\n")
+                status = f"HTTP/1.0 {self.tunnel_status}\r\nContent-Type: application/x-rtsp-tunnelled\r\n\r\n"
+                accepted.sendall(status.encode())
                 return
             tunnel = stream.peek(5)[:5] == b"POST "
             if tunnel:
