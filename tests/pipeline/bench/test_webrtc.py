@@ -15,6 +15,6 @@ def test_both_ages_are_measured(codec: str) -> None:
     assert f'"codec": "{codec}"' in result.as_json()
 
 
-def test_an_unknown_codec_is_told() -> None:
+def test_an_unknown_codec_is_an_error() -> None:
     with pytest.raises(SourceError, match="codec must be VP8 or H264, not AV1"):
         time_webrtc("AV1", seconds=1)

@@ -28,12 +28,12 @@ def test_a_file_is_probed_by_its_first_frames(make_clip: MakeClip) -> None:
 
 
 @pytest.mark.parametrize(("hwaccel", "transport"), [("gpu", "tcp"), ("auto", "carrier pigeon")])
-def test_wrong_words_are_told(hwaccel: str, transport: str) -> None:
+def test_invalid_choices_are_named(hwaccel: str, transport: str) -> None:
     with pytest.raises(ConfigError, match=r"--(hwaccel|rtsp-transport): should be"):
         examine("x.mp4", seconds=1, hwaccel=hwaccel, transport=transport, out=None)
 
 
-def test_a_wrong_transport_is_told_by_the_bench_too() -> None:
+def test_the_bench_refuses_an_unknown_transport() -> None:
     with pytest.raises(ConfigError, match="--rtsp-transport: should be tcp or udp, got 'x'"):
         time_ingest("rtsp://127.0.0.1/live", seconds=1, transport="x")
 

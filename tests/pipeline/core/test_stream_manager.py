@@ -225,7 +225,7 @@ def test_the_status_of_a_camera_that_is_not_there(engine: Engine) -> None:
     assert no_threads_left()
 
 
-def test_a_model_that_does_not_answer_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_answer_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.pipeline.core.stream_manager._STUCK_S", 0.01)
     with Streams(engine) as streams:
         streams.add("door", clip(), PERSON, tiles=4)

@@ -175,7 +175,7 @@ class Page:
         await connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
 
 
-def test_a_page_too_many_is_told_so(engine: Engine) -> None:
+def test_a_surplus_page_gets_a_clear_refusal(engine: Engine) -> None:
     with own_loop() as loop, Demo(engine, PERSON, port=0) as demo:
         demo.streams._max = 0
         with pytest.raises(AssertionError, match="0 streams are running, which is the most"):
@@ -241,7 +241,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         running.communicate()
 
 
-def test_the_command_says_where_the_page_is_and_ends_when_told() -> None:
+def test_the_command_prints_the_address_and_ends_on_sigint() -> None:
     with command("demo", "--port", "0", "--source", str(DEMO_CLIP)) as running:
         assert running.stdout is not None
         line = running.stdout.readline()

@@ -315,12 +315,12 @@ def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-def test_nobody_outside_is_let_in_without_a_token(streams: Streams, host: str) -> None:
+def test_an_address_on_the_network_needs_a_token(streams: Streams, host: str) -> None:
     with pytest.raises(ConfigError, match="a token is needed"):
         HttpServer(streams, host, 0)
 
 
-def test_a_taken_port_is_told_in_one_line(server: HttpServer, streams: Streams) -> None:
+def test_a_taken_port_is_one_line(server: HttpServer, streams: Streams) -> None:
     port = urlsplit(server.url).port or 0
     before = threading.active_count()
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use$"):

@@ -72,7 +72,7 @@ def test_a_lost_frame_brings_a_key_frame() -> None:
         until(lambda: len(watcher.numbers) > before + 5 and not viewer.needs_key_frame)
 
 
-def test_a_viewer_who_vanishes_is_gone_soon() -> None:
+def test_a_viewer_that_vanishes_is_disconnected_soon() -> None:
     with staging(silence_s=2) as stage, watching(stage) as watcher:
         until(lambda: watcher.numbers)
         publisher = Publisher(stage.loop)
@@ -91,7 +91,7 @@ def test_the_end_of_the_stream_ends_the_session() -> None:
         until(lambda: watcher.connection.connectionState == "closed")
 
 
-def test_what_a_viewer_says_is_answered() -> None:
+def test_a_message_of_a_viewer_is_answered() -> None:
     with staging(answer=lambda stream, text: json.dumps({"stream": stream, "said": text})) as stage:
         with watching(stage) as watcher:
             until(lambda: watcher.records)
@@ -118,7 +118,7 @@ def offer_of(stage: Stage) -> str:
     return offer
 
 
-def test_whep_answers_as_its_draft_says() -> None:
+def test_whep_answers_as_its_draft_specifies() -> None:
     with staging() as stage:
         status, _, headers = stage.ask("OPTIONS")
         assert (status, headers["Accept-Post"]) == (204, "application/sdp")
