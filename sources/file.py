@@ -242,11 +242,13 @@ class FileSource(Source):
 
 
 def check_readable(path: Path) -> None:
-    """Raise `SourceError` unless `path` is a file with something in it that may be read."""
+    """Raise `SourceError` unless `path` is a regular file with something in it that may be read."""
     try:
         if path.is_dir():
             raise SourceError(f"{path} is a folder, not a file")
-        if path.stat().st_size == 0 and path.is_file():
+        if not path.is_file() and path.exists():  # opening a pipe or a terminal could block for ever
+            raise SourceError(f"{path} is not a regular file")
+        if path.stat().st_size == 0:
             raise SourceError(f"{path} is empty (0 bytes)")
     except FileNotFoundError:
         raise SourceError(f"no such file: {path}") from None

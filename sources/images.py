@@ -118,12 +118,16 @@ class ImageSource(Source):
 
 def _images_in(folder: Path) -> list[Path]:
     try:
-        found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith(".")]
+        found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and _is_image_file(p)]
     except OSError as error:
         raise SourceError(f"{folder} cannot be read: {error.strerror}") from None
     if not found:
         raise SourceError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return sorted(found, key=_natural_key)
+
+
+def _is_image_file(path: Path) -> bool:
+    return not path.name.startswith(".") and path.is_file()  # opening a pipe could block for ever
 
 
 def _natural_key(path: Path) -> list[tuple[int, str]]:

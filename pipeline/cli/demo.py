@@ -8,6 +8,7 @@ import webbrowser
 
 from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.cli.live_view import follow
+from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.build import load_engine
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.server.demo import Demo
@@ -16,7 +17,7 @@ from saccade.pipeline.session import Session
 
 
 def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: bool) -> None:
-    """Serve the page until Ctrl-C or SIGTERM, and show how its streams are doing.
+    """Serve the page until a signal ends it, and show how its streams are doing.
 
     Args:
         config: the model, what to look for at first, streams to begin with, and a token or none.
@@ -29,7 +30,11 @@ def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: b
         ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
     """
     token = config.http_token or (None if is_loopback(host) else secrets.token_urlsafe(12))
-    with load_engine(config, show_preparation) as engine, Demo(engine, config, host, port, token) as demo:
+    with (
+        EndingSignals() as signals,
+        load_engine(config, show_preparation) as engine,
+        Demo(engine, config, host, port, token) as demo,
+    ):
         for stream in config.each():
             demo.add(stream)
         # A token that the user chose is not repeated, since what is printed may be kept.
@@ -37,4 +42,4 @@ def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: b
         print(f"saccade: open {demo.url}{shown}  (Ctrl-C ends it)", flush=True)
         if browser and sys.stdout.isatty():
             webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
-        follow(Session(demo.streams), quiet=quiet)
+        follow(Session(demo.streams), signals, quiet=quiet)

@@ -1,15 +1,13 @@
-"""What a person sees of a session while it runs: a bar for one file, else a table, and a line for what changes.
+"""Shows a session on a terminal while it runs: a bar for one file, else a table, and a line for each change.
 
-Ends it when told by Ctrl-C or SIGTERM. Knows how streams are doing, not how they come about.
+Stops it when a signal comes. Knows how streams are doing, not how they are opened.
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
@@ -19,76 +17,89 @@ from rich.text import Text
 
 from saccade.pipeline.cli.error_report import take_warnings
 from saccade.pipeline.cli.formatting import progress_bar
+from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.stream_manager import StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.session import Session
 
 POLL_S = 0.1
 _TABLE_S = 0.5
-_END_S = 30.0  # for the sinks to take what they were given, when told to end
-_ENGINE_S = 120.0  # for a large model to finish the frames that it has
+_END_S = 30.0  # for the sinks to write what they have, after a first Ctrl-C
+_ENGINE_S = 120.0  # for a large model to finish the frames that it has, after a first Ctrl-C
+_URGENT_ENGINE_S = 2.0  # the same after an urgent signal, which leaves the sinks as much again
+_URGENT_END_S = 4.0
 
 Show = Callable[[Sequence[StreamStatus]], None]
 
 
-def follow(session: Session, *, quiet: bool) -> tuple[list[Run], bool]:
-    """Start `session` and show how it goes until it ends; Ctrl-C or SIGTERM ends it early, and a second one at once.
+def follow(session: Session, signals: EndingSignals, *, quiet: bool) -> list[Run]:
+    """Start `session` and show its streams until it ends or a signal stops it.
 
-    What becomes of a live source's connection is told in a line each time it changes, with or without a terminal; and
-    warnings, such as of a broker that cannot be reached, as they come.
+    Each change of a live source's connection is a line, with or without a terminal, and so is each warning, such as of
+    a broker that cannot be reached.
 
     Args:
         session: not yet started.
+        signals: caught from here on. After the first, what the engine has is finished and every file closed; an urgent
+            one gives the engine 2 s for that.
         quiet: show only what fails.
 
     Returns:
-        The runs that it was configured with, and whether it was ended early by a signal.
+        The runs that it was configured with.
     """
     console = Console(stderr=True)
-    told: dict[str, str | None] = {}
+    shown: dict[str, str | None] = {}
     stopped_at: float | None = None
+    abandoned = False
 
-    def tell(line: str) -> None:
+    def show_line(line: str) -> None:
         console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    with _signals() as caught:
-        runs = session.start()
-        with _view(console, runs, session.endless, quiet) as show:
-            while True:
-                over = not session.streams.names and all(run.ended for run in runs)
-                statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
-                for warning in take_warnings():
-                    tell(warning)
-                for gone in told.keys() - statuses.keys():
-                    del told[gone]
-                for name, status in statuses.items():
-                    line = _line(status, quiet, alone=len(runs) == 1 and name == runs[0].name)
-                    if line == told.get(name):
-                        continue
-                    told[name] = line
-                    if line and (stopped_at is None or status.state == "failed"):
-                        tell(line)
-                show(list(statuses.values()))
-                if over and (caught or not session.endless):
-                    break
-                if caught and stopped_at is None:
-                    stopped_at = time.monotonic()
-                    session.streams.stop()
-                going = next((run for run in runs if not run.ended), None)
-                patience_s = _ENGINE_S if going and going.waiting_s else _END_S
-                if stopped_at is not None and time.monotonic() > stopped_at + patience_s:
-                    break  # closing the session tells which stream does not end
-                if going is None:
-                    time.sleep(POLL_S)
-                else:
-                    going.join(POLL_S)
-        return runs, bool(caught)
+    signals.catch()
+    runs = session.start()
+    with _view(console, runs, session.endless, quiet) as show:
+        while True:
+            over = not session.streams.names and all(run.ended for run in runs)
+            statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
+            for warning in take_warnings():
+                show_line(warning)
+            for removed in shown.keys() - statuses.keys():
+                del shown[removed]
+            for name, status in statuses.items():
+                line = _line(status, quiet, alone=len(runs) == 1 and name == runs[0].name)
+                if line == shown.get(name):
+                    continue
+                shown[name] = line
+                if line and (stopped_at is None or status.state == "failed"):
+                    show_line(line)
+            show(list(statuses.values()))
+            if over and (signals or not session.endless):
+                break
+            now = time.monotonic()
+            if signals and stopped_at is None:
+                stopped_at = now
+                session.streams.stop()
+            urgent_at = signals.urgent_at
+            if urgent_at is not None and now > urgent_at + _URGENT_ENGINE_S and not abandoned:
+                abandoned = True
+                session.streams.abandon()
+            going = next((run for run in runs if not run.ended), None)
+            limit_s = _ENGINE_S if going and going.waiting_s else _END_S
+            if stopped_at is not None and now > stopped_at + limit_s:
+                break  # closing the session reports which stream does not end
+            if urgent_at is not None and now > urgent_at + _URGENT_END_S:
+                break
+            if going is None:
+                time.sleep(POLL_S)
+            else:
+                going.join(POLL_S)
+    return runs
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
-    """What is to be told of a stream, if anything."""
+    """The line to show of a stream, if any."""
     if status.state == "failed":
-        return None if alone else f"{status.name}: {status.reason}"  # of one alone the exit tells
+        return None if alone else f"{status.name}: {status.reason}"  # of one alone the exit reports it
     if quiet or not (status.live or status.state == "stuck") or status.state == "ended":
         return None
     reason = f" ({status.reason})" if status.reason else ""
@@ -97,7 +108,7 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
 
 @contextmanager
 def _view(console: Console, runs: Sequence[Run], endless: bool, quiet: bool) -> Iterator[Show]:
-    """What is kept up to date on a terminal, and leaves nothing behind; nothing where there is none."""
+    """The bar or table that is kept up to date on a terminal and removed at the end; nothing without a terminal."""
     if quiet or not console.is_terminal:
         yield lambda statuses: None
     elif len(runs) == 1 and not endless and not runs[0].source.info.live:
@@ -125,7 +136,7 @@ def _view(console: Console, runs: Sequence[Run], endless: bool, quiet: bool) -> 
 
 
 def table_of(statuses: Sequence[StreamStatus]) -> Table:
-    """The streams as a table: one a line."""
+    """The streams as a table, one a row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stream", "state"):
         table.add_column(heading, no_wrap=True)
@@ -152,21 +163,3 @@ def _time(ms: float | None) -> str:
     if ms is None:
         return "–"
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in the list yielded; the second of a kind ends the process as it would have anyway."""
-    caught: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        # Only this: the handler interrupts the main thread anywhere, so taking a lock here could be for ever.
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -69,13 +69,18 @@ def run(
     settings = load_settings({**sources_in(source), **given}, config)
     from saccade.pipeline.cli.formatting import show_preparation, summary
     from saccade.pipeline.cli.live_view import follow
+    from saccade.pipeline.cli.signals import EndingSignals
     from saccade.pipeline.cli.trace_file import check_file, traced
     from saccade.pipeline.session import opened_session
     from saccade.pipeline.sink_targets import shown_targets
 
     check_file(trace)
-    with opened_session(settings, show_preparation) as session, traced(session.streams.engine, trace):
-        runs, interrupted = follow(session, quiet=quiet)
+    with (
+        EndingSignals() as signals,
+        opened_session(settings, show_preparation) as session,
+        traced(session.streams.engine, trace),
+    ):
+        runs = follow(session, signals, quiet=quiet)
     failed = [run for run in runs if run.error]
     if failed and len(runs) == 1:
         raise RunFailed from failed[0].error
@@ -89,7 +94,7 @@ def run(
         for target in targets:
             if target != "-":
                 print(f"→ {target}", file=stream)
-    return FAILED if failed else INTERRUPTED if interrupted else 0
+    return FAILED if failed else INTERRUPTED if signals else 0
 
 
 @app.command()

@@ -223,6 +223,12 @@ class Streams:
         return run
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called, so that no stream can be added any more."""
+        with self._lock:
+            return self._closed
+
+    @property
     def sinks(self) -> list[Sink]:
         """Where the results of every stream go."""
         return [output.sink for output in self._shared]

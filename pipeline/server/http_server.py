@@ -66,7 +66,7 @@ class HttpServer(AppServer):
         check_open(host, token)
         self._token = token
         self._auth = HttpAuth(token, origins)
-        self._public = frozenset(public)
+        self._public = frozenset([*public, "/livez", "/readyz"])
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         if streams is not None:
             application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams)).routes())

@@ -1,13 +1,16 @@
-"""What can be asked and told of the streams over HTTP, as routes for any aiohttp application.
+"""The state of the streams, and adding, changing and removing them over HTTP, as routes for any aiohttp application.
 
-    GET    /healthz         200 while every stream is well, else 503 and which is not
+    GET    /livez           200 while the server runs: no token, no detail
+    GET    /readyz          200 while streams can be added and the model answers, else 503: no token, no detail
+    GET    /healthz         200 while every stream is healthy, else 503, and which is not
     GET    /metrics         for Prometheus
     GET    /streams         all of them; /streams/door: one
-    POST   /streams         {"source": "rtsp://…", "name": "door", "detect": ["person"], …}: begins one
-    PATCH  /streams/door    {"detect": ["cat"], "conf": 0.4}: looks for something else from the next frame on
+    POST   /streams         {"source": "rtsp://…", "name": "door", "detect": ["person"], …}: adds one
+    PATCH  /streams/door    {"detect": ["cat"], "conf": 0.4}: changes its prompts from the next frame on
     DELETE /streams/door    ends it
 
-Keys are those of a configuration. Who may come in is decided elsewhere (`saccade.pipeline.server.http_server`).
+Keys are those of a configuration. Authentication is elsewhere (`saccade.pipeline.server.http_server`). Whatever may
+block, such as opening a source, runs in workers of its own kind; health is read on the event loop and waits for none.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -29,11 +33,15 @@ from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.prometheus import Metrics
+from saccade.pipeline.server.workers import BusyError, Workers
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
 from saccade.sources.http.auth import HttpAuth, read_text, refusal
 
 MAX_BODY_BYTES = 64 * 1024
+OPEN_S = 15.0  # for a source, such as a file on a network, and outputs
+_END_S = 20.0  # more than `Streams.remove` waits
+_MAX_OPENING = 8
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -42,9 +50,9 @@ class Api:
     """The routes.
 
     Args:
-        streams: what is told of and changed.
-        auth: answers pages that ask whether they may.
-        add: begins a stream as POST asks for it.
+        streams: what is listed and changed.
+        auth: answers preflight requests.
+        add: opens and starts a stream.
     """
 
     def __init__(self, streams: Streams, auth: HttpAuth, add: Callable[[StreamConfig], Run]) -> None:
@@ -52,10 +60,14 @@ class Api:
         self._auth = auth
         self._add = add
         self._metrics = Metrics(streams)
+        self._opening = Workers(_MAX_OPENING, OPEN_S)
+        self._ending = Workers(_MAX_OPENING, _END_S)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""
         return [
+            web.get("/livez", self._live),
+            web.get("/readyz", self._ready),
             web.get("/healthz", self._health),
             web.get("/metrics", self._show_metrics),
             web.get("/streams", self._list),
@@ -66,36 +78,46 @@ class Api:
             *(web.options(path, self._preflight) for path in ("/streams", "/streams/{name}")),
         ]
 
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.json_response({"ok": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        ready = not self._streams.closed and all(status.state != "stuck" for status in self._streams.snapshot())
+        return web.json_response({"ok": ready}, status=200 if ready else 503)
+
     async def _health(self, request: web.Request) -> web.Response:
-        statuses = await asyncio.to_thread(self._streams.snapshot)
-        ill = {status.name: f"{status.state}: {status.reason or 'no frame'}" for status in statuses if not status.ok}
-        told: dict[str, Any] = {"ok": not ill, "streams": len(statuses), "ill": ill}
+        statuses = self._streams.snapshot()
+        unhealthy = {one.name: f"{one.state}: {one.reason or 'no frame'}" for one in statuses if not one.ok}
+        health: dict[str, Any] = {"ok": not unhealthy, "streams": len(statuses), "unhealthy": unhealthy}
         if paused := {sink.name: sink.reason for _, sink in self._streams.sink_statuses() if sink.state == "paused"}:
-            told["sinks"] = paused  # a restart would not help them: the status stays 200
-        return web.json_response(told, status=503 if ill else 200)
+            health["sinks"] = paused  # a restart would not help them: the status stays 200
+        return web.json_response(health, status=503 if unhealthy else 200)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         text = await asyncio.to_thread(self._metrics.as_text)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _list(self, request: web.Request) -> web.Response:
-        statuses = await asyncio.to_thread(self._streams.snapshot)
-        return web.json_response({"streams": [_told(status) for status in statuses]})
+        return web.json_response({"streams": [_as_json(status) for status in self._streams.snapshot()]})
 
     async def _show(self, request: web.Request) -> web.Response:
-        return web.json_response(_told(self._find(request)))
+        return web.json_response(_as_json(self._find(request)))
 
     async def _begin(self, request: web.Request) -> web.Response:
         wanted = await _body(request, StreamConfig)
         if wanted.nothing:
             raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
         try:
-            run = await asyncio.to_thread(self._add, wanted)
+            run = await self._opening.run(partial(self._add, wanted), undo=lambda run: run.stop())
+        except BusyError:
+            raise refusal(web.HTTPServiceUnavailable, "too many streams are being opened; try again") from None
+        except TimeoutError:
+            raise refusal(web.HTTPGatewayTimeout, f"the stream did not open within {OPEN_S:g} s") from None
         except StreamError as error:
             raise refusal(web.HTTPConflict, str(error)) from None
         except (ConfigError, EngineError, SinkError, SourceError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        return web.json_response(_told(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
+        return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
 
     async def _change(self, request: web.Request) -> web.Response:
         wanted = await _body(request, Prompts)
@@ -104,15 +126,17 @@ class Api:
             change_prompts(run, self._streams.engine, wanted)
         except (ConfigError, EngineError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        return web.json_response(_told(status_of(run)))
+        return web.json_response(_as_json(status_of(run)))
 
     async def _end(self, request: web.Request) -> web.Response:
         self._find(request)
         name = request.match_info["name"]
         try:
-            await asyncio.to_thread(self._streams.remove, name)
+            await self._ending.run(partial(self._streams.remove, name))
+        except (BusyError, TimeoutError):
+            raise refusal(web.HTTPConflict, f"'{name}' is being ended, and has not ended yet") from None
         except StreamError as error:
-            if name in self._streams.names:  # else it has ended meanwhile, or somebody else ended it
+            if name in self._streams.names:  # else it has ended meanwhile
                 raise refusal(web.HTTPConflict, str(error)) from None
         return web.Response(status=204)
 
@@ -146,7 +170,7 @@ async def _body(request: web.Request, kind: type[M]) -> M:
         raise refusal(web.HTTPUnprocessableEntity, explain(error.errors()[0], kind)) from None
 
 
-def _told(status: StreamStatus) -> dict[str, Any]:
+def _as_json(status: StreamStatus) -> dict[str, Any]:
     """A stream as JSON; times in milliseconds, null where nothing is known yet."""
     report, now = status.report, status.report.recent
     return {

@@ -114,7 +114,7 @@ def test_health_is_that_of_every_stream(server: HttpServer, streams: Streams) ->
     assert ask(server, "POST", "/streams", {"source": NOWHERE, "name": "door", "detect": "person"}).status == 201
     wait_for(lambda: ask(server, "GET", "/healthz").status == 503)
     told = ask(server, "GET", "/healthz")
-    assert told.json == {"ok": False, "streams": 2, "ill": {"door": "connecting: connection failed"}}
+    assert told.json == {"ok": False, "streams": 2, "unhealthy": {"door": "connecting: connection failed"}}
     assert "secret" not in ask(server, "GET", "/streams").text
     streams.remove("door")
     assert ask(server, "GET", "/healthz").status == 200

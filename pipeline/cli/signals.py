@@ -1,0 +1,75 @@
+"""SIGINT, SIGTERM and SIGHUP during a command: they are collected while files are closed, and have a time limit.
+
+Knows nothing of streams. Handlers only note the signal: they interrupt the main thread anywhere, so taking a lock in
+one could block for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Self
+
+LIMIT_S = 4.7  # from SIGTERM, SIGHUP or a second SIGINT to the end of the process, whatever hangs; promised are 5 s
+_POLL_S = 0.1
+_EXIT_CODE = 1
+
+_CAUGHT = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
+
+class EndingSignals:
+    """Collects the signals that end a command, from `catch` to the end of its block.
+
+    A first SIGINT only asks for the end, since a person who presses Ctrl-C can press it again. Any other signal is
+    urgent: the process exits within 5 s, even if a part of it hangs.
+    """
+
+    def __init__(self) -> None:
+        self._caught: list[tuple[int, float]] = []  # number, and when by time.monotonic()
+        self._previous: dict[int, signal.Handlers | object] = {}
+        self._done = threading.Event()
+
+    def catch(self) -> None:
+        """Collect signals from now on. Before, they end the process at once, which has nothing to close yet."""
+        for number in _CAUGHT:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` has SIGHUP ignored
+                self._previous[number] = signal.signal(number, self._note)
+        threading.Thread(target=self._watch, name="ending signals", daemon=True).start()
+
+    def __bool__(self) -> bool:
+        """Whether a signal came."""
+        return bool(self._caught)
+
+    @property
+    def urgent_at(self) -> float | None:
+        """`time.monotonic()` of the first urgent signal; None without one."""
+        urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
+        return min(urgent, default=None)
+
+    def __enter__(self) -> Self:
+        """Return the signals; none are caught yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let signals do again what they did before; the limit of an urgent one holds to the end of the process."""
+        if self.urgent_at is None:
+            self._done.set()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._caught.append((number, time.monotonic()))
+
+    def _watch(self) -> None:
+        """Exit when the limit has passed; in a thread, since the main thread may be what hangs."""
+        while not self._done.wait(_POLL_S):
+            urgent_at = self.urgent_at
+            if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:
+                print("saccade: not everything could be closed within 5 s of the signal", file=sys.stderr, flush=True)
+                os._exit(_EXIT_CODE)

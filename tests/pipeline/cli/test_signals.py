@@ -1,0 +1,97 @@
+"""How a run ends on signals: files are whole, and the process is gone within 5 s whatever hangs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import av
+import pytest
+
+from saccade.pipeline.core.assets import DEMO_CLIP
+from tests.support.command import LONG_S, environment
+
+# The command with a stage that takes its time, as a user would add one.
+WITH_STAGE = """
+import sys, time
+from saccade.pipeline.analytics import STAGES
+from saccade.pipeline.cli.main import main
+seconds = float(sys.argv.pop(1))
+class Slow:
+    def process(self, frame, result):
+        time.sleep(seconds if frame.index >= 10 else 0)
+        return result
+STAGES["slow"] = Slow
+main()
+"""
+
+
+@contextmanager
+def running(folder: Path, slow_s: float) -> Iterator[subprocess.Popen[str]]:
+    """A run into out.mp4 and out.jsonl whose stage takes so long for each frame from the tenth on."""
+    outputs = ["--out", folder / "out.mp4", "--jsonl", folder / "out.jsonl"]
+    command = [sys.executable, "-c", WITH_STAGE, str(slow_s), "run", DEMO_CLIP, "--detect", "person"]
+    process = subprocess.Popen(
+        [*map(str, command), *map(str, outputs), "--stage", "slow"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + LONG_S
+        while not (folder / "out.jsonl").exists() or (folder / "out.jsonl").read_bytes().count(b"\n") < 10:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def assert_whole(folder: Path) -> None:
+    records = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert [record["frame"] for record in records] == list(range(len(records)))
+    with av.open(str(folder / "out.mp4")) as container:
+        assert sum(1 for _ in container.decode(video=0)) == len(records) >= 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_every_file(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, 0.2) as process:
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=LONG_S)
+    assert (process.returncode, stderr) == (130, "")
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_while_closing_finishes_every_file(tmp_path: Path, again: signal.Signals) -> None:
+    with running(tmp_path, 0.7) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert process.poll() is None  # the stage has a frame
+        process.send_signal(again)
+        process.send_signal(again)
+        _, stderr = process.communicate(timeout=LONG_S)
+    assert (process.returncode, stderr) == (130, "")
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_process_ends_in_5_s_whatever_hangs(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, 1000) as process:
+        sent_at = time.monotonic()
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=LONG_S)
+        assert time.monotonic() - sent_at < 5.5  # 4.7 s, and the kernel's part on a busy machine
+    assert process.returncode == 1
+    assert stderr == "saccade: not everything could be closed within 5 s of the signal\n"

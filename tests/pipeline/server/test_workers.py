@@ -1,0 +1,143 @@
+"""What blocks for ever while a stream is opened over HTTP blocks neither health nor the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from saccade.engine import Engine
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.build import add_stream
+from saccade.pipeline.core.config import StreamConfig
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.server import streams_api
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.pipeline.server.workers import BusyError, Workers
+from tests.pipeline.server.test_http_server import ask, error_of, wait_for
+
+CLIP = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def streams(engine: Engine) -> Iterator[Streams]:
+    with Streams(engine) as those:
+        yield those
+
+
+@pytest.mark.parametrize("suffix", ["", ".mp4", ".jpg"])
+def test_only_regular_files_are_opened(streams: Streams, tmp_path: Path, suffix: str) -> None:
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    server = HttpServer(streams, port=0)
+    try:
+        for source in (str(pipe), "/dev/ptmx", "/dev/zero"):
+            answer = ask(server, "POST", "/streams", {**CLIP, "source": source})
+            assert answer.status == 422
+            assert error_of(answer) == f"{source} is not a regular file"
+    finally:
+        server.close()
+
+
+def test_a_folder_skips_what_is_no_regular_file(streams: Streams, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    server = HttpServer(streams, port=0)
+    try:
+        answer = ask(server, "POST", "/streams", {**CLIP, "source": str(tmp_path)})
+        assert (answer.status, "holds no images" in error_of(answer)) == (422, True)
+    finally:
+        server.close()
+
+
+class HangingAdd:
+    """Opens streams, but hangs before until released, as a file on a dead network disk would."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.release = threading.Event()
+        self.runs: list[Run] = []
+
+    def __call__(self, config: StreamConfig) -> Run:
+        self.release.wait()
+        self.runs.append(add_stream(self.streams, config))
+        return self.runs[-1]
+
+
+def test_health_answers_while_every_opening_hangs(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_api, "OPEN_S", 3.0)
+    add = HangingAdd(streams)
+    server = HttpServer(streams, port=0, add=add)
+    try:
+        with ThreadPoolExecutor(9) as clients:
+            posts = [clients.submit(ask, server, "POST", "/streams", {**CLIP, "name": f"clip{n}"}) for n in range(9)]
+            wait_for(lambda: any(post.done() for post in posts))
+            for path in ("/livez", "/readyz", "/healthz", "/streams"):
+                assert ask(server, "GET", path).status == 200
+            answers = sorted((post.result() for post in posts), key=lambda answer: answer.status)
+        assert [answer.status for answer in answers] == [503] + [504] * 8
+        assert error_of(answers[0]) == "too many streams are being opened; try again"
+        assert error_of(answers[-1]) == "the stream did not open within 3 s"
+        add.release.set()
+        wait_for(lambda: len(add.runs) == 8 and not streams.names)  # nobody waits for them any more
+        assert all(run.error is None for run in add.runs)
+    finally:
+        add.release.set()
+        server.close()
+
+
+def test_a_server_closes_while_an_opening_hangs(streams: Streams) -> None:
+    add = HangingAdd(streams)
+    server = HttpServer(streams, port=0, add=add)
+
+    def post() -> None:
+        with suppress(OSError):  # hung up on
+            ask(server, "POST", "/streams", CLIP)
+
+    client = threading.Thread(target=post)
+    client.start()
+    try:
+        time.sleep(0.2)
+    finally:
+        server.close()
+        client.join(20)
+        add.release.set()
+    assert not client.is_alive()
+
+
+def test_workers_give_up_and_undo_what_comes_late() -> None:
+    undone: list[str] = []
+    release = threading.Event()
+
+    def hang() -> str:
+        release.wait()
+        return "late"
+
+    async def check() -> None:
+        workers = Workers(1, 0.1)
+        with pytest.raises(TimeoutError):
+            await workers.run(hang, undone.append)
+        with pytest.raises(BusyError):
+            await workers.run(lambda: "never")
+        release.set()
+        while not undone:
+            await asyncio.sleep(0.01)
+        assert await workers.run(lambda: "in time", undone.append) == "in time"
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(lambda: 1 / 0)
+
+    asyncio.run(asyncio.wait_for(check(), 30))
+    assert undone == ["late"]
