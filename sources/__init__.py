@@ -10,6 +10,7 @@ from saccade.sources.factory import open_source
 from saccade.sources.file import FileSource
 from saccade.sources.frame import CaptureClock, Frame, RgbImage
 from saccade.sources.images import ImageSource
+from saccade.sources.live.connection import StreamStats
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.reconnect import LinkStatus, State
 from saccade.sources.live.source import LiveSource
@@ -33,6 +34,7 @@ __all__ = [
     "SourceError",
     "SourceInfo",
     "State",
+    "StreamStats",
     "Transport",
     "open_source",
     "redact",

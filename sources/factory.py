@@ -32,7 +32,7 @@ def open_source(
     start: float | None = None,
     end: float | None = None,
     hwaccel: HwAccel = "auto",
-    rtsp_transport: Transport = "tcp",
+    rtsp_transport: Transport = "auto",
     loss: Loss = "hide",
     tls: str = "verify",
     retry: bool = True,

@@ -126,7 +126,7 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
     """The loop that most programs use, with every option that makes it faster without changing it."""
-    options = {"rtsp_transport": transport} if url.startswith("rtsp") else {}
+    options = {"rtsp_transport": "tcp" if transport == "auto" else transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:
             container.streams.video[0].thread_type = "SLICE"

@@ -148,7 +148,7 @@ def image(
 
 
 @app.command()
-@with_settings("hwaccel", "rtsp_transport")
+@with_settings("hwaccel", "rtsp_transport", "tls")
 def probe(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
@@ -162,8 +162,9 @@ def probe(
     """
     from saccade.pipeline.cli.probe import examine
 
-    hwaccel, transport = given.get("hwaccel", "auto"), given.get("rtsp_transport", "tcp")
-    probed = examine(source, seconds=seconds, hwaccel=hwaccel, transport=transport, out=out)
+    hwaccel, transport = given.get("hwaccel", "auto"), given.get("rtsp_transport", "auto")
+    tls = given.get("tls", "verify")
+    probed = examine(source, seconds=seconds, hwaccel=hwaccel, transport=transport, tls=tls, out=out)
     print(probed.as_json() if as_json else probed.as_text())
 
 

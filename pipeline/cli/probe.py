@@ -12,8 +12,10 @@ from PIL import Image
 
 from saccade.pipeline.core.build import open_once
 from saccade.pipeline.core.errors import ConfigError
-from saccade.sources import Frame, LiveSource
+from saccade.sources import Frame, LiveSource, StreamStats
+from saccade.sources.rtp import PLAUSIBLE_S
 
+LONG_GOP_S = 4.0
 ENOUGH_FRAMES = 100  # of a file, which does not come at a pace of its own
 
 
@@ -32,6 +34,10 @@ class Probe:
             that is not known.
         lost: frames lost or damaged on the way.
         corrupt_packets: packets lost or damaged on the way.
+        transport: how an RTSP camera's packets came; "" where that does not apply.
+        key_interval_s: seconds from one key frame to the next; None when fewer than two were seen.
+        clock_off_s: how far the sender's RTCP clock is from ours; None where it reports none.
+        advice: what to change on the camera or in the configuration, a line each.
         image: file the last frame was written to.
     """
 
@@ -46,6 +52,10 @@ class Probe:
     age_ms: float | None
     lost: int
     corrupt_packets: int
+    transport: str
+    key_interval_s: float | None
+    clock_off_s: float | None
+    advice: list[str]
     image: str | None
 
     def as_json(self) -> str:
@@ -62,17 +72,24 @@ class Probe:
                 f"{self.frames} frames decoded by {self.decoder}, {age}; "
                 f"{self.lost} frames and {self.corrupt_packets} packets lost or damaged"
             )
+        if self.transport:
+            keys = f"every {self.key_interval_s:.1f} s" if self.key_interval_s else "fewer than two seen"
+            clock = "no RTCP clock" if self.clock_off_s is None else f"RTCP clock off by {self.clock_off_s:.1f} s"
+            lines.append(f"over {self.transport}; key frames {keys}; {clock}")
+        lines += [f"advice: {line}" for line in self.advice]
         return "\n".join(lines + ([f"→ {self.image}"] if self.image else []))
 
 
-def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: str | None) -> Probe:
+def examine(
+    target: str, *, seconds: float, hwaccel: str, transport: str, tls: str = "verify", out: str | None
+) -> Probe:
     """Watch a source: a live one for `seconds` from its first frame, a file for its first 100.
 
     Raises:
         SourceError: if it cannot be used; a `LiveError` with its code for a live source.
         ConfigError: if there is no such hwaccel or transport, or the image cannot be written.
     """
-    with open_once(target, hwaccel, transport) as source:
+    with open_once(target, hwaccel, transport, tls) as source:
         frames: list[tuple[int, float]] = []
         ages: list[float] = []
         lost = 0
@@ -92,6 +109,7 @@ def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: s
         if out and last:
             _save(last, out)
         passed = float((frames[-1][0] - frames[0][0]) * info.time_base) if frames else 0.0
+        stats = source.stats if isinstance(source, LiveSource) else None
         return Probe(
             source=info.url,
             live=info.live,
@@ -104,8 +122,31 @@ def examine(target: str, *, seconds: float, hwaccel: str, transport: str, out: s
             age_ms=statistics.median(ages) if ages else None,
             lost=lost,
             corrupt_packets=source.corrupt_packets,
+            transport=stats.transport if stats else "",
+            key_interval_s=stats.key_interval_s if stats else None,
+            clock_off_s=stats.clock_off_s if stats else None,
+            advice=_advice(stats, seconds) if stats else [],
             image=out if last else None,
         )
+
+
+def _advice(stats: StreamStats, seconds: float) -> list[str]:
+    """What to change where the stream is not as good as it could be."""
+    lines = []
+    interval = stats.key_interval_s if stats.key_interval_s is not None else seconds if seconds > LONG_GOP_S else 0.0
+    if interval > LONG_GOP_S:
+        lines.append(
+            f"key frames come every {interval:.0f} s or later: set the camera's I-frame interval to 1 or 2 s, which is "
+            "how long a lost packet or a new connection costs"
+        )
+    if stats.lost and stats.transport in ("udp", "multicast"):
+        share = 100 * stats.lost / (stats.received + stats.lost)
+        lines.append(f"{share:.1f} % of the packets are lost: set rtsp_transport: tcp")
+    if stats.clock_off_s is not None and abs(stats.clock_off_s) > PLAUSIBLE_S:
+        lines.append("the camera's clock is wrong, so the time of arrival is used: set its NTP server")
+    if stats.late:
+        lines.append(f"{stats.late} frames were dropped because decoding was late: lower resolution or rate")
+    return lines
 
 
 def _save(frame: Frame, out: str) -> None:

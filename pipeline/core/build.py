@@ -153,10 +153,12 @@ def _open_source(config: StreamConfig) -> Source:
         end=config.end,
         hwaccel=config.hwaccel,
         rtsp_transport=config.rtsp_transport,
+        loss=config.loss,
+        tls=config.tls,
     )
 
 
-def open_once(target: str, hwaccel: str, transport: str) -> Source:
+def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:
     """Open a source that fails at its first failure, with its code, where `saccade run` would reconnect.
 
     Raises:
@@ -166,7 +168,8 @@ def open_once(target: str, hwaccel: str, transport: str) -> Source:
     for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
         if value not in get_args(known):
             raise ConfigError(f"{flag}: should be {' or '.join(get_args(known))}, got '{value}'")
-    return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=cast(Transport, transport), retry=False)
+    way = cast(Transport, transport)
+    return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=way, tls=tls, retry=False)
 
 
 def load_engine(config: RunConfig, progress: Callable[[int, int], None] | None = None) -> Engine:

@@ -169,7 +169,27 @@ class StreamConfig(Prompts):
     hwaccel: Literal["auto", "cuda", "none"] = setting(
         "auto", "Decode live video on the GPU: auto (if there is one), cuda (insist) or none.", metavar="HOW"
     )
-    rtsp_transport: Literal["tcp", "udp"] = setting("tcp", "How RTSP cameras send: over tcp or udp.", metavar="HOW")
+    rtsp_transport: Literal["auto", "tcp", "udp", "multicast", "http"] = setting(
+        "auto",
+        "How RTSP cameras send: auto, tcp, udp, multicast or http.",
+        more="auto is TCP, and UDP where a camera refuses that or sends nothing; it leaves UDP where more than 1 % of "
+        "the packets are lost. http is a tunnel through firewalls.",
+        metavar="HOW",
+    )
+    loss: Literal["hide", "show"] = setting(
+        "hide",
+        "Frames that RTSP packets are missing from: hide or show.",
+        more="hide waits for the next key frame, so that the model never sees a broken frame. show is for people who "
+        "watch over a bad line: such frames are smeared, and detections on them unreliable.",
+        metavar="HOW",
+    )
+    tls: Text = setting(
+        "verify",
+        "Certificates accepted from rtsps cameras: verify, accept or sha256:HEX.",
+        more="Those of cameras hardly ever match their address. sha256:HEX accepts only the one with this fingerprint, "
+        "which the error message shows; accept takes any, and is no protection against interception.",
+        metavar="HOW",
+    )
     queue: str | None = setting(
         None,
         "Frames waiting for the model: wait, newest or keep N (by itself newest for live sources, wait for files).",

@@ -22,7 +22,8 @@ _HEADER = """\
 # and query, of which at least one is.
 """
 _SECTIONS = {
-    "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "hwaccel", "rtsp_transport"],
+    "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "hwaccel"],
+    "how cameras are reached": ["rtsp_transport", "loss", "tls"],
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "with what": ["model", "device", "dtype", "in_flight", "queue"],
     "where results go": ["out", "jsonl", "sinks", "display"],

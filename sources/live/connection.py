@@ -33,6 +33,26 @@ class LiveFrame:
     damaged: bool = False
 
 
+@dataclass(slots=True, frozen=True)
+class StreamStats:
+    """What a connection shows of its stream, beyond frames.
+
+    Attributes:
+        transport: how packets come, such as "tcp".
+        received, lost: packets of the video.
+        late: frames dropped because decoding was behind.
+        key_interval_s: seconds from one key frame to the next; None before the second.
+        clock_off_s: how far the sender's RTCP clock is ahead of ours, in seconds; None before its first report.
+    """
+
+    transport: str
+    received: int
+    lost: int
+    late: int
+    key_interval_s: float | None
+    clock_off_s: float | None
+
+
 class LiveConnection(Protocol):
     """One open connection. `read` and `close` are called from one thread."""
 
@@ -64,6 +84,11 @@ class LiveConnection(Protocol):
     @property
     def damaged(self) -> int:
         """Packets that were lost or could not be decoded."""
+        ...
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """What is known of the stream; None where the protocol does not show it."""
         ...
 
     def read(self, timeout_s: float) -> LiveFrame | None:

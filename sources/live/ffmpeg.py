@@ -22,7 +22,7 @@ from av.video.stream import VideoStream
 
 from saccade.sources.errors import LiveError, SourceError, StreamEndedError
 from saccade.sources.live.clock import LIVE_BASE
-from saccade.sources.live.connection import LiveFrame
+from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import HwAccel, gpu_decoding, running, set_live
 from saccade.sources.live.pacer import Pacer
 from saccade.sources.live.reconnect import SILENCE_S
@@ -146,6 +146,11 @@ class FfmpegConnection:
     def damaged(self) -> int:
         """Packets and frames that could not be decoded."""
         return self._damaged
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """None: it is not known."""
+        return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
         """The next frame; None if there is none after `timeout_s` seconds.

@@ -20,7 +20,7 @@ from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.live.clock import LIVE_BASE, LiveClock
-from saccade.sources.live.connection import LiveConnection, LiveFrame
+from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
 from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import upright_rgb
 from saccade.sources.urls import redact
@@ -67,6 +67,7 @@ class LiveSource(Source):
         self._link = link or Link()
         self._reported: LinkStatus | None = None
         self._decoder = ""
+        self._stats: StreamStats | None = None
         self._info = SourceInfo(
             codec="",
             width=0,
@@ -89,6 +90,11 @@ class LiveSource(Source):
     def decoder(self) -> str:
         """What decodes it, such as "h264 (cuda)"; "" before the first frame."""
         return self._decoder
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """What the newest connection shows of its stream; None before the first, or where it shows nothing."""
+        return self._stats
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames as they arrive. `Frame.dropped_before` counts frames that were lost, damaged or skipped.
@@ -130,6 +136,7 @@ class LiveSource(Source):
                 frame = connection.read(_POLL_S)
                 now = time.monotonic()
                 self._corrupt = damaged_before + connection.damaged
+                self._stats = connection.stats
                 self._link.heard(connection.heard_at, connection.media_at)
                 if frame is None:
                     if self._link.silent(now):

@@ -14,7 +14,8 @@ from typing import Literal
 
 import av.error
 
-from saccade.sources.live.connection import LiveFrame
+from saccade.sources.live.clock import LIVE_BASE
+from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder, HwAccel
 from saccade.sources.rtp.depacketizer import AccessUnit
 from saccade.sources.rtp.packet import signed
@@ -76,6 +77,8 @@ class RtspConnection:
             session.client.close()
             raise
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
+        self._key_time: int | None = None  # of the latest key frame
+        self._key_interval_s: float | None = None
         self._undecodable = 0
         self._lost = 0
         self._inside: dict[int, AccessUnit] = {}  # by time: what the decoder has not returned yet
@@ -111,6 +114,16 @@ class RtspConnection:
         """Packets that never arrived or could not be parsed, and frames that could not be decoded."""
         return self._receiver.damaged + self._undecodable
 
+    @property
+    def stats(self) -> StreamStats | None:
+        """What is known of the stream."""
+        receiver, off = self._receiver, None
+        if receiver.report is not None:
+            off = receiver.report.unix_s - (time.time() - (time.monotonic() - receiver.report.at))
+        return StreamStats(
+            self.transport, receiver.received, receiver.lost, receiver.dropped, self._key_interval_s, off
+        )
+
     def read(self, timeout_s: float) -> LiveFrame | None:
         """The next frame; None if there is none after `timeout_s` seconds, or when closed.
 
@@ -140,6 +153,10 @@ class RtspConnection:
             self._decoder.forget()
             self._lost += len(self._inside) if unit.dropped_before else 0
             self._inside.clear()
+        if unit.key:
+            if self._key_time is not None and not unit.dropped_before:
+                self._key_interval_s = float((self._time - self._key_time) * LIVE_BASE)
+            self._key_time = self._time
         self._inside[self._time] = unit
         if len(self._inside) > _REMEMBERED:
             del self._inside[min(self._inside)]

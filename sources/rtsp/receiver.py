@@ -77,6 +77,11 @@ class Receiver:
         return self._reorder.lost + self._units.damaged_packets
 
     @property
+    def lost(self) -> int:
+        """Packets that never arrived."""
+        return self._reorder.lost
+
+    @property
     def dropped(self) -> int:
         """Frames dropped because decoding was behind."""
         return self._queue.dropped

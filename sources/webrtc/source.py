@@ -18,7 +18,7 @@ import av
 import av.error
 
 from saccade.sources.errors import LiveError, StreamEndedError
-from saccade.sources.live.connection import LiveFrame
+from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder, HwAccel
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtp.jitter_buffer import CodedFrame
@@ -129,6 +129,11 @@ class WebRtcConnection:
     def damaged(self) -> int:
         """Frames that could not be decoded because a part of them, or what they build on, was lost."""
         return self._lost
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """None: it is not known."""
+        return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
         """The newest unread frame; None if there is none after `timeout_s` seconds.

@@ -30,6 +30,7 @@ class FakeConnection:
 
     codec = decoder = "fake"
     rate = Fraction(25)
+    stats = None
     damaged = 1
 
     def __init__(self, items: list[LiveFrame | Exception]) -> None:
