@@ -15,7 +15,15 @@ from saccade.sources.frame import Frame
 
 
 class SinkError(Exception):
-    """A sink cannot be opened or written. The message is one line for the user: what is wrong and what to do."""
+    """A sink cannot be opened or written. The message is one line for the user: what is wrong and what to do.
+
+    Attributes:
+        lost: how many results are lost with it that the sink had taken before.
+    """
+
+    def __init__(self, message: str = "", lost: int = 0) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 class SinkClosedError(SinkError):

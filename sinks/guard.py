@@ -21,6 +21,8 @@ from saccade.sources.frame import Frame
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 5.0  # a sink works again when it has not failed for so long: a video fails when a group of 2 s is written
+
 State = Literal["ok", "paused", "ended"]
 
 
@@ -47,9 +49,9 @@ class SinkGuard:
     """Writes to one sink. Any thread may call anything, as far as the sink itself is shared.
 
     The first failure is logged and pauses the sink: results are counted as lost, and after a back-off of 0.5 to 30 s
-    one of them is tried. The next frame of a stream that is written has the number of its lost results added to
-    `dropped_before`. Only `SinkClosedError` is passed on, and every error of a `CallbackSink`: that is the program's
-    own code, whose errors are to end its run.
+    one of them is tried. It works again when it has not failed for 5 s. The next frame of a stream that is written has
+    the number of its lost results added to `dropped_before`. Only `SinkClosedError` is passed on, and every error of a
+    `CallbackSink`: that is the program's own code, whose errors are to end its run.
 
     Args:
         sink: where results go; opening and closing it stays the caller's.
@@ -64,6 +66,7 @@ class SinkGuard:
         self._reason: str | None = None
         self._failures = 0  # in a row
         self._retry_at = 0.0
+        self._trying_since: float | None = None  # while it is paused and does not fail
         self._lost = 0
         self._lost_since: dict[str, int] = {}  # by stream, since its last frame that was written
         self._lost_of: Counter[str] = Counter()  # by stream
@@ -76,7 +79,7 @@ class SinkGuard:
             SinkClosedError: if the reader has gone.
         """
         with self._lock:
-            if self._state == "paused":
+            if self._state == "paused" and self._trying_since is None:
                 if time.monotonic() < self._retry_at:
                     self._lose(frame)
                     return
@@ -95,7 +98,7 @@ class SinkGuard:
             self._failed(frame, lost, error)
         else:
             if self._state == "paused":
-                self._works_again()
+                self._worked()
 
     @property
     def works(self) -> bool:
@@ -119,10 +122,11 @@ class SinkGuard:
         with self._lock:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
-    def _lose(self, frame: Frame, before: int = 0) -> None:
-        self._lost += 1
-        self._lost_of[frame.stream] += 1
-        self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + before + 1
+    def _lose(self, frame: Frame, before: int = 0, taken: int = 0) -> None:
+        """Count a frame as lost, and so many that the sink had taken; `before` are counted, but not reported yet."""
+        self._lost += 1 + taken
+        self._lost_of[frame.stream] += 1 + taken
+        self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + before + taken + 1
 
     def _failed(self, frame: Frame, lost_before: int, error: Exception) -> None:
         expected = isinstance(error, SinkError)
@@ -132,13 +136,18 @@ class SinkGuard:
             self._failures += 1
             self._retry_at = time.monotonic() + backoff_s(self._failures)
             self._state, self._reason, self._last_reason = "paused", reason, reason
-            self._lose(frame, lost_before)
+            self._lose(frame, lost_before, error.lost if isinstance(error, SinkError) else 0)
+            self._trying_since = None
         if first:  # the trace of an unexpected error, which is a bug
             log.warning("%s; paused, trying again", reason, exc_info=None if expected else error)
 
-    def _works_again(self) -> None:
+    def _worked(self) -> None:
         with self._lock:
-            again = self._state == "paused"
-            self._state, self._reason, self._failures = "ok", None, 0
-        if again:
+            now = time.monotonic()
+            if self._trying_since is None:
+                self._trying_since = now
+            settled = self._state == "paused" and now - self._trying_since >= SETTLE_S
+            if settled:
+                self._state, self._reason, self._failures, self._trying_since = "ok", None, 0, None
+        if settled:
             log.warning("%s: works again; results lost so far: %d", self._name, self._lost)

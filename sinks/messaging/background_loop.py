@@ -16,7 +16,7 @@ from saccade.sinks.base import SinkError
 
 log = logging.getLogger(__name__)
 
-_CANCEL_S = 3.0
+_CANCEL_S = 1.0
 
 
 class BackgroundLoop:

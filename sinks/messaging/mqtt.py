@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 EXPIRY_S = 60.0  # the broker forgets the state of a stream so long after a killed process
 KEEPALIVE_S = 15
 PUBLISH_S = 10.0
-CLOSE_S = 3.0
+CLOSE_S = 2.5
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 _OVER = (b"0", b"offline")  # there is nothing

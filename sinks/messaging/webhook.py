@@ -35,7 +35,7 @@ MAX_BYTES = 16 * 1024 * 1024
 RECORD_AGE_S = 10.0  # a record is about now; at 0.3 s a request and 10 records a second, it would soon be half a minute
 EVENT_AGE_S = 3600.0
 TIMEOUT_S = 10.0
-CLOSE_S = 5.0
+CLOSE_S = 3.0  # with the loop's own second, within the 5 s that a process has to end
 LONGEST_WAIT_S = 300.0  # that a server may ask for in Retry-After
 
 _RESPONSE_BYTES = 65536
@@ -149,7 +149,7 @@ class WebhookSink:
         self._loop.wake()
 
     def close(self) -> None:
-        """Post the waiting messages, for 5 s at most. A second call does nothing."""
+        """Post the waiting messages, for 3 s at most. A second call does nothing."""
         with self._lock:
             for stream in self._active.names():
                 self._end(stream)

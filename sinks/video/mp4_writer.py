@@ -57,6 +57,7 @@ class Mp4Writer:
         self._last_pts: int | None = None
         self._held: av.Packet[av.VideoStream] | None = None  # the newest: the next one gives its duration
         self._key_pts = first.pts
+        self._unfinished = 0
         self._longest = int(_LONGEST_UNITS / _timescale(self._base) / self._base)
         self._reformatter = VideoReformatter()
         self._file = PartFile(path)
@@ -74,6 +75,11 @@ class Mp4Writer:
     def path(self) -> Path:
         """Where the file is now."""
         return self._file.path
+
+    @property
+    def unfinished(self) -> int:
+        """How many frames there are that are not in a whole fragment, and are lost with an error."""
+        return self._unfinished
 
     def moved(self) -> bool:
         """Whether the file was deleted, moved or replaced."""
@@ -102,6 +108,7 @@ class Mp4Writer:
         if self._audio is not None:
             self._audio.copy_until(frame.pts * self._base)
         self._mux(encoded)
+        self._unfinished += 1
 
     def close(self, until_pts: int | None = None) -> None:
         """Write the rest of the audio and turn the file into an ordinary MP4.
@@ -170,6 +177,7 @@ class Mp4Writer:
             ends_fragment = held.is_keyframe
             self._container.mux(held)
             if ends_fragment:
+                self._unfinished = 1
                 self._file.publish()
 
     def _fit(self, image: RgbImage) -> RgbImage:
@@ -276,6 +284,8 @@ class OpenMp4:
             yield
         except (av.error.FFmpegError, OSError) as error:
             writer, self._writer = self._writer, None
+            lost = 0
             if writer is not None:
                 writer.give_up()
-            raise SinkError(f"cannot {what} {_plain(path)}: {error.strerror}") from error
+                lost = writer.unfinished
+            raise SinkError(f"cannot {what} {_plain(path)}: {error.strerror}", lost) from error

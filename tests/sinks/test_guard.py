@@ -11,6 +11,7 @@ import pytest
 from saccade.engine.results import Result
 from saccade.sinks import CallbackSink, Latency, ReaderGoneError, SinkError, SinkGuard
 from saccade.sinks import backoff as backoff_module
+from saccade.sinks import guard as guard_module
 from saccade.sources import Frame
 from tests.support.results import FRAME, LATENCY, RESULT
 
@@ -39,6 +40,7 @@ class FailingSink:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff_module, "FIRST_S", 0.05)
     monkeypatch.setattr(backoff_module, "LAST_S", 0.1)
+    monkeypatch.setattr(guard_module, "SETTLE_S", 0.0)
 
 
 def write(guard: SinkGuard, index: int, stream: str = "door") -> None:
@@ -72,6 +74,30 @@ def test_a_failing_sink_is_paused_and_works_again(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("works again; results lost so far") == 1
     assert guard.end("door") == (index - 1, guard.end("door")[1])
     assert guard.end("door")[0] == 0
+
+
+def test_a_sink_that_fails_again_soon_is_not_logged_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "SETTLE_S", 0.3)
+    sink = FailingSink()
+    guard = SinkGuard(sink)
+    for index in range(400):  # a video on a full disk: every few frames can be written, until they go to the disk
+        sink.error = None if index % 20 else SinkError("full", lost=2)
+        write(guard, index)
+        time.sleep(0.002)
+    assert caplog.text.count("paused, trying again") == 1
+    assert "works again" not in caplog.text
+    assert guard.paused
+    failures = sink.attempts - len(sink.written)
+    assert guard.status().lost == 400 - len(sink.written) + 2 * failures  # those it had taken are lost, too
+    sink.error = None
+    deadline = time.monotonic() + 10
+    while guard.paused:
+        assert time.monotonic() < deadline
+        write(guard, 0)
+        time.sleep(0.01)
+    assert caplog.text.count("works again") == 1
 
 
 def test_losses_are_counted_for_each_stream_apart() -> None:
