@@ -96,7 +96,7 @@ def test_rtsp_to_websocket(tmp_path: Path) -> None:
                 message = json.loads(client.recv(LONG_S))
                 records += [message] if "frame" in message else []
         assert {record["stream"] for record in records} == {"door"}
-        assert get(f"http://{http}/healthz") == {"ok": True, "streams": 1, "ill": {}}
+        assert get(f"http://{http}/healthz") == {"ok": True, "streams": 1, "unhealthy": {}}
         (told,) = get(f"http://{http}/streams")["streams"]
         assert (told["state"], told["source"], told["detect"]) == ("live", camera.url(), ["person"])
         body = b'{"detect": ["cat"]}'

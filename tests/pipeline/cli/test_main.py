@@ -230,7 +230,7 @@ def test_the_embedded_model_has_a_score(tmp_path: Path, saccade: Command) -> Non
         pytest.skip("the data pack (../shared/data) is not on this machine")
     done = saccade("eval", pack, "--limit", "2", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["pictures"] == 2
+    assert json.loads(done.stdout)["images"] == 2
 
 
 def test_help_imports_nothing_slow(tmp_path: Path) -> None:
