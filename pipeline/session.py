@@ -6,6 +6,7 @@ signals.
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
-from saccade.pipeline.server.http_server import HttpServer, check_open
+from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.sink_targets import Target, check_targets, open_output, targets_of
 
 _EVERY = "every stream"
@@ -93,13 +94,13 @@ class Session:
     def _note(self, name: str, targets: Sequence[Target]) -> None:
         self._written.update({path.resolve(): name for target in targets if (path := target.path)})
 
-    def serve(self, place: tuple[str, int], token: str | None) -> None:
+    def serve(self, place: tuple[str, int], token: str | None, tls: ssl.SSLContext | None = None) -> None:
         """Serve the state of the streams, and adding and changing them, over HTTP.
 
         Raises:
             ConfigError: if the address is not available.
         """
-        self._server = HttpServer(self.streams, *place, token, add=self.add)
+        self._server = HttpServer(self.streams, *place, token, tls=tls, add=self.add)
 
     def close(self) -> None:
         """End everything. A second call does nothing.
@@ -135,8 +136,10 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
     each = [target for target in targets if target.each]
     shared = [target for target in targets if not target.each]
     place = parse_place(config.http) if config.http else None
+    token = token_of(config.http_token, config.http_token_file)
+    tls = tls_of(config.http_cert, config.http_key)
     if place:
-        check_open(place[0], config.http_token)
+        check_open(place[0], token)
     with ExitStack() as stack:
         streams = _named([stack.enter_context(open_stream(one)) for one in config.each()])
         own = {name: _own_targets(stream.config, each, name) for name, stream in streams.items()}
@@ -162,7 +165,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
             on_failure.pop_all()
         stack.callback(session.close)
         if place:
-            session.serve(place, config.http_token)
+            session.serve(place, token, tls)
         yield session
 
 

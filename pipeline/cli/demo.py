@@ -12,33 +12,38 @@ from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.build import load_engine
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.server.demo import Demo
-from saccade.pipeline.server.http_server import is_loopback
+from saccade.pipeline.server.http_server import tls_of, token_of
 from saccade.pipeline.session import Session
+from saccade.sources.http.tls import self_signed
+from saccade.sources.http.tokens import is_loopback
 
 
-def run_demo(config: RunConfig, host: str, port: int, *, browser: bool, quiet: bool) -> None:
+def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False, browser: bool, quiet: bool) -> None:
     """Serve the page until a signal ends it, and show how its streams are doing.
 
     Args:
         config: the model, what to look for at first, streams to begin with, and a token or none.
         host: address to listen on; where other machines can reach it and there is no token, one is made.
         port: the port; 0 for any that is free.
+        self_sign: serve over TLS with a certificate made for this, if the configuration names none.
         browser: open the page in a browser if standard output is a terminal.
         quiet: print only the address.
 
     Raises:
         ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
     """
-    token = config.http_token or (None if is_loopback(host) else secrets.token_urlsafe(12))
+    chosen = token_of(config.http_token, config.http_token_file)
+    token = chosen or (None if is_loopback(host) else secrets.token_urlsafe(12))
+    tls = tls_of(config.http_cert, config.http_key) or (self_signed(host) if self_sign else None)
     with (
         EndingSignals() as signals,
         load_engine(config, show_preparation) as engine,
-        Demo(engine, config, host, port, token) as demo,
+        Demo(engine, config, host, port, token, tls=tls) as demo,
     ):
         for stream in config.each():
             demo.add(stream)
         # A token that the user chose is not repeated, since what is printed may be kept.
-        shown = "" if token is None else f"?token={token if config.http_token is None else '…'}"
+        shown = "" if token is None else f"?token={token if chosen is None else '…'}"
         print(f"saccade: open {demo.url}{shown}  (Ctrl-C ends it)", flush=True)
         if browser and sys.stdout.isatty():
             webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")

@@ -18,6 +18,7 @@ NEEDED = {
     "av": "av",
     "aiohttp": "aiohttp",
     "aiortc": "aiortc",
+    "cryptography": "cryptography",
     "websockets": "websockets",
     "prometheus-client": "prometheus_client",
     "opencv-python": "cv2",

@@ -11,7 +11,16 @@ import typer
 
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
-from saccade.pipeline.cli.options import Json, Quiet, Settings, help_of, load_settings, sources_in, with_settings
+from saccade.pipeline.cli.options import (
+    Json,
+    Quiet,
+    Settings,
+    help_of,
+    load_settings,
+    settings_in,
+    sources_in,
+    with_settings,
+)
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import RunFailed
 
@@ -110,6 +119,12 @@ def demo(
         str | None,
         typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a page must send (made where needed)."),
     ] = None,
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File that holds the token.")] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Serve https, with a certificate made for it if none is given.")
+    ] = False,
+    cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate in PEM format, for https.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key, if it is not in the same file.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     quiet: Quiet = False,
 ) -> int:
@@ -121,8 +136,9 @@ def demo(
 
     if not given.keys() & {"detect", "point"}:
         given["detect"] = "person"
-    settings = load_settings({**sources_in(source), **given, "http": f"{host}:{port}", "http_token": token})
-    run_demo(settings, host, port, browser=browser, quiet=quiet)
+    access = {"http_token": token, "http_token_file": token_file, "http_cert": cert, "http_key": key}
+    settings = load_settings({**sources_in(source), **given, **settings_in(access), "http": f"{host}:{port}"})
+    run_demo(settings, host, port, self_sign=tls, browser=browser, quiet=quiet)
     return 0
 
 

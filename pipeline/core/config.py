@@ -316,6 +316,9 @@ class RunConfig(StreamConfig):
         env="SACCADE_TOKEN",
         repr=False,
     )
+    http_token_file: Text | None = setting(None, "File that holds the token, instead of http_token.", metavar="FILE")
+    http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
+    http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
 
     @field_validator("http")
     @classmethod

@@ -19,7 +19,7 @@ class RunFailed(Exception):  # noqa: N818 - says how far it got, not what kind o
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks and without the user name and password of any address in it."""
+    """`text` without line breaks, lone surrogates, and the user name and password of any address in it."""
     from saccade.sources import redact  # only now, because it brings FFmpeg with it
 
-    return redact(" ".join(text.split()))
+    return redact(" ".join(text.split()).encode(errors="replace").decode())

@@ -12,6 +12,7 @@ Beside the video a page may open a data channel "results": records come on it, a
 from __future__ import annotations
 
 import json
+import ssl
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +33,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.static_files import file_route
+from saccade.pipeline.server.streams_api import parse_json
 from saccade.pipeline.server.whep_server import WhepServer
 from saccade.sinks import CallbackSink, Latency, color_of, make_record
 from saccade.sinks.record import to_json
@@ -63,8 +65,9 @@ class Demo:
         prompts: what to look for until a page asks for something else.
         host: address to listen on.
         port: the port; 0 for any that is free.
-        token: what a page must know; None lets everybody in who can reach it.
-        silence_s: a page of which nothing is heard for so long is gone.
+        token: what a page must send; None for no authentication.
+        tls: with the server's certificate; None for no encryption.
+        silence_s: a page that is silent for so long is disconnected.
 
     Raises:
         ConfigError: if the address cannot be had, others could reach it and there is no token, or the model cannot do
@@ -80,6 +83,7 @@ class Demo:
         port: int = DEFAULT_PORT,
         token: str | None = None,
         *,
+        tls: ssl.SSLContext | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._engine = engine
@@ -95,6 +99,7 @@ class Demo:
             host,
             port,
             token,
+            tls=tls,
             routes=[
                 *(file_route(place, path) for place, path in files.items()),
                 web.get("/clip.mp4", _clip),
@@ -156,7 +161,7 @@ class Demo:
     def _answer(self, stream: str, text: str) -> str:
         """Change what is looked for in a stream as a page asks, and tell what it is now."""
         try:
-            wanted = Prompts.model_validate(json.loads(text))
+            wanted = Prompts.model_validate(parse_json(text))
             run = self.streams.get(stream)
             if wanted.model_fields_set:
                 change_prompts(run, self._engine, wanted)

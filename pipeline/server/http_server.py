@@ -1,13 +1,14 @@
-"""The HTTP server of a session: the streams (`server.streams_api`), and whatever else other parts hang on it.
+"""The HTTP server of a session: the streams (`server.streams_api`), and whatever routes other parts add.
 
-Whatever is wrong is told as {"error": "one line"}. Runs in a thread of its own, with its own event loop. Knows who may
-come in, not what is served.
+Every error is {"error": "one line"}. Runs in a thread of its own, with its own event loop. Knows authentication, not
+what is served.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,8 @@ from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, Api
 from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.auth import HttpAuth, refusal
+from saccade.sources.http.tls import optional_context
+from saccade.sources.http.tokens import is_loopback, read_token
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +37,20 @@ class HttpServer(AppServer):
     """Serves from construction on, until `close`.
 
     Args:
-        streams: what it tells of and changes; None for a server of `routes` alone.
+        streams: what it lists and changes; None for a server of `routes` alone.
         host: address to listen on.
         port: the port; 0 for any that is free.
-        token: what clients must know, as `Authorization: Bearer` or `?token=`.
+        token: what clients must send, as `Authorization: Bearer` or `?token=`.
+        tls: with the server's certificate; None for no encryption.
         origins: pages that may connect, besides those of this server itself.
-        routes: further routes, behind the same authentication.
+        routes: further routes, with the same authentication.
         public: paths of further routes that need no token, such as that of a page that asks for it.
-        on_startup: called on the event loop before anybody is let in.
-        on_cleanup: called on the event loop when nobody is let in any more.
-        add: begins a stream as POST asks for it; by default one whose results go where those of all streams go.
+        on_startup: called on the event loop before the first request.
+        on_cleanup: called on the event loop after the last request.
+        add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
     Raises:
-        ConfigError: if the address cannot be had, or others could reach it and there is no token.
+        ConfigError: if the address is not available, or other machines could reach it and there is no token.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class HttpServer(AppServer):
         port: int = 8080,
         token: str | None = None,
         *,
+        tls: ssl.SSLContext | None = None,
         origins: Sequence[str] = (),
         routes: Sequence[web.AbstractRouteDef] = (),
         public: Sequence[str] = (),
@@ -74,17 +79,17 @@ class HttpServer(AppServer):
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)
         try:
-            super().__init__(application, host, port, "saccade-http")
+            super().__init__(application, host, port, "saccade-http", tls)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let in who may come in, and tell of errors in one line of JSON."""
+        """Authorize a request, and report errors in one line of JSON."""
         cors: dict[str, str] = {}
         try:
             if self._token is None and not _is_address(request.host):
-                # Any page can have its own name resolve to this machine, and then read what no token protects.
+                # A page can have its own name resolve to this machine (DNS rebinding), and read what needs no token.
                 raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
             public = request.method == "OPTIONS" or request.path in self._public
             cors = self._auth.check_origin(request) if public else self._auth.authorize(request)
@@ -93,33 +98,52 @@ class HttpServer(AppServer):
             if error.status < 400:
                 raise
             kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
-            told = {"error": one_line(error.text or error.reason)}
-            return web.json_response(told, status=error.status, headers={**cors, **kept})
-        except Exception as error:  # a fault of ours
-            resource = request.match_info.route.resource  # and not the path, where sessions have their secret
+            body = {"error": one_line(error.text or error.reason)}
+            return web.json_response(body, status=error.status, headers={**cors, **kept})
+        except Exception as error:  # a bug
+            resource = request.match_info.route.resource  # and not the path, which holds the secret of a session
             log.exception("%s %s failed", request.method, resource.canonical if resource else "of nothing")
-            told = {"error": f"internal error: {type(error).__name__}"}
-            return web.json_response(told, status=500, headers=cors)
+            body = {"error": f"internal error: {type(error).__name__}"}
+            return web.json_response(body, status=500, headers=cors)
         if not response.prepared:
             response.headers.update(cors)
         return response
 
 
 def check_open(host: str, token: str | None) -> None:
-    """Refuse to let everybody on the network in.
+    """Refuse to serve the network without authentication.
 
     Raises:
-        ConfigError: if `host` can be reached by others, and there is no token.
+        ConfigError: if other machines can reach `host`, and there is no token.
     """
     if token is None and not is_loopback(host):
-        raise ConfigError(f"{host} can be reached by others, so a token is needed: --http-token or SACCADE_TOKEN")
+        raise ConfigError(
+            f"{host} can be reached from the network, so a token is needed: --http-token-file or SACCADE_TOKEN"
+        )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """The TLS context of a certificate's files, or None without one.
+
+    Raises:
+        ConfigError: if they cannot be used.
+    """
+    try:
+        return optional_context(cert, key)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def token_of(token: str | None, token_file: str | None) -> str | None:
+    """The token, or else the one in the file, if there is one.
+
+    Raises:
+        ConfigError: if the file holds no token.
+    """
+    try:
+        return token or (read_token(token_file) if token_file else None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _is_address(place: str) -> bool:

@@ -156,12 +156,24 @@ class Api:
         return found or status_of(self._run(request))
 
 
+def parse_json(text: str) -> Any:
+    """The value that a JSON text of a client stands for.
+
+    Raises:
+        ValueError: if it is not JSON, or holds half of a surrogate pair, which JSON can write and UTF-8 cannot.
+        RecursionError: if it is nested too deeply.
+    """
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 async def _body(request: web.Request, kind: type[M]) -> M:
     """The body of a request as an object of a kind."""
     if request.content_type != "application/json":
         raise refusal(web.HTTPUnsupportedMediaType, "the body must be of type application/json")
     try:
-        values = json.loads(await read_text(request, MAX_BODY_BYTES, "a body"))
+        values = parse_json(await read_text(request, MAX_BODY_BYTES, "a body"))
     except (ValueError, RecursionError):
         raise refusal(web.HTTPBadRequest, "the body is not JSON") from None
     try:

@@ -1,7 +1,9 @@
 """`whep:8082` as a sink: the video of every stream with the results drawn on it, for browsers and players.
 
     whep:8082                                      http://127.0.0.1:8082/ in a browser
-    whep://0.0.0.0:8082?token=sesame               for those who know the token
+    whep://0.0.0.0:8082?token=sesame               for clients with the token
+    …?token_file=FILE                              a token in a file; or in the environment, as SACCADE_TOKEN
+    …?cert=FILE&key=FILE                           https, with this certificate
     …?origin=https://example.org                   lets that page connect as well; may be repeated
 
 The page lists the streams and shows one. Players take http://HOST:PORT/whep/STREAM.
@@ -9,6 +11,7 @@ The page lists the streams and shows one. Players take http://HOST:PORT/whep/STR
 
 from __future__ import annotations
 
+import ssl
 from functools import partial
 from typing import ClassVar
 
@@ -24,13 +27,15 @@ from saccade.sinks import Latency, SinkError
 from saccade.sinks.urls import Address, Options
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
+from saccade.sources.http.tls import optional_context
+from saccade.sources.http.tokens import find_token
 
 DEFAULT_PORT = 8082
 _FILES = {"/": "viewer.html", "/demo.css": "demo.css", "/link.js": "link.js", "/viewer.js": "viewer.js"}
 
 
 class ViewerSink:
-    """Shows any number of streams to those who watch; nothing is drawn or coded while nobody does.
+    """Shows any number of streams to viewers; without viewers nothing is drawn or encoded.
 
     Attributes:
         url: of the page.
@@ -38,17 +43,23 @@ class ViewerSink:
     Args:
         host: address to listen on.
         port: the port; 0 for any that is free.
-        token: what viewers must know; None lets everybody in who can reach it.
+        token: what viewers must send; None for no authentication.
         origins: pages that may connect, besides its own.
+        tls: with the server's certificate; None for no encryption.
 
     Raises:
-        SinkError: if the address cannot be had, or others could reach it and there is no token.
+        SinkError: if the address is not available, or other machines could reach it and there is no token.
     """
 
     shared: ClassVar[bool] = True
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, token: str | None = None, origins: tuple[str, ...] = ()
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        token: str | None = None,
+        origins: tuple[str, ...] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._videos = BroadcastSink()
         whep = WhepServer(self._videos, token=token, origins=origins)
@@ -57,26 +68,34 @@ class ViewerSink:
         routes = [*pages, web.get("/streams", partial(_list, self._videos)), *whep.routes()]
         try:
             self._server = HttpServer(
-                None, host, port, token, origins=origins, routes=routes, public=list(_FILES), on_cleanup=[whep.close]
+                None,
+                host,
+                port,
+                token,
+                tls=tls,
+                origins=origins,
+                routes=routes,
+                public=list(_FILES),
+                on_cleanup=[whep.close],
             )
         except ConfigError as error:
             raise SinkError(f"whep: {error}") from None
         self.url = f"{self._server.url}/"
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Show one frame to all who watch its stream.
+        """Show one frame to all viewers of its stream.
 
         Raises:
-            SinkError: if it cannot be coded.
+            SinkError: if it cannot be encoded.
         """
         self._videos.write(frame, result, latency)
 
     def end(self, stream: str) -> None:
-        """Let the viewers of `stream` go: nothing more will come of it."""
+        """Disconnect the viewers of `stream`: nothing more will come of it."""
         self._videos.end(stream)
 
     def close(self) -> None:
-        """Let all viewers go and give the port back. A second call does nothing."""
+        """Disconnect all viewers and close the port. A second call does nothing."""
         self._videos.close()
         self._server.close()
 
@@ -92,11 +111,16 @@ def open_whep(target: str) -> ViewerSink:
         place = f"//127.0.0.1:{place}" if place else "//127.0.0.1"
     address = Address.parse(f"whep:{place}", {"whep": DEFAULT_PORT}, "whep:8082 or whep://HOST:PORT?token=…")
     options = Options(query, address.shown)
-    token, origins = options.text("token") or None, tuple(options.texts("origin"))
+    given, token_file, origins = options.text("token"), options.text("token_file"), tuple(options.texts("origin"))
+    cert, key = options.text("cert"), options.text("key")
     options.reject_unknown()
     if address.user is not None or address.path:
         raise SinkError(f"{address.shown}: only a host and a port are needed, and ?token=…")
-    return ViewerSink(address.host, address.port, token, origins)
+    try:
+        token, tls = find_token(given or None, token_file or None, address.host), optional_context(cert, key)
+    except ValueError as error:
+        raise SinkError(f"{address.shown}: {error}") from None
+    return ViewerSink(address.host, address.port, token, origins, tls)
 
 
 async def _list(videos: BroadcastSink, request: web.Request) -> web.Response:

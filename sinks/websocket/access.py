@@ -6,7 +6,6 @@ Pure but for reading the certificate. Knows nothing of connections.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 from saccade.sinks.base import SinkError
 from saccade.sinks.urls import Options, redact_target
 from saccade.sinks.websocket.subscription import Subscription
+from saccade.sources.http.tls import server_context
+from saccade.sources.http.tokens import find_token, is_loopback
 
 DEFAULT_PORT = 8765
 MAX_CLIENTS = 32
@@ -71,13 +72,17 @@ class FeedTarget:
         if parts.username is not None:
             raise SinkError(f"{shown}: a token is given by the option token, not before an @")
         options = Options(parts.query, shown)
-        token = options.text("token") or None
+        given, token_file = options.text("token") or None, options.text("token_file") or None
         origins = frozenset(origin.rstrip("/") for origin in options.texts("origin"))
         max_clients = options.count("max_clients", MAX_CLIENTS, 10_000)
         tls = _certificate(options, shown) if parts.scheme == "wss" else None
         options.reject_unknown()
         host = parts.hostname or "127.0.0.1"
-        if token is None and not _is_loopback(host):
+        try:
+            token = find_token(given, token_file, host)
+        except ValueError as error:
+            raise SinkError(f"{shown}: {error}") from None
+        if token is None and not is_loopback(host):
             raise SinkError(f"{shown} can be reached from the network, so it needs a token: add the option token")
         if token is not None and any(character.isspace() for character in token):
             raise SinkError(f"{shown}: a token must not contain spaces; write + as %2B")
@@ -121,19 +126,10 @@ def _certificate(options: Options, shown: str) -> ssl.SSLContext:
     certificate, key = options.text("cert"), options.text("key")
     if not certificate:
         raise SinkError(f"{shown}: give a certificate, with the options cert and key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key or None, password="")  # which also prevents a prompt on the terminal
-    except OSError as error:  # SSLError is one
-        why = "it does not match its key, or is none" if isinstance(error, ssl.SSLError) else error.strerror
-        raise SinkError(f"{shown}: cannot read the certificate {certificate}: {why}") from None
-    return context
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+        return server_context(certificate, key)
+    except ValueError as error:
+        raise SinkError(f"{shown}: {error}") from None
 
 
 def _is_local_page(origin: str) -> bool:
@@ -143,5 +139,5 @@ def _is_local_page(origin: str) -> bool:
     """
     with suppress(ValueError):
         parts = urlsplit(origin)
-        return parts.scheme in ("http", "https") and _is_loopback(parts.hostname or "")
+        return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
     return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -40,22 +41,25 @@ class AppServer:
         host: address to listen on.
         port: the port; 0 for any free one.
         thread: name of the server's thread.
+        tls: with the server's certificate; None for no encryption.
 
     Raises:
         OSError: if the address cannot be bound.
     """
 
-    def __init__(self, application: web.Application, host: str, port: int, thread: str) -> None:
+    def __init__(
+        self, application: web.Application, host: str, port: int, thread: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=thread, daemon=True)
         self._thread.start()
         try:
-            self._runner, bound = self._on_loop(_listen(application, host, port))
+            self._runner, bound = self._on_loop(_listen(application, host, port, tls))
         except BaseException:
             self._end_loop()
             raise
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        self.url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"
 
     def close(self) -> None:
         """Close every connection and the port. Callable from any other thread, repeatedly."""
@@ -86,7 +90,9 @@ class _Full(asyncio.Protocol):
         transport.abort()
 
 
-async def _listen(application: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
+async def _listen(
+    application: web.Application, host: str, port: int, tls: ssl.SSLContext | None
+) -> tuple[web.AppRunner, int]:
     """Serve `application` on the running event loop until `cleanup` of the runner returned is called.
 
     Returns:
@@ -118,7 +124,7 @@ async def _listen(application: web.Application, host: str, port: int) -> tuple[w
             return handlers() if len(handlers.connections) < MAX_CONNECTIONS else _Full()
 
         try:
-            server = await asyncio.get_running_loop().create_server(connected, host, port)
+            server = await asyncio.get_running_loop().create_server(connected, host, port, ssl=tls)
         except UnicodeError:
             raise OSError(0, "not a valid host name") from None
         except OSError as error:

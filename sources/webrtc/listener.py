@@ -3,6 +3,8 @@
     webrtc:8081                                    http://127.0.0.1:8081/whip
     webrtc://0.0.0.0:8081/door?token=sesame        http://…:8081/door, for clients with the token
     …?origin=https://example.org                   lets that page connect as well; may be repeated
+    …?token_file=FILE                              a token in a file; or in the environment, as SACCADE_TOKEN
+    …?cert=FILE&key=FILE                           https, with this certificate
     …?ice=stun:stun.example.org:3478               a STUN server; may be repeated. None by default
 
 Knows nothing of models, results or sinks.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +25,8 @@ from aiortc import RTCIceServer
 
 from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.http.app_server import AppServer
+from saccade.sources.http.tls import optional_context
+from saccade.sources.http.tokens import find_token, is_loopback
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.reconnect import Link
 from saccade.sources.live.source import LiveSource
@@ -32,7 +37,7 @@ from saccade.sources.webrtc.whip_server import WebRtcServer
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8081
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_OPTIONS = ("token", "token_file", "origin", "ice", "cert", "key")
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,6 +50,7 @@ class ListenTarget:
     token: str | None
     origins: tuple[str, ...]
     ice: tuple[str, ...]
+    tls: ssl.SSLContext | None = None
 
     @classmethod
     def parse(cls, text: str) -> ListenTarget:
@@ -60,16 +66,21 @@ class ListenTarget:
             query = parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
             raise SourceError("webrtc: give a port, as in webrtc:8081, or webrtc://HOST:PORT/PATH?token=…") from None
-        if unknown := sorted(query.keys() - {"token", "origin", "ice"}):
-            raise SourceError(f"webrtc: unknown option '{unknown[0]}'; known are token, origin and ice")
+        if unknown := sorted(query.keys() - set(_OPTIONS)):
+            raise SourceError(f"webrtc: unknown option '{unknown[0]}'; known are {', '.join(_OPTIONS)}")
         if parts.username is not None:
             raise SourceError("webrtc: give the token as ?token=…, not before an @")
         host = parts.hostname or "127.0.0.1"
-        token = query.get("token", [None])[0] or None
-        if token is None and host not in _LOOPBACK:
+        given = {name: values[0] or None for name, values in query.items()}
+        try:
+            token = find_token(given.get("token"), given.get("token_file"), host)
+            tls = optional_context(given.get("cert"), given.get("key"))
+        except ValueError as error:
+            raise SourceError(f"webrtc: {error}") from None
+        if token is None and not is_loopback(host):
             raise SourceError(f"webrtc: {host} can be reached from the network, so a token is needed: ?token=…")
         path = parts.path.rstrip("/") or "/whip"
-        return cls(host, port, path, token, tuple(query.get("origin", ())), tuple(query.get("ice", ())))
+        return cls(host, port, path, token, tuple(query.get("origin", ())), tuple(query.get("ice", ())), tls)
 
 
 class _PublisherLink(Link):
@@ -137,7 +148,7 @@ class WebRtcListener(LiveSource):
         application.add_routes(self._server.routes(self._target.path, f"{self._target.path}/offer"))
         application.on_shutdown.append(self._server.close)
         try:
-            self._web = AppServer(application, self._target.host, self._target.port, "webrtc")
+            self._web = AppServer(application, self._target.host, self._target.port, "webrtc", self._target.tls)
         except OSError as error:
             place = f"{self._target.host}:{self._target.port}"
             raise SourceError(f"webrtc: cannot listen on {place}: {error.strerror}") from error

@@ -1,0 +1,97 @@
+"""TLS for servers: from a certificate's files, or with a self-signed certificate made for this process."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+import tempfile
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+_VALID_DAYS = 30
+
+
+def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
+    """The context of a server that presents the certificate in the file `cert`; its key is there too, or in `key`.
+
+    Raises:
+        ValueError: if they cannot be read or do not match, in half a line for the user.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key or None, password="")  # which also prevents a prompt on the terminal
+    except OSError as error:  # SSLError is one
+        why = "it does not match its key, or is none" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ValueError(f"cannot read the certificate {cert}: {why}") from None
+    return context
+
+
+def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """`server_context` if there is a certificate, else None.
+
+    Raises:
+        ValueError: as `server_context`, or if there is a key without a certificate.
+    """
+    if key and not cert:
+        raise ValueError("there is a key without a certificate: give cert as well")
+    return server_context(cert, key) if cert else None
+
+
+def self_signed(host: str) -> ssl.SSLContext:
+    """The context of a server with a new certificate for `host`, this machine's addresses and localhost.
+
+    Browsers warn of it once, but then allow a page what they allow on TLS only, such as a phone's camera. Its key is in
+    a file only while it is loaded.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "saccade")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(
+            issuer_name=name,
+            subject_name=name,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - datetime.timedelta(days=1),
+            not_valid_after=now + datetime.timedelta(days=_VALID_DAYS),
+        )
+        .add_extension(x509.SubjectAlternativeName(_general_names(host)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    with tempfile.TemporaryDirectory() as folder:  # readable by this user only
+        path = os.path.join(folder, "server.pem")
+        with open(path, "wb") as file:
+            file.write(certificate.public_bytes(serialization.Encoding.PEM) + pem)
+        return server_context(path)
+
+
+def _general_names(host: str) -> list[x509.GeneralName]:
+    from cryptography import x509
+
+    addresses = {"127.0.0.1", "::1", host}
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect(("192.0.2.1", 9))  # sends nothing; it only chooses the address that other machines reach
+        addresses.add(route.getsockname()[0])
+    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
+    for one in sorted(addresses):
+        try:
+            address = ipaddress.ip_address(one)
+        except ValueError:
+            names.append(x509.DNSName(one))
+        else:
+            if not address.is_unspecified:
+                names.append(x509.IPAddress(address))
+    return names

@@ -1,0 +1,213 @@
+"""Who may use the servers and how: probes without a token, tokens from files, TLS, and text that is no Unicode."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from saccade.engine import Engine
+from saccade.engine.tasks import Detect
+from saccade.pipeline import ConfigError, Streams, load, opened_session
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config import Prompts
+from saccade.pipeline.server.demo import Demo
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.pipeline.server.whep_sink import open_whep
+from saccade.sinks import SinkError, open_sink
+from saccade.sources import SourceError, open_source
+from saccade.sources.http import self_signed, server_context
+from tests.pipeline.server.test_http_server import ask, error_of, wait_for
+from tests.support.cameras import free_port
+from tests.support.command import LONG_S, start_saccade
+from tests.support.feed import make_certificate
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def streams(engine: Engine) -> Iterator[Streams]:
+    with Streams(engine) as those:
+        yield those
+
+
+def ask_tls(url: str, path: str, context: ssl.SSLContext, **headers: str) -> tuple[int, Any]:
+    place = urlsplit(url)
+    assert place.scheme == "https"
+    connection = http.client.HTTPSConnection(place.hostname or "", place.port, timeout=LONG_S, context=context)
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_probes_need_no_token_and_give_no_detail(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer(streams, port=0, token="sesame")
+    try:
+        bad = {"source": "rtsp://127.0.0.1:1/door", "name": "door", "detect": "person"}
+        assert ask(server, "POST", "/streams?token=sesame", bad).status == 201
+        wait_for(lambda: ask(server, "GET", "/healthz?token=sesame").status == 503)
+        for path in ("/livez", "/readyz"):
+            assert (ask(server, "GET", path).status, ask(server, "GET", path).json) == (200, {"ok": True})
+        assert ask(server, "GET", "/healthz").status == 401
+        streams.close()
+        assert (ask(server, "GET", "/livez").status, ask(server, "GET", "/readyz").status) == (200, 503)
+        assert ask(server, "GET", "/readyz").json == {"ok": False}
+    finally:
+        server.close()
+
+
+def test_a_stuck_model_is_alive_but_not_ready(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.pipeline.core.stream_manager._STUCK_S", -1.0)
+    server = HttpServer(streams, port=0)
+    try:
+        streams.add("clip", open_source(DEMO_CLIP), [Detect("person")])
+        assert (ask(server, "GET", "/livez").status, ask(server, "GET", "/readyz").status) == (200, 503)
+    finally:
+        server.close()
+
+
+HALF = "\ud800"  # one half of a surrogate pair, which JSON can write and UTF-8 cannot
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        ("POST", "/streams", {"source": "a.mp4", "name": HALF, "detect": "person"}, "not JSON"),
+        ("POST", "/streams", {"source": HALF, "detect": "person"}, "not JSON"),
+        ("POST", "/streams", {"source": "a.mp4", "detect": [HALF]}, "not JSON"),
+        ("POST", "/streams", {"source": "a.mp4", "detect": "person", HALF: 1}, "not JSON"),
+        ("POST", "/streams", {"source": f"{HALF}://a", "detect": "person"}, "not JSON"),
+        ("PATCH", "/streams/clip", {"detect": [HALF]}, "not JSON"),
+        ("PATCH", "/streams/%ED%A0%80", {"detect": ["cat"]}, "no stream is called"),
+    ],
+)
+def test_half_a_character_is_a_bad_request(
+    streams: Streams, method: str, path: str, body: dict[str, object], message: str
+) -> None:
+    server = HttpServer(streams, port=0)
+    try:
+        streams.add("clip", open_source(DEMO_CLIP), [Detect("person")])
+        answer = ask(server, method, path, body)
+        assert answer.status in (400, 404)
+        assert message in error_of(answer)
+    finally:
+        server.close()
+
+
+def test_a_session_reads_its_token_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("sesame\n")
+    port = free_port()
+    values = {"http": f"0.0.0.0:{port}", "http_token_file": str(tmp_path / "token")}
+    with opened_session(load(None, values)):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_S)
+        for token, status in (("sesame", 200), ("wrong", 401)):
+            connection.request("GET", "/healthz", headers={"Authorization": f"Bearer {token}"})
+            response = connection.getresponse()
+            response.read()
+            assert response.status == status
+        connection.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff\xfe"])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    pattern = re.escape(str(path))
+    with (
+        pytest.raises(ConfigError, match=pattern),
+        opened_session(load(None, {"http": "127.0.0.1:0", "http_token_file": str(path)})),
+    ):
+        pytest.fail("it was opened")
+    with pytest.raises(SinkError, match=pattern):
+        open_whep(f"whep://127.0.0.1:{free_port()}?token_file={path}")
+    with pytest.raises(SinkError, match=pattern):
+        open_sink(f"ws://127.0.0.1:0?token_file={path}")
+    with pytest.raises(SourceError, match=pattern):
+        open_source(f"webrtc://127.0.0.1:0?token_file={path}")
+
+
+def test_an_address_on_the_network_takes_a_token_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("sesame")
+    for options in (f"?token_file={tmp_path / 'token'}", ""):
+        if not options:
+            monkeypatch.setenv("SACCADE_TOKEN", "sesame")
+        open_whep(f"whep://0.0.0.0:{free_port()}{options}").close()
+        open_sink(f"ws://0.0.0.0:0{options}").close()
+        open_source(f"webrtc://0.0.0.0:0{options}").close()
+    monkeypatch.delenv("SACCADE_TOKEN")
+    with pytest.raises(SinkError, match="token"):
+        open_whep(f"whep://0.0.0.0:{free_port()}")
+
+
+def test_every_server_speaks_tls_with_a_certificate(tmp_path: Path, streams: Streams) -> None:
+    certificate, key = make_certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    server = HttpServer(streams, port=0, tls=server_context(str(certificate), str(key)))
+    viewer = open_whep(f"whep://127.0.0.1:{free_port()}?cert={certificate}&key={key}")
+    publisher = open_source(f"webrtc://127.0.0.1:0?cert={certificate}&key={key}")
+    try:
+        assert ask_tls(server.url, "/livez", trusting)[0] == 200
+        assert ask_tls(viewer.url, "/streams", trusting) == (200, b'{"streams": []}')
+        assert ask_tls(publisher.info.url, "/whip", trusting)[0] == 405  # only POST
+    finally:
+        publisher.close()
+        viewer.close()
+        server.close()
+
+
+def test_a_session_serves_tls(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    port = free_port()
+    values = {"http": f"127.0.0.1:{port}", "http_cert": str(certificate), "http_key": str(key)}
+    with opened_session(load(None, values)):
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        assert ask_tls(f"https://127.0.0.1:{port}", "/readyz", trusting)[0] == 200
+    with (
+        pytest.raises(ConfigError, match="a key without a certificate"),
+        opened_session(load(None, {"http": "127.0.0.1:0", "http_key": str(key)})),
+    ):
+        pytest.fail("it was opened")
+
+
+def test_a_self_signed_certificate_is_for_this_machine(engine: Engine) -> None:
+    with Demo(engine, Prompts(detect=["person"]), port=0, tls=self_signed("127.0.0.1")) as demo:
+        place = urlsplit(demo.url)
+        pem = ssl.get_server_certificate((place.hostname or "", place.port or 0))
+        assert ask_tls(demo.url, "/", ssl.create_default_context(cadata=pem))[0] == 200
+
+
+def test_the_demo_command_makes_a_certificate() -> None:
+    arguments = ["demo", "--port", "0", "--tls", "--no-browser", "--quiet", "--device", "cpu"]
+    with start_saccade(*arguments, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"https://127\.0\.0\.1:(\d+)/", line)
+            assert found, line
+            pem = ssl.get_server_certificate(("127.0.0.1", int(found[1])))
+            status, body = ask_tls(f"https://127.0.0.1:{found[1]}", "/model", ssl.create_default_context(cadata=pem))
+            assert (status, json.loads(body)["model"]) == (200, "nano")
+            process.terminate()
+            deadline = time.monotonic() + LONG_S
+            while process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            process.kill()
+    assert process.returncode == 0
