@@ -34,7 +34,9 @@ def test_invalid_choices_are_named(hwaccel: str, transport: str) -> None:
 
 
 def test_the_bench_refuses_an_unknown_transport() -> None:
-    with pytest.raises(ConfigError, match="--rtsp-transport: should be tcp or udp, got 'x'"):
+    with pytest.raises(
+        ConfigError, match="--rtsp-transport: should be auto or tcp or udp or multicast or http, got 'x'"
+    ):
         time_ingest("rtsp://127.0.0.1/live", seconds=1, transport="x")
 
 
