@@ -56,9 +56,10 @@ class FfmpegInput:
         return f"FfmpegInput({redact(self.target)!r})"  # a traceback or log must not show the password
 
     @classmethod
-    def of_url(cls, url: str) -> FfmpegInput:
+    def of_url(cls, url: str, *, follow_redirects: bool = True) -> FfmpegInput:
         """How to open an address that is not RTSP."""
-        return cls(url, paced=url.partition("?")[0].lower().endswith(".m3u8"))
+        options = _PROBE if follow_redirects else {**_PROBE, "max_redirects": "0"}
+        return cls(url, options=options, paced=url.partition("?")[0].lower().endswith(".m3u8"))
 
     @classmethod
     def of_rtsp(cls, url: str, transport: str) -> FfmpegInput:
