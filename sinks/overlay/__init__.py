@@ -1,0 +1,6 @@
+"""Draws results onto images: boxes, points, answers, and what is known over time."""
+
+from saccade.sinks.overlay.draw import draw
+from saccade.sinks.overlay.style import PALETTE, color_of
+
+__all__ = ["PALETTE", "color_of", "draw"]
