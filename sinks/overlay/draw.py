@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Result, Spot
+from saccade.sinks.overlay.scene import draw_scene, label_scene
 from saccade.sinks.overlay.style import (
     CASING_PX,
     INK,
@@ -23,18 +24,18 @@ from saccade.sinks.overlay.style import (
     font_px,
     scale_of,
 )
-from saccade.sinks.overlay.text import label, note, panel, paste, paste_best
+from saccade.sinks.overlay.text import Bitmap, joined, label, note, panel, paste, paste_best
 
 _RADIUS_PX = 5.0
 _DOT_PX = 4.5
 
 
 def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = None) -> NDArray[np.uint8]:
-    """Return a copy of the image with boxes, points, texts and, if given, the latency drawn on it.
+    """Return a copy of the image with everything in a result and, if given, the latency drawn on it.
 
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
-        result: what to draw.
+        result: what to draw: boxes, points, texts, and of the extras zones, lines and trails.
         latency_ms: shown in the top left corner, in milliseconds.
 
     Returns:
@@ -45,6 +46,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     scale = scale_of(width, height)
     # Small boxes after large ones, and all text after all lines: no label is crossed by a line.
     boxes = sorted(result.detections.boxes, key=lambda b: (b.x1 - b.x2) * (b.y2 - b.y1))
+    draw_scene(canvas, result, scale)
     for box in boxes:
         _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale)
     spots = result.points.points
@@ -63,6 +65,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
         _label_box(canvas, box, scale, taken)
     for spot in spots:
         _label_spot(canvas, spot, scale, taken)
+    label_scene(canvas, result, scale, taken)
     return canvas
 
 
@@ -107,7 +110,7 @@ def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, sc
 
 def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect]) -> None:
     height, width = canvas.shape[:2]
-    chip = label(f"{box.label} {box.score:.0%}", color_of(box.label), font_px(scale))
+    chip = box_label(box, scale)
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     gap = round((LINE_PX / 2 + CASING_PX) * scale)
     left, right = x1 - gap, x2 + gap - chip.width
@@ -121,6 +124,14 @@ def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Re
         (x1 + inside, y2 - inside - chip.height),
     )
     taken.append(paste_best(canvas, chip, places, taken))
+
+
+def box_label(box: Box, scale: float) -> Bitmap:
+    """Class and score, and before them the number of its track, if any: apart, so that both stay cached."""
+    chip = label(f"{box.label} {box.score:.0%}", color_of(box.label), font_px(scale))
+    if box.track_id is None:
+        return chip
+    return joined(label(str(box.track_id), PAPER, font_px(scale)), chip)
 
 
 def _label_spot(canvas: NDArray[np.uint8], spot: Spot, scale: float, taken: list[Rect]) -> None:

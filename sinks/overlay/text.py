@@ -101,6 +101,11 @@ def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
     return _render(tuple(lines), INK, _OPACITY, font_px)
 
 
+def joined(first: Bitmap, second: Bitmap) -> Bitmap:
+    """Two labels of one height side by side."""
+    return Bitmap(np.hstack([first.ink, second.ink]), np.hstack([first.clear, second.clear]))
+
+
 def _wrap(wording: str, font_px: int, room: int) -> list[str]:
     font = _font(font_px)
     lines: list[str] = []
