@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import supervision
@@ -22,6 +23,9 @@ class Box:
             same answer if that was less: the highest `conf` at which it is reported. 0 to 1.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
         track_id: number of the object over the frames of a stream, set by a tracker; None from the engine.
+        speed: of its centre, in widths and heights of the image a second, set by a tracker.
+        zones: the names of the zones that it is in, set by `pipeline.analytics`.
+        predicted: whether it was not found on this image, but is expected there by a tracker.
     """
 
     label: str
@@ -31,6 +35,9 @@ class Box:
     x2: float
     y2: float
     track_id: int | None = None
+    speed: float | None = None
+    zones: tuple[str, ...] = ()
+    predicted: bool = False
 
     def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
         """Corners (x1, y1, x2, y2) in pixels of a `width` × `height` image."""
@@ -39,12 +46,16 @@ class Box:
 
 @dataclass(slots=True, frozen=True)
 class Spot:
-    """One point on an object; `x` and `y` are fractions of the image's width and height. Score as in `Box`."""
+    """One point on an object; `x` and `y` are fractions of the image's width and height. The rest as in `Box`."""
 
     label: str
     score: float
     x: float
     y: float
+    track_id: int | None = None
+    speed: float | None = None
+    zones: tuple[str, ...] = ()
+    predicted: bool = False
 
     def pixels(self, width: int, height: int) -> tuple[float, float]:
         """The point (x, y) in pixels of a `width` × `height` image."""
@@ -65,8 +76,8 @@ class Detections:
     def to_supervision(self) -> supervision.Detections:
         """The boxes as `supervision.Detections`: xyxy in pixels, `confidence`, `class_id` and `data["class_name"]`.
 
-        `class_id` numbers the labels of these detections in alphabetical order. The boxes of one prompt never lose
-        their order.
+        `class_id` numbers the labels of these detections in alphabetical order. `tracker_id` is the track's number,
+        -1 for a box without one, and None if none of them has one. The boxes of one prompt never lose their order.
 
         Raises:
             ImportError: if supervision is not installed (`pip install saccade[supervision]`).
@@ -79,8 +90,13 @@ class Detections:
             xyxy=xyxy,
             confidence=np.array([box.score for box in self.boxes], dtype=np.float32),
             class_id=np.array([names.index(box.label) for box in self.boxes], dtype=int),
+            tracker_id=self._tracker_ids(),
             data={"class_name": np.array([box.label for box in self.boxes], dtype=str)},
         )
+
+    def _tracker_ids(self) -> NDArray[np.int64] | None:
+        ids = [-1 if box.track_id is None else box.track_id for box in self.boxes]
+        return np.array(ids, dtype=np.int64) if any(number >= 0 for number in ids) else None
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,6 +142,60 @@ class ExtraPart(Protocol):
         ...
 
 
+@dataclass(slots=True, frozen=True)
+class ZoneState:
+    """A zone on one frame.
+
+    Attributes:
+        name: of the zone.
+        polygon: its corners as fractions of the image's width and height.
+        now: how many objects are in it, by label.
+        entered, left: how often one came into it and went out of it since the stream began, by label.
+        loitering: numbers of the tracks that are in it for longer than the zone's `loitering`.
+        dwell_s: seconds for which each track that is in it has been there, by its number.
+    """
+
+    name: str
+    polygon: tuple[tuple[float, float], ...]
+    now: Mapping[str, int] = field(default_factory=dict)
+    entered: Mapping[str, int] = field(default_factory=dict)
+    left: Mapping[str, int] = field(default_factory=dict)
+    loitering: tuple[int, ...] = ()
+    dwell_s: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class LineState:
+    """A line on one frame.
+
+    Attributes:
+        name: of the line.
+        start, end: its ends as fractions of the image's width and height.
+        forward, backward: how many objects crossed it since the stream began, by label: forward from its left to its
+            right, as seen from `start` towards `end`.
+    """
+
+    name: str
+    start: tuple[float, float]
+    end: tuple[float, float]
+    forward: Mapping[str, int] = field(default_factory=dict)
+    backward: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class Scene:
+    """What is known of a stream over time, on one of its frames; set by `pipeline.analytics`.
+
+    Attributes:
+        zones, lines: in the order of the configuration.
+        trails: where each track has been in the last second, oldest first, by its number.
+    """
+
+    zones: tuple[ZoneState, ...] = ()
+    lines: tuple[LineState, ...] = ()
+    trails: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+
 ResultPart = Box | Spot | Text | ExtraPart
 """What one task contributes to a result."""
 
@@ -136,6 +206,7 @@ class Result:
 
     Attributes:
         extras: parts of other tasks than those of this package, by their keys.
+        scene: tracks, zones and lines of the stream; None from the engine, which knows no streams.
     """
 
     detections: Detections
@@ -143,6 +214,7 @@ class Result:
     texts: tuple[Text, ...] = ()
     timings: Timings = field(default_factory=Timings)
     extras: Mapping[str, tuple[ExtraPart, ...]] = field(default_factory=dict)
+    scene: Scene | None = None
 
     @classmethod
     def of(cls, parts: Iterable[ResultPart], width: int, height: int, timings: Timings) -> Result:

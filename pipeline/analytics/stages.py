@@ -46,7 +46,13 @@ class Gate(Protocol):
         """
 
 
-STAGES: dict[str, Callable[[], Stage]] = {}
+def _track() -> Stage:
+    from saccade.pipeline.analytics.track import TrackStage
+
+    return TrackStage()
+
+
+STAGES: dict[str, Callable[[], Stage]] = {"track": _track}
 """Name in a configuration → what makes the stage for one stream."""
 
 GATES: dict[str, Callable[[], Gate]] = {}

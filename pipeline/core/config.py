@@ -6,12 +6,10 @@ nothing of models, sources or sinks beyond names.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,73 +18,14 @@ from pydantic import (
     model_validator,
 )
 
+from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.stages import GATES, STAGES, check_names
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.stream_names import check_name
-
-
-def _seconds(value: object) -> object:
-    """Read `90`, `1:30` or `0:01:30` as seconds; leave anything else to the validator."""
-    if isinstance(value, str) and re.fullmatch(r"(\d+:){1,2}\d+(\.\d+)?", value.strip()):
-        total = 0.0
-        for part in value.strip().split(":"):
-            total = total * 60 + float(part)
-        return total
-    return value
-
-
-def split_names(value: object) -> object:
-    """Read one name, or several with commas between them, as a list."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if isinstance(value, list | tuple):
-        return [item.strip() if isinstance(item, str) else item for item in value]
-    return value
-
-
-def _questions(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _plain(value: str) -> str:
-    if "\0" in value:  # which would end a path, and raise wherever one is used
-        raise ValueError("should have no NUL character in it")
-    return value
-
-
-Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
-Names = Annotated[list[Text], BeforeValidator(split_names), Field(max_length=64)]
-Questions = Annotated[list[Text], BeforeValidator(_questions), Field(max_length=64)]
-SkillText = Annotated[str, Field(pattern=r"^\s*[a-z_]+\s*=\s*\S", max_length=4096), AfterValidator(_plain)]
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
+from saccade.pipeline.settings import Names, Questions, Seconds, SkillText, Text, as_list, setting, split_names
 
 STREAM = "{stream}"
 """Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
-
-
-def setting(
-    default: Any,
-    description: str,
-    *,
-    more: str = "",
-    metavar: str | None = None,
-    flags: tuple[str, ...] = (),
-    env: str | None = None,
-    **constraints: Any,
-) -> Any:
-    """A field of a configuration.
-
-    Args:
-        default: its value where none is given; `...` for a field that must be given.
-        description: what it is for, in one line; the help of its flag.
-        more: what else the manual says of it.
-        metavar: the placeholder of its value in the help; by default its type.
-        flags: its command-line flags, if not its name with dashes.
-        env: the environment variable that gives it.
-        constraints: as `pydantic.Field` takes them.
-    """
-    extra: dict[str, Any] = {"more": more, "metavar": metavar, "flags": list(flags), "env": env}
-    return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
 class Prompts(BaseModel):
@@ -108,7 +47,7 @@ class Prompts(BaseModel):
     query: Questions = setting(
         [], "Questions to answer in text on every frame, for models that can read and write.", metavar="TEXT"
     )
-    task: Annotated[list[SkillText], BeforeValidator(_questions), Field(max_length=64)] = setting(
+    task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
         [],
         "Any other task by its skill, such as caption=short; the flag again for more.",
         more="For what `detect`, `point` and `query` do not cover: captions, and tasks that a program registers.",
@@ -138,7 +77,7 @@ class Prompts(BaseModel):
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
-class StreamConfig(Prompts):
+class StreamConfig(AnalyticsSettings, Prompts):
     """One stream: where it comes from, what to find in it, and how."""
 
     name: str | None = setting(
@@ -317,15 +256,6 @@ class RunConfig(StreamConfig):
         repr=False,
     )
     http_token_file: Text | None = setting(None, "File that holds the token, instead of http_token.", metavar="FILE")
-    allow_sources: list[Text] = setting(
-        [],
-        "What POST /streams may open: globs of paths and addresses, and networks, such as 192.168.7.0/24.",
-        more="If empty, everything where http is on 127.0.0.1, else nothing. A path counts with its symbolic links "
-        "resolved; an address with every redirect, and one whose host is private only if its network, or the host "
-        "itself, is listed. Sources that listen on the network must be listed in any case.",
-        metavar="ENTRY",
-        flags=("--allow-source",),
-    )
     http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
     http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
 

@@ -9,6 +9,7 @@ import textwrap
 
 import yaml
 
+from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.core.config import RunConfig, flags_of
 
 _WIDTH = 120
@@ -25,6 +26,7 @@ _SECTIONS = {
     "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "hwaccel"],
     "how cameras are reached": ["rtsp_transport", "loss", "tls"],
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
+    "over time": list(AnalyticsSettings.model_fields),
     "with what": ["model", "device", "dtype", "in_flight", "queue"],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }

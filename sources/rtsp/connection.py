@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Literal
 
@@ -61,10 +60,9 @@ class RtspConnection:
         hwaccel: HwAccel = "none",
         loss: Loss = "hide",
         tls: TlsPolicy | None = None,
-        check_address: Callable[[str], None] | None = None,
     ) -> None:
         choice = choice or TransportChoice("tcp")
-        session = open_session(RtspAddress.parse(url), closed, choice, tls, check_address)
+        session = open_session(RtspAddress.parse(url), closed, choice, tls)
         self._show_damaged = loss == "show"
         self._media = session.media
         self._codec = session.codec

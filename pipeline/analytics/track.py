@@ -1,0 +1,127 @@
+"""The stage that numbers the boxes and points of a stream over time, with their speeds and trails.
+
+Knows frames and results; the tracker itself (`tracker`) knows numbers only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.engine.results import Box, Detections, Points, Result, Scene, Spot
+from saccade.pipeline.analytics.association import Floats, Ints
+from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
+
+if TYPE_CHECKING:
+    from saccade.sources import Frame
+
+_POINT_SIZE = 0.1  # side of the square around a point that stands for its object, of the shorter side of the frame
+_TRAIL_S = 1.5
+_TRAIL_POINTS = 45
+
+Place = tuple[float, float]
+
+
+def time_of(frame: Frame) -> float:
+    """The time of a frame in its stream, in seconds."""
+    return frame.pts * frame.time_base.numerator / frame.time_base.denominator
+
+
+class TrackStage:
+    """Gives the boxes and points of a stream their track's number and speed, and the result its trails.
+
+    A box that does not belong to a track, as on its first frame, keeps None for its number.
+
+    Args:
+        start_score: least score of a box or point that begins a track; lower ones only carry a track on.
+    """
+
+    def __init__(self, start_score: float = 0.5) -> None:
+        self._tracker = Tracker(TrackerSettings(high=start_score, new=start_score, low=0.0))
+        self._kinds: dict[tuple[type, str], int] = {}
+        self._labels: list[tuple[type, str]] = []
+        self._trails: dict[int, tuple[deque[float], deque[Place]]] = {}  # times and places
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tracks of the stream."""
+        return self._tracker
+
+    @property
+    def kinds(self) -> list[tuple[type, str]]:
+        """For each class of the tracker, whether it is of a `Box` or a `Spot`, and the label."""
+        return self._labels
+
+    def process(self, frame: Frame, result: Result) -> Result:
+        """The result with numbers, speeds and trails."""
+        found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
+        seconds = time_of(frame)
+        ids, velocities = self._tracker.update(*self._arrays(found, frame), seconds)
+        speeds = np.hypot(velocities[:, 0], velocities[:, 1]).tolist()
+        numbers = ids.tolist()
+        tracked = [
+            _numbered(one, number, speed) if number else one
+            for one, number, speed in zip(found, numbers, speeds, strict=True)
+        ]
+        boxes = tuple(one for one in tracked if isinstance(one, Box))
+        spots = tuple(one for one in tracked if isinstance(one, Spot))
+        return Result(
+            Detections(boxes, result.detections.width, result.detections.height),
+            Points(spots, result.points.width, result.points.height),
+            result.texts,
+            result.timings,
+            result.extras,
+            replace(result.scene or Scene(), trails=self._follow(tracked, seconds)),
+        )
+
+    def _arrays(self, found: list[Box | Spot], frame: Frame) -> tuple[Floats, Floats, Ints]:
+        """Corners (n, 4), scores (n,) and classes (n,) of what was found."""
+        side = _POINT_SIZE / 2 * min(frame.width, frame.height)
+        x, y = side / frame.width, side / frame.height
+        corners = [
+            (one.x1, one.y1, one.x2, one.y2) if isinstance(one, Box) else (one.x - x, one.y - y, one.x + x, one.y + y)
+            for one in found
+        ]
+        scores = [one.score for one in found]
+        kinds = [self._kind(type(one), one.label) for one in found]
+        return np.array(corners, np.float64).reshape(-1, 4), np.array(scores), np.array(kinds, np.int64)
+
+    def _kind(self, of: type, label: str) -> int:
+        known = self._kinds.get((of, label))
+        if known is None:
+            known = self._kinds[of, label] = len(self._kinds)
+            self._labels.append((of, label))
+        return known
+
+    def _follow(self, tracked: list[Box | Spot], seconds: float) -> dict[int, tuple[Place, ...]]:
+        """Note where each track is now, and return where each that is seen has been of late."""
+        trails = {}
+        for one in tracked:
+            if one.track_id is None:
+                continue
+            times, places = self._trails.setdefault(one.track_id, (deque(), deque()))
+            times.append(seconds)
+            places.append(bottom_of(one))
+            while not 0 <= seconds - times[0] <= _TRAIL_S or len(times) > _TRAIL_POINTS:
+                times.popleft()
+                places.popleft()
+            trails[one.track_id] = tuple(places)
+        if len(self._trails) > 2 * len(tracked) + 16:
+            alive = set(self._tracker.ids.tolist())
+            self._trails = {number: trail for number, trail in self._trails.items() if number in alive}
+        return trails
+
+
+def bottom_of(one: Box | Spot) -> Place:
+    """Where an object stands: the middle of a box's lower edge, or the point itself."""
+    return ((one.x1 + one.x2) / 2, one.y2) if isinstance(one, Box) else (one.x, one.y)
+
+
+def _numbered(one: Box | Spot, number: int, speed: float) -> Box | Spot:
+    """As `dataclasses.replace`, which takes 4 µs."""
+    if isinstance(one, Box):
+        return Box(one.label, one.score, one.x1, one.y1, one.x2, one.y2, number, speed, one.zones, one.predicted)
+    return Spot(one.label, one.score, one.x, one.y, number, speed, one.zones, one.predicted)

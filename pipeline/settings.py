@@ -1,0 +1,75 @@
+"""How a setting of a configuration is declared, and the types that several of them have. Knows no setting itself."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+
+def read_seconds(value: object) -> object:
+    """Read `90`, `1:30` or `0:01:30` as seconds; leave anything else to the validator."""
+    if isinstance(value, str) and re.fullmatch(r"(\d+:){1,2}\d+(\.\d+)?", value.strip()):
+        total = 0.0
+        for part in value.strip().split(":"):
+            total = total * 60 + float(part)
+        return total
+    return value
+
+
+def split_names(value: object) -> object:
+    """Read one name, or several with commas between them, as a list."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list | tuple):
+        return [item.strip() if isinstance(item, str) else item for item in value]
+    return value
+
+
+def as_list(value: object) -> object:
+    """Read one text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+def no_nul(value: str) -> str:
+    """Return `value`.
+
+    Raises:
+        ValueError: if it has a NUL character in it.
+    """
+    if "\0" in value:  # which would end a path, and raise wherever one is used
+        raise ValueError("should have no NUL character in it")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(no_nul)]
+Names = Annotated[list[Text], BeforeValidator(split_names), Field(max_length=64)]
+Questions = Annotated[list[Text], BeforeValidator(as_list), Field(max_length=64)]
+SkillText = Annotated[str, Field(pattern=r"^\s*[a-z_]+\s*=\s*\S", max_length=4096), AfterValidator(no_nul)]
+Seconds = Annotated[float, BeforeValidator(read_seconds), Field(ge=0, allow_inf_nan=False)]
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    more: str = "",
+    metavar: str | None = None,
+    flags: tuple[str, ...] = (),
+    env: str | None = None,
+    **constraints: Any,
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+        default: its value where none is given; `...` for a field that must be given.
+        description: what it is for, in one line; the help of its flag.
+        more: what else the manual says of it.
+        metavar: the placeholder of its value in the help; by default its type.
+        flags: its command-line flags, if not its name with dashes.
+        env: the environment variable that gives it.
+        constraints: as `pydantic.Field` takes them.
+    """
+    extra: dict[str, Any] = {"more": more, "metavar": metavar, "flags": list(flags), "env": env}
+    return Field(default, description=description, json_schema_extra=extra, **constraints)
