@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from saccade.pipeline.core.build import OpenedStream, load_engine, open_stream
+from saccade.pipeline.core.build import CheckSource, OpenedStream, load_engine, open_stream
 from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, parse_place
 from saccade.pipeline.core.errors import ConfigError, RunFailed
 from saccade.pipeline.core.output import Output
@@ -66,14 +66,14 @@ class Session:
             del self._waiting[name]
         return runs
 
-    def add(self, config: StreamConfig) -> Run:
-        """Start another stream. Its results go where those of every stream go.
+    def add(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
+        """Start another stream. Its results go where those of every stream go; `check` as in `open_stream`.
 
         Raises:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
             StreamError: if its name is taken, or too many streams run.
         """
-        with open_stream(config, self.streams.engine) as stream, stream.reserve(self.streams) as name:
+        with open_stream(config, self.streams.engine, check=check) as stream, stream.reserve(self.streams) as name:
             targets = _own_targets(config, self._each, name)
             with self._lock:
                 self._check(name, targets, config.source)
@@ -94,13 +94,19 @@ class Session:
     def _note(self, name: str, targets: Sequence[Target]) -> None:
         self._written.update({path.resolve(): name for target in targets if (path := target.path)})
 
-    def serve(self, place: tuple[str, int], token: str | None, tls: ssl.SSLContext | None = None) -> None:
+    def serve(
+        self,
+        place: tuple[str, int],
+        token: str | None,
+        tls: ssl.SSLContext | None = None,
+        allow_sources: Sequence[str] = (),
+    ) -> None:
         """Serve the state of the streams, and adding and changing them, over HTTP.
 
         Raises:
             ConfigError: if the address is not available.
         """
-        self._server = HttpServer(self.streams, *place, token, tls=tls, add=self.add)
+        self._server = HttpServer(self.streams, *place, token, tls=tls, allow_sources=allow_sources, add=self.add)
 
     def close(self) -> None:
         """End everything. A second call does nothing.
@@ -165,7 +171,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
             on_failure.pop_all()
         stack.callback(session.close)
         if place:
-            session.serve(place, token, tls)
+            session.serve(place, token, tls, config.allow_sources)
         yield session
 
 

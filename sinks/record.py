@@ -92,7 +92,14 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
             for spot in result.points.points
         ],
         "answers": [{"prompt": text.prompt, "text": text.text} for text in result.texts],
+        **_extras(result, width, height),
     }
+
+
+def _extras(result: Result, width: int, height: int) -> dict[str, Any]:
+    """What other tasks and stages have found, by their keys; a part may have nothing to record."""
+    recorded = {key: [dict(part.to_record(width, height)) for part in parts] for key, parts in result.extras.items()}
+    return {key: full for key, values in recorded.items() if (full := [value for value in values if value])}
 
 
 def to_json(record: dict[str, Any]) -> bytes:

@@ -7,12 +7,13 @@ import threading
 from pathlib import Path
 
 from saccade.sources.base import Source
-from saccade.sources.errors import SourceError
+from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.file import FileSource
 from saccade.sources.images import IMAGE_SUFFIXES, ImageSource
 from saccade.sources.live.connection import LiveConnection
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
+from saccade.sources.live.redirects import CheckAddress, follow_redirects
 from saccade.sources.live.source import LiveSource, Opener
 from saccade.sources.rtsp.connection import Loss, RtspConnection
 from saccade.sources.rtsp.session import UnhandledCodecError
@@ -36,6 +37,7 @@ def open_source(
     loss: Loss = "hide",
     tls: str = "verify",
     retry: bool = True,
+    check_address: CheckAddress | None = None,
 ) -> Source:
     """Open a video file, a frame, a folder of frames, a live address, a webcam or an endpoint for WebRTC.
 
@@ -52,6 +54,8 @@ def open_source(
         loss: hide frames that RTSP packets are missing from, or show them, with `Frame.damaged`.
         tls: certificates accepted from rtsps cameras: verify, accept (any) or sha256:HEX (this one).
         retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
+        check_address: called with each address before it is connected to, those of redirects among them; raises
+            `SourceError` to refuse it.
 
     Raises:
         SourceError: if `target` cannot be used, in one line for the user.
@@ -65,7 +69,7 @@ def open_source(
         )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
-    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls)
+    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address)
     if opener:
         if start is not None or end is not None:
             raise SourceError(f"{redact(text)} is live: start and end are for files")
@@ -77,7 +81,9 @@ def open_source(
     return kind(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
 
 
-def _live_opener(text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, tls: str) -> Opener | None:
+def _live_opener(
+    text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, tls: str, check: CheckAddress | None
+) -> Opener | None:
     """What connects to a live address or webcam; None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
@@ -89,8 +95,10 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, 
         RtspAddress.parse(text)  # to refuse a malformed one now
         policy = TlsPolicy.parse(tls)
         choice = TransportChoice(transport)
-        return lambda closed: _open_rtsp(text, closed, hwaccel, choice, loss, policy)
+        return lambda closed: _open_rtsp(text, closed, hwaccel, choice, loss, policy, check)
     elif scheme in _STREAMS:
+        if check is not None:
+            return lambda closed: FfmpegConnection(_checked(text, check), closed, hwaccel=hwaccel)
         address = FfmpegInput.of_url(text)
     else:  # only the scheme is shown, since the rest may hold a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, *_STREAMS)), "webrtc:PORT"))
@@ -98,10 +106,28 @@ def _live_opener(text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, 
     return lambda closed: FfmpegConnection(address, closed, hwaccel=hwaccel)
 
 
+def _checked(url: str, check: CheckAddress) -> FfmpegInput:
+    """How to open an address that is not RTSP, once it and all that it redirects to are checked."""
+    if url.lower().startswith(("http://", "https://")):
+        return FfmpegInput.of_url(follow_redirects(url, check), follow_redirects=False)
+    check(url)
+    return FfmpegInput.of_url(url)
+
+
 def _open_rtsp(
-    url: str, closed: threading.Event, hwaccel: HwAccel, choice: TransportChoice, loss: Loss, tls: TlsPolicy
+    url: str,
+    closed: threading.Event,
+    hwaccel: HwAccel,
+    choice: TransportChoice,
+    loss: Loss,
+    tls: TlsPolicy,
+    check: CheckAddress | None,
 ) -> LiveConnection:
     try:
-        return RtspConnection(url, closed, choice=choice, hwaccel=hwaccel, loss=loss, tls=tls)
+        return RtspConnection(url, closed, choice=choice, hwaccel=hwaccel, loss=loss, tls=tls, check_address=check)
     except UnhandledCodecError:
+        if check is not None:  # FFmpeg would follow any redirect
+            raise LiveError(
+                "codec unsupported", f"{redact(url)}: only H.264 and H.265 where sources are restricted"
+            ) from None
         return FfmpegConnection(FfmpegInput.of_rtsp(url, choice.way), closed, hwaccel=hwaccel)

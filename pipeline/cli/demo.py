@@ -38,7 +38,7 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
     with (
         EndingSignals() as signals,
         load_engine(config, show_preparation) as engine,
-        Demo(engine, config, host, port, token, tls=tls) as demo,
+        Demo(engine, config, host, port, token, tls=tls, allow_sources=config.allow_sources) as demo,
     ):
         for stream in config.each():
             demo.add(stream)

@@ -107,7 +107,7 @@ def run(
 
 
 @app.command()
-@with_settings("detect", "point", "model", "device", "dtype", "conf")
+@with_settings("detect", "point", "model", "device", "dtype", "conf", "allow_sources")
 def demo(
     given: Settings,
     source: Annotated[

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
 
 
+CheckSource = Callable[[str], None]
+
+
 class OpenedStream:
     """A stream that is open and has not started: its source, stages, gates and outputs, and what to find in it.
 
@@ -107,23 +110,27 @@ class OpenedStream:
         self.close()
 
 
-def open_stream(config: StreamConfig, engine: Engine | None = None, *, repeat: bool = False) -> OpenedStream:
+def open_stream(
+    config: StreamConfig, engine: Engine | None = None, *, repeat: bool = False, check: CheckSource | None = None
+) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
     Args:
         config: the stream's.
         engine: resolves what is to be found; None if `resolve_tasks` is called later.
         repeat: play a file over and over, at its own pace, instead of once, as fast as its frames are taken.
+        check: called with each live address before it is connected to, those of redirects among them; raises
+            `SourceError` to refuse it.
 
     Raises:
         SourceError: if the source cannot be used.
         UnknownClassError, ConfigError: as `tasks_for`.
     """
     with ExitStack() as on_failure:
-        source = on_failure.enter_context(_open_source(config))
+        source = on_failure.enter_context(_open_source(config, check))
         if repeat and not source.info.live:
             source.close()
-            source = on_failure.enter_context(ReplaySource(partial(_open_source, config)))
+            source = on_failure.enter_context(ReplaySource(partial(_open_source, config, check)))
         stages = [*analytics_of(config), *(STAGES[name]() for name in config.stages)]
         gates = [GATES[name]() for name in config.gates]
         stream = on_failure.enter_context(OpenedStream(config, source, stages, gates))
@@ -133,14 +140,16 @@ def open_stream(config: StreamConfig, engine: Engine | None = None, *, repeat: b
     return stream
 
 
-def add_stream(streams: Streams, config: StreamConfig, *, repeat: bool = False) -> Run:
-    """Open a stream and start it, with no outputs but those of every stream; `repeat` as in `open_stream`.
+def add_stream(
+    streams: Streams, config: StreamConfig, *, repeat: bool = False, check: CheckSource | None = None
+) -> Run:
+    """Open a stream and start it, with no outputs but those of every stream; `repeat`, `check` as in `open_stream`.
 
     Raises:
         ConfigError, SourceError, EngineError: if something it names cannot be used.
         StreamError: if its name is taken, or too many streams run.
     """
-    with open_stream(config, streams.engine, repeat=repeat) as stream, stream.reserve(streams) as name:
+    with open_stream(config, streams.engine, repeat=repeat, check=check) as stream, stream.reserve(streams) as name:
         return stream.start(streams, name)
 
 
@@ -151,7 +160,7 @@ def analytics_of(config: StreamConfig) -> list[Stage]:
     return [TrackStage(config.track_conf)] if config.track else []
 
 
-def _open_source(config: StreamConfig) -> Source:
+def _open_source(config: StreamConfig, check: CheckSource | None) -> Source:
     return open_source(
         config.source,
         stream=config.name,
@@ -162,6 +171,7 @@ def _open_source(config: StreamConfig) -> Source:
         rtsp_transport=config.rtsp_transport,
         loss=config.loss,
         tls=config.tls,
+        check_address=check,
     )
 
 

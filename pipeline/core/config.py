@@ -256,6 +256,15 @@ class RunConfig(StreamConfig):
         repr=False,
     )
     http_token_file: Text | None = setting(None, "File that holds the token, instead of http_token.", metavar="FILE")
+    allow_sources: list[Text] = setting(
+        [],
+        "What POST /streams may open: globs of paths and addresses, and networks, such as 192.168.7.0/24.",
+        more="If empty, everything where http is on 127.0.0.1, else nothing. A path counts with its symbolic links "
+        "resolved; an address with every redirect, and one whose host is private only if its network, or the host "
+        "itself, is listed. Sources that listen on the network must be listed in any case.",
+        metavar="ENTRY",
+        flags=("--allow-source",),
+    )
     http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
     http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -67,6 +68,7 @@ class Demo:
         port: the port; 0 for any that is free.
         token: what a page must send; None for no authentication.
         tls: with the server's certificate; None for no encryption.
+        allow_sources: what POST /streams may open, as in `HttpServer`.
         silence_s: a page that is silent for so long is disconnected.
 
     Raises:
@@ -84,6 +86,7 @@ class Demo:
         token: str | None = None,
         *,
         tls: ssl.SSLContext | None = None,
+        allow_sources: Sequence[str] = (),
         silence_s: float = SILENCE_S,
     ) -> None:
         self._engine = engine
@@ -100,6 +103,7 @@ class Demo:
             port,
             token,
             tls=tls,
+            allow_sources=allow_sources,
             routes=[
                 *(file_route(place, path) for place, path in files.items()),
                 web.get("/clip.mp4", _clip),

@@ -17,11 +17,10 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.config import StreamConfig
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Run
-from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, Api
+from saccade.pipeline.server.source_policy import SourcePolicy
+from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, AddStream, Api
 from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.http.tls import optional_context
@@ -47,6 +46,8 @@ class HttpServer(AppServer):
         public: paths of further routes that need no token, such as that of a page that asks for it.
         on_startup: called on the event loop before the first request.
         on_cleanup: called on the event loop after the last request.
+        allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
+            the server, else nothing.
         add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
     Raises:
@@ -66,15 +67,17 @@ class HttpServer(AppServer):
         public: Sequence[str] = (),
         on_startup: Sequence[Hook] = (),
         on_cleanup: Sequence[Hook] = (),
-        add: Callable[[StreamConfig], Run] | None = None,
+        allow_sources: Sequence[str] = (),
+        add: AddStream | None = None,
     ) -> None:
         check_open(host, token)
         self._token = token
         self._auth = HttpAuth(token, origins)
         self._public = frozenset([*public, "/livez", "/readyz"])
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
         if streams is not None:
-            application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams)).routes())
+            application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams), policy).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)

@@ -17,22 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.core.build import change_prompts, prompts_of
+from saccade.pipeline.core.build import CheckSource, change_prompts, prompts_of
 from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.prometheus import Metrics
+from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from saccade.pipeline.server.workers import BusyError, Workers
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
@@ -46,6 +46,13 @@ _MAX_OPENING = 8
 M = TypeVar("M", bound=BaseModel)
 
 
+class AddStream(Protocol):
+    """Opens and starts a stream."""
+
+    def __call__(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
+        """As `saccade.pipeline.core.build.add_stream`."""
+
+
 class Api:
     """The routes.
 
@@ -53,12 +60,14 @@ class Api:
         streams: what is listed and changed.
         auth: answers preflight requests.
         add: opens and starts a stream.
+        policy: which sources it may open.
     """
 
-    def __init__(self, streams: Streams, auth: HttpAuth, add: Callable[[StreamConfig], Run]) -> None:
+    def __init__(self, streams: Streams, auth: HttpAuth, add: AddStream, policy: SourcePolicy) -> None:
         self._streams = streams
         self._auth = auth
         self._add = add
+        self._policy = policy
         self._metrics = Metrics(streams)
         self._opening = Workers(_MAX_OPENING, OPEN_S)
         self._ending = Workers(_MAX_OPENING, _END_S)
@@ -108,16 +117,22 @@ class Api:
         if wanted.nothing:
             raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
         try:
-            run = await self._opening.run(partial(self._add, wanted), undo=lambda run: run.stop())
+            run = await self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop())
         except BusyError:
             raise refusal(web.HTTPServiceUnavailable, "too many streams are being opened; try again") from None
         except TimeoutError:
             raise refusal(web.HTTPGatewayTimeout, f"the stream did not open within {OPEN_S:g} s") from None
         except StreamError as error:
             raise refusal(web.HTTPConflict, str(error)) from None
+        except NotAllowedError as error:
+            raise refusal(web.HTTPForbidden, str(error)) from None
         except (ConfigError, EngineError, SinkError, SourceError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
+
+    def _open(self, config: StreamConfig) -> Run:
+        self._policy.check(config.source)
+        return self._add(config, check=self._policy.check if self._policy.restricted else None)
 
     async def _change(self, request: web.Request) -> web.Response:
         wanted = await _body(request, Prompts)

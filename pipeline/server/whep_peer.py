@@ -19,7 +19,7 @@ from aiortc.mediastreams import MediaStreamError
 from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import Viewer
 from saccade.sinks.video.live_encoder import TIME_BASE, Codec
-from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings, replace_private
+from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
 _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the better one first
 _RTP_CLOCK = "_RTCRtpSender__rtp_timestamp"
@@ -93,7 +93,7 @@ class ViewerPeer(Peer):
         self.codec = _chosen_codec(self.answer)
         self._sender = transceiver.sender
         self._intercept_rtcp(self._sender)
-        replace_private(self._sender, "_send_keyframe", self._ask)
+        self._replace(self._sender, "_send_keyframe", self._ask)
 
     async def _close(self) -> None:
         self._leave()

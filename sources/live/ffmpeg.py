@@ -7,12 +7,12 @@ own timeout, 4 s at most after `close`. Knows nothing of states or of reconnecti
 from __future__ import annotations
 
 import errno
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import av
@@ -56,9 +56,10 @@ class FfmpegInput:
         return f"FfmpegInput({redact(self.target)!r})"  # a traceback or log must not show the password
 
     @classmethod
-    def of_url(cls, url: str) -> FfmpegInput:
+    def of_url(cls, url: str, *, follow_redirects: bool = True) -> FfmpegInput:
         """How to open an address that is not RTSP."""
-        return cls(url, paced=url.partition("?")[0].lower().endswith(".m3u8"))
+        options = _PROBE if follow_redirects else {**_PROBE, "max_redirects": "0"}
+        return cls(url, options=options, paced=url.partition("?")[0].lower().endswith(".m3u8"))
 
     @classmethod
     def of_rtsp(cls, url: str, transport: str) -> FfmpegInput:
@@ -104,18 +105,19 @@ class FfmpegConnection:
         self._closed = closed
         self._gpu = gpu_decoding(hwaccel)
         self._done = threading.Event()
-        self._ready: queue.Queue[LiveFrame | Exception | None] = queue.Queue(_READY)
+        self._changed = threading.Condition()  # guards the three that follow
+        self._opened = False
+        self._failure: Exception | None = None
+        self._ready: deque[LiveFrame] = deque()
         self._codec = ""
         self._decoder = ""
         self._rate: Fraction | None = None
         self._damaged = 0
-        self._passed_on_lost = 0  # frames that gave way to newer ones
         self._pacer = Pacer()
         self._heard_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="saccade stream", daemon=True)
         self._thread.start()
-        if self._next(_OPEN_S + SILENCE_S) is not None:
-            raise AssertionError("the first item of a stream is None, for opened")
+        self._wait_until_open()
 
     @property
     def codec(self) -> str:
@@ -159,46 +161,46 @@ class FfmpegConnection:
             LiveError: if the connection is over.
             StreamEndedError: if what was opened is a recording, and is over.
         """
-        return self._next(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._ready and self._failure is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed.is_set():
+                    return None
+                self._changed.wait(min(left, _WAKE_S))
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+            assert self._failure is not None
+            raise self._failure
 
     def close(self) -> None:
         """Close the connection; its thread ends soon."""
         self._done.set()
 
-    def _next(self, timeout_s: float) -> LiveFrame | None:
-        deadline = time.monotonic() + timeout_s
-        while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
-            try:
-                item = self._ready.get(timeout=min(left, _WAKE_S))
-            except queue.Empty:
-                continue
-            if isinstance(item, Exception):
-                raise item
-            return item
-        return None
+    def _wait_until_open(self) -> None:
+        deadline = time.monotonic() + _OPEN_S + SILENCE_S
+        with self._changed:
+            while not self._opened and not self._closed.is_set() and time.monotonic() < deadline:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait(_WAKE_S)
 
-    def _offer(self, frame: LiveFrame) -> None:
-        """Hand a frame of a live stream over; where the reader is slow, the oldest gives way to it."""
-        while True:
-            try:
-                self._ready.put_nowait(frame)
-                return
-            except queue.Full:
-                pass
-            try:
-                oldest = self._ready.get_nowait()
-            except queue.Empty:
-                continue
-            if isinstance(oldest, LiveFrame):
-                self._passed_on_lost += 1 + oldest.lost_before
+    def _hand_over(self, frame: LiveFrame, *, wait: bool) -> None:
+        """Hand a frame over; where the reader is slow, wait for it, or let the oldest frame give way."""
+        with self._changed:
+            while wait and len(self._ready) >= _READY and not self._done.is_set() and not self._closed.is_set():
+                self._changed.wait(_WAKE_S)
+            self._ready.append(frame)
+            while len(self._ready) > _READY:
+                lost = 1 + self._ready.popleft().lost_before
+                self._ready[0] = replace(self._ready[0], lost_before=self._ready[0].lost_before + lost)
+            self._changed.notify_all()
 
-    def _hand_over(self, item: LiveFrame | Exception | None) -> None:
-        while not self._done.is_set() and not self._closed.is_set():
-            try:
-                self._ready.put(item, timeout=_WAKE_S)
-                return
-            except queue.Full:
-                continue
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
 
     def _work(self) -> None:
         try:
@@ -213,13 +215,13 @@ class FfmpegConnection:
             ) as container:
                 self._read(container)
         except (SourceError, StreamEndedError) as error:
-            self._hand_over(error)
+            self._fail(error)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             shown = redact(self._address.target)
             authenticated = shown != self._address.target
-            self._hand_over(explain(error, shown, opened=bool(self._codec), authenticated=authenticated))
+            self._fail(explain(error, shown, opened=bool(self._codec), authenticated=authenticated))
         except Exception as error:
-            self._hand_over(error)  # a bug of ours must not vanish with the thread
+            self._fail(error)  # a bug of ours must not vanish with the thread
 
     def _read(self, container: InputContainer) -> None:
         what = redact(self._address.target)
@@ -233,7 +235,9 @@ class FfmpegConnection:
         self._codec = stream.codec_context.name
         self._rate = stream.average_rate or stream.guessed_rate
         recording = container.duration is not None
-        self._hand_over(None)
+        with self._changed:
+            self._opened = True
+            self._changed.notify_all()
         self._decode(container, stream, paced=self._address.paced or recording, recording=recording)
         if recording:
             raise StreamEndedError
@@ -267,9 +271,7 @@ class FfmpegConnection:
                     if delay_s and self._done.wait(delay_s):
                         return
                     arrived_at = self._heard_at = time.monotonic()
-                lost, self._passed_on_lost = lost + self._passed_on_lost, 0
-                live_frame = LiveFrame(frame, timestamp, arrived_at, lost_before=lost)
-                (self._hand_over if recording else self._offer)(live_frame)
+                self._hand_over(LiveFrame(frame, timestamp, arrived_at, lost_before=lost), wait=recording)
                 lost = 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Literal
 
@@ -60,9 +61,10 @@ class RtspConnection:
         hwaccel: HwAccel = "none",
         loss: Loss = "hide",
         tls: TlsPolicy | None = None,
+        check_address: Callable[[str], None] | None = None,
     ) -> None:
         choice = choice or TransportChoice("tcp")
-        session = open_session(RtspAddress.parse(url), closed, choice, tls)
+        session = open_session(RtspAddress.parse(url), closed, choice, tls, check_address)
         self._show_damaged = loss == "show"
         self._media = session.media
         self._codec = session.codec

@@ -6,6 +6,7 @@ Knows nothing of what the packets hold.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urljoin
 
@@ -51,7 +52,11 @@ class RtspSession:
 
 
 def open_session(
-    address: RtspAddress, closed: threading.Event, choice: TransportChoice, tls: TlsPolicy | None = None
+    address: RtspAddress,
+    closed: threading.Event,
+    choice: TransportChoice,
+    tls: TlsPolicy | None = None,
+    check_address: Callable[[str], None] | None = None,
 ) -> RtspSession:
     """Play the video at `address`.
 
@@ -60,12 +65,15 @@ def open_session(
         closed: ends every wait when set.
         choice: how packets are to come; another way is tried when the server refuses one.
         tls: which certificates are accepted.
+        check_address: called with each address before it is connected to; raises `SourceError` to refuse it.
 
     Raises:
         LiveError: if it cannot be played.
         UnhandledCodecError: if it is neither H.264 nor H.265.
     """
     for _ in range(_MAX_ATTEMPTS):
+        if check_address is not None:
+            check_address(address.url)
         client = RtspClient(address, closed, choice.way, tls)
         try:
             return _play(client, address)

@@ -19,7 +19,7 @@ from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 from saccade.sources.live.decoder import HwAccel
 from saccade.sources.rtp.jitter_buffer import JitterBuffer, Packet
 from saccade.sources.rtp.rtcp import SenderReport, unix_of
-from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings, replace_private
+from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
 
 
@@ -47,7 +47,7 @@ class PublisherPeer(Peer):
         raise OfferError("the offer sends no video", understood=True)
 
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
-        replace_private(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
+        self._replace(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
         self._intercept_rtcp(transceiver.receiver)
         on_close = partial(self._call_soon, self._begin_close)
         self.video = WebRtcConnection(_codecs_of(self.answer), hwaccel=self._hwaccel, on_close=on_close)

@@ -63,7 +63,7 @@ class WebRtcConnection:
         self._report: SenderReport | None = None
         self._heard_at = time.monotonic()
         self._codec = ""
-        self._decoder: Decoder | None = None
+        self._decoder_name = ""
         self.final = True
         """Whether the source ends with this peer, or waits for another one."""
         self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
@@ -108,7 +108,7 @@ class WebRtcConnection:
     @property
     def decoder(self) -> str:
         """What decodes it; "" before the first frame."""
-        return self._decoder.name if self._decoder is not None else ""
+        return self._decoder_name
 
     @property
     def rate(self) -> Fraction | None:
@@ -168,16 +168,18 @@ class WebRtcConnection:
 
     def _decode_all(self) -> None:
         timestamp: int | None = None
+        # A local, so that it and its threads are freed with this thread and not by the cyclic collector.
+        decoder: Decoder | None = None
         while (coded := self._next_coded()) is not None:
             codec = self._codecs.get(coded.payload_type, "")
             if codec not in DECODERS or not self._decodable(coded, codec):
                 continue
-            if self._decoder is None or codec != self._codec:
+            if decoder is None or codec != self._codec:
                 gpu = self._hwaccel if codec == "H264" else "none"
-                self._codec, self._decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
+                self._codec, decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
             timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
             try:
-                frames = self._decoder.decode(coded.data, timestamp)
+                frames = decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:
                 log.debug("a frame could not be decoded (%s)", error.strerror)
                 self._count_lost(1)
@@ -185,6 +187,7 @@ class WebRtcConnection:
             if frames and frames[-1].is_corrupt:
                 self._count_lost(1)
             elif frames:  # none for parameter sets alone
+                self._decoder_name = decoder.name
                 self._offer(LiveFrame(frames[-1], timestamp, coded.arrived, self._captured_at(coded)))
 
     def _next_coded(self) -> CodedFrame | None:

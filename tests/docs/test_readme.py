@@ -116,6 +116,19 @@ def test_the_blocks_of_a_document_run_in_order(
             raise
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(REPO)) for path in DOCUMENTS])
+def test_links_and_paths_of_a_document_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    links = [link.partition("#")[0] for link in re.findall(r"\]\((?!https?:)([^)#]*)", text)]
+    paths = re.findall(r"`((?:engine|pipeline|sinks|sources|tests|configs)/[\w/]+\.(?:py|yaml))`", text)
+    places = [path.parent / link for link in links] + [REPO / name for name in paths if "NAME" not in name]
+    assert [str(place) for place in places if not place.exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((REPO / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
 def run_block(block: Block, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     match block.language:
         case "python":

@@ -15,7 +15,7 @@ import pytest
 
 from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.build import add_stream
+from saccade.pipeline.core.build import CheckSource, add_stream
 from saccade.pipeline.core.config import StreamConfig
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
@@ -71,7 +71,7 @@ class HangingAdd:
         self.release = threading.Event()
         self.runs: list[Run] = []
 
-    def __call__(self, config: StreamConfig) -> Run:
+    def __call__(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
         self.release.wait()
         self.runs.append(add_stream(self.streams, config))
         return self.runs[-1]

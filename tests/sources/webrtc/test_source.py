@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import Any
 
 import aiohttp
 import av
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from saccade.sources import SourceError, open_source
 from saccade.sources.frame import Frame
+from saccade.sources.live.decoder import Decoder
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.webrtc.listener import ListenTarget, WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses
@@ -95,6 +99,29 @@ def test_a_slow_reader_gets_the_newest_frame_and_the_count_missed() -> None:
     missed = [b - a - 1 for a, b in itertools.pairwise(numbers)]
     assert [frame.dropped_before for frame in frames[1:]] == missed
     assert sum(missed) > 10
+
+
+def test_a_gone_publishers_decoder_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[object]] = []
+
+    class Noted(Decoder):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr("saccade.sources.webrtc.source.Decoder", Noted)
+    gc.disable()
+    try:
+        with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source:
+            frames = iter(source)
+            for _ in range(2):
+                with publishing(source.url):
+                    next(frames)
+                until(lambda: [one for one in made if one() is not None] == [])
+            frames.close()  # type: ignore[attr-defined]
+        assert len(made) == 2
+    finally:
+        gc.enable()
 
 
 def test_every_nth_frame_on_request() -> None:

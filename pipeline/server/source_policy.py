@@ -1,0 +1,165 @@
+"""Which sources the HTTP API may open: paths, addresses and networks that the configuration names.
+
+    allow_sources: ["/srv/videos/*.mp4", "rtsp://camera-*.example.org/*", 192.168.7.0/24]
+
+A path is allowed if a glob matches it with its symbolic links resolved. An address is allowed if its host is in a
+network of the list, or if a glob matches it, without user name and query, and its host is public or is in the glob
+literally: so a name that resolves to a private address does not lead there. `*` matches `/` as well. Knows nothing of
+HTTP or of what a source holds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from urllib.parse import parse_qs, urlsplit
+
+from saccade.pipeline.core.errors import ConfigError
+from saccade.sources import SourceError
+from saccade.sources.http.tokens import is_loopback
+from saccade.sources.urls import RtspAddress
+
+_HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
+_GLOB = re.compile(r"[*?\[]")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class NotAllowedError(SourceError):
+    """The API may not open a source. The message is the same whatever the reason, as it goes to the client."""
+
+    def __init__(self) -> None:
+        super().__init__("the HTTP API may not open this source; allow_sources lists those that it may")
+
+
+class SourcePolicy:
+    """The rule for one server.
+
+    Args:
+        allowed: globs of paths and addresses, and networks.
+        open_by_default: whether an empty list allows everything but sources that listen on the network, since only
+            this machine can reach the server; otherwise it allows nothing.
+
+    Raises:
+        ConfigError: if an entry is empty, or looks like a network and is none.
+    """
+
+    def __init__(self, allowed: Sequence[str], *, open_by_default: bool) -> None:
+        self._networks: list[Network] = []
+        self._addresses: list[str] = []
+        self._paths: list[str] = []
+        self.restricted = bool(allowed) or not open_by_default
+        for entry in allowed:
+            if network := _network(entry):
+                self._networks.append(network)
+            elif "://" in entry or entry.startswith("webrtc:"):
+                self._addresses.append(entry)
+            elif re.fullmatch(r"[\d.:a-fA-F]+/\d+", entry):
+                raise ConfigError(f"allow_sources: {entry} is not a network, such as 192.168.7.0/24")
+            else:
+                self._paths.append(_resolved_glob(entry))
+
+    def check(self, source: str) -> None:
+        """Refuse a source that may not be opened; looks its host up, which may take seconds.
+
+        Raises:
+            NotAllowedError: if it is refused.
+            SourceError: if it is a malformed address.
+        """
+        live = "://" in source or source.startswith("webrtc:")
+        if live and _listens(source) and not is_loopback(_host(source)):
+            if not self._names(source):  # it opens a port without authentication
+                raise NotAllowedError
+        elif self.restricted and not (self._address_allowed(source) if live else self._path_allowed(source)):
+            raise NotAllowedError
+
+    def _path_allowed(self, source: str) -> bool:
+        path = source if source.isdecimal() else os.path.realpath(source)  # a webcam has a number
+        return any(fnmatchcase(path, glob) for glob in self._paths)
+
+    def _address_allowed(self, source: str) -> bool:
+        if source.startswith("webrtc:"):
+            return self._names(source)
+        host = _host(source)
+        globs = [glob for glob in self._addresses if _matches(source, glob)]
+        if any(not _GLOB.search(_authority(glob)) for glob in globs):
+            return True
+        addresses = _resolve(host)
+        in_network = all(any(address in network for network in self._networks) for address in addresses)
+        public = all(address.is_global and not address.is_multicast for address in addresses)
+        return bool(addresses) and (in_network or (bool(globs) and public))
+
+    def _names(self, source: str) -> bool:
+        return any(_matches(source, glob) for glob in self._addresses)
+
+
+def _network(entry: str) -> Network | None:
+    with suppress(ValueError):
+        return ipaddress.ip_network(entry, strict=False)
+    return None
+
+
+def _resolved_glob(entry: str) -> str:
+    """A glob of paths, its part before the first wildcard made absolute and free of symbolic links."""
+    if entry.isdecimal():
+        return entry
+    parts = os.path.abspath(entry).split(os.sep)
+    first = next((number for number, part in enumerate(parts) if _GLOB.search(part)), len(parts))
+    return os.path.join(os.path.realpath(os.sep.join(parts[:first]) or os.sep), *parts[first:])
+
+
+def _authority(address: str) -> str:
+    """Host and port of an address, as FFmpeg reads it: what is between `://` and the first of `/?#`, after an `@`."""
+    return re.split(r"[/?#]", address.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
+
+
+def _host(source: str) -> str:
+    """The host of a live address.
+
+    Raises:
+        SourceError: if there is none, or it could be read in two ways.
+    """
+    if source.startswith("webrtc:"):
+        rest = source.removeprefix("webrtc:")
+        return urlsplit(rest).hostname or "127.0.0.1" if rest.startswith("//") else "127.0.0.1"
+    if source.lower().startswith(("rtsp://", "rtsps://")):
+        return RtspAddress.parse(source).host
+    authority = _authority(source)
+    with suppress(ValueError):
+        host = urlsplit(f"//{authority}").hostname or ""
+        if not host and _listens(source):
+            return "0.0.0.0"
+        if _HOST.fullmatch(host):
+            return host
+    raise SourceError("the address has no valid host")
+
+
+def _listens(source: str) -> bool:
+    """Whether a source waits for senders on a port of this machine."""
+    scheme, _, rest = source.partition("://")
+    options = parse_qs(rest.partition("?")[2], keep_blank_values=True)
+    # Without a value it means yes, to FFmpeg.
+    listening = options.get("listen", ["0"]) != ["0"] or options.get("mode", [""])[-1] == "listener"
+    return scheme.lower() == "udp" or listening
+
+
+def _matches(source: str, glob: str) -> bool:
+    scheme, separator, rest = source.partition("://")
+    if not separator:
+        return fnmatchcase(source, glob)
+    authority = _authority(source)
+    path = re.split(r"[?#]", rest, maxsplit=1)[0].rpartition(authority)[2]
+    return fnmatchcase(f"{scheme.lower()}://{authority.lower()}{path}", glob)
+
+
+def _resolve(host: str) -> list[IpAddress]:
+    with suppress(OSError, UnicodeError, ValueError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return [ipaddress.ip_address(str(place[4][0]).partition("%")[0]) for place in found]
+    return []

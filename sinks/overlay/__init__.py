@@ -1,0 +1,7 @@
+"""Draws results onto images: boxes, points, answers, and what is known over time."""
+
+from saccade.sinks.overlay.draw import draw
+from saccade.sinks.overlay.scene import Line, Trail, Zone
+from saccade.sinks.overlay.style import PALETTE, color_of
+
+__all__ = ["PALETTE", "Line", "Trail", "Zone", "color_of", "draw"]

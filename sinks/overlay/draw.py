@@ -1,0 +1,149 @@
+"""Draws results onto an image; every sink that shows images uses this.
+
+Knows results only: no frames, sources or models.
+"""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.engine.results import Box, Result, Spot
+from saccade.sinks.overlay.scene import draw_scene, label_scene
+from saccade.sinks.overlay.style import (
+    CASING_PX,
+    INK,
+    LINE_PX,
+    MARGIN_PX,
+    PAPER,
+    SHIFT,
+    Rect,
+    Rgb,
+    color_of,
+    font_px,
+    scale_of,
+)
+from saccade.sinks.overlay.text import Bitmap, joined, label, note, panel, paste, paste_best
+
+_RADIUS_PX = 5.0
+_DOT_PX = 4.5
+
+
+def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = None) -> NDArray[np.uint8]:
+    """Return a copy of the image with everything in a result and, if given, the latency drawn on it.
+
+    Args:
+        image: (height, width, 3) uint8 RGB; not changed.
+        result: what to draw: boxes, points, texts, and of the extras zones, lines and trails.
+        latency_ms: shown in the top left corner, in milliseconds.
+
+    Returns:
+        A new (height, width, 3) uint8 RGB image.
+    """
+    canvas = image.copy(order="C")
+    height, width = canvas.shape[:2]
+    scale = scale_of(width, height)
+    # Small boxes after large ones, and all text after all lines: no label is crossed by a line.
+    boxes = sorted(result.detections.boxes, key=lambda b: (b.x1 - b.x2) * (b.y2 - b.y1))
+    draw_scene(canvas, result, scale)
+    for box in boxes:
+        _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale)
+    spots = result.points.points
+    for spot in spots:
+        _draw_dot(canvas, spot.pixels(width, height), color_of(spot.label), scale)
+
+    taken: list[Rect] = []
+    margin = round(MARGIN_PX * scale)
+    if latency_ms is not None:
+        wording = f"{latency_ms:.0f} ms" if latency_ms >= 9.5 else f"{latency_ms:.1f} ms"
+        taken.append(paste(canvas, note(wording, font_px(scale)), margin, margin))
+    if result.texts:
+        answers = panel(result.texts, font_px(scale), width - 2 * margin)
+        taken.append(paste(canvas, answers, margin, height - margin - answers.height))
+    for box in boxes:
+        _label_box(canvas, box, scale, taken)
+    for spot in spots:
+        _label_spot(canvas, spot, scale, taken)
+    label_scene(canvas, result, scale, taken)
+    return canvas
+
+
+def _draw_box(canvas: NDArray[np.uint8], corners: tuple[float, float, float, float], color: Rgb, scale: float) -> None:
+    height, width = canvas.shape[:2]
+    line = max(1, round(LINE_PX * scale))
+    casing = max(1, round(CASING_PX * scale))
+    inset = line / 2  # the whole line of a box at the border stays inside the image
+    x1, y1 = max(corners[0], inset), max(corners[1], inset)
+    x2, y2 = min(corners[2], width - 1 - inset), min(corners[3], height - 1 - inset)
+    if x2 <= x1 or y2 <= y1:
+        return
+    outline = _rounded(x1, y1, x2, y2, min(_RADIUS_PX * scale, (x2 - x1) / 4, (y2 - y1) / 4))
+    cv2.polylines(canvas, [outline], True, INK, line + 2 * casing, cv2.LINE_AA, SHIFT)
+    cv2.polylines(canvas, [outline], True, color, line, cv2.LINE_AA, SHIFT)
+
+
+def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArray[np.int32]:
+    """Outline of a box with round corners: (points, 1, 2) int32, with `SHIFT` fractional bits."""
+    angles = np.linspace(0, np.pi / 2, 6)
+    quarter = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    centres = (
+        (x2 - radius, y2 - radius),
+        (x1 + radius, y2 - radius),
+        (x1 + radius, y1 + radius),
+        (x2 - radius, y1 + radius),
+    )
+    corners = []
+    for centre in centres:
+        corners.append(quarter + centre)
+        quarter = quarter @ turn.T
+    outline: NDArray[np.int32] = np.round(np.concatenate(corners) * 2**SHIFT).astype(np.int32)
+    return outline.reshape(-1, 1, 2)
+
+
+def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, scale: float) -> None:
+    centre = (round(at[0] * 2**SHIFT), round(at[1] * 2**SHIFT))
+    for radius, fill in ((_DOT_PX + 2.5, INK), (_DOT_PX + 1.5, PAPER), (_DOT_PX, color)):
+        cv2.circle(canvas, centre, round(radius * scale * 2**SHIFT), fill, cv2.FILLED, cv2.LINE_AA, SHIFT)
+
+
+def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect]) -> None:
+    height, width = canvas.shape[:2]
+    chip = box_label(box, scale)
+    x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
+    gap = round((LINE_PX / 2 + CASING_PX) * scale)
+    left, right = x1 - gap, x2 + gap - chip.width
+    inside = gap + round(2 * scale)
+    places = (
+        (left, y1 - chip.height - round(scale)),
+        (right, y1 - chip.height - round(scale)),
+        (x1 + inside, y1 + inside),
+        (x2 - inside - chip.width, y1 + inside),
+        (left, y2 + round(scale)),
+        (x1 + inside, y2 - inside - chip.height),
+    )
+    taken.append(paste_best(canvas, chip, places, taken))
+
+
+def box_label(box: Box, scale: float) -> Bitmap:
+    """Class and score, and before them the number of its track, if any: apart, so that both stay cached."""
+    chip = label(f"{box.label} {box.score:.0%}", color_of(box.label), font_px(scale))
+    if box.track_id is None:
+        return chip
+    return joined(label(str(box.track_id), PAPER, font_px(scale)), chip)
+
+
+def _label_spot(canvas: NDArray[np.uint8], spot: Spot, scale: float, taken: list[Rect]) -> None:
+    height, width = canvas.shape[:2]
+    chip = label(f"{spot.label} {spot.score:.0%}", color_of(spot.label), font_px(scale))
+    x, y = (round(v) for v in spot.pixels(width, height))
+    away = round((_DOT_PX + 5) * scale)
+    middle_x, middle_y = x - chip.width // 2, y - chip.height // 2
+    places = (
+        (x + away, middle_y),
+        (x - away - chip.width, middle_y),
+        (middle_x, y - away - chip.height),
+        (middle_x, y + away),
+    )
+    taken.append(paste_best(canvas, chip, places, taken))

@@ -1,0 +1,240 @@
+"""What is known over time, and how it is drawn: zones and lines with their counts, and the trails of tracks.
+
+Stages add these to `Result.extras`; coordinates are fractions of the image's width and height. Zones and lines stand
+below boxes, and their labels above all. Two zones, a line and four trails cost 1 ms on 640×360 and 3 ms on 3840×2160.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, TypeVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.engine.results import Result
+from saccade.sinks.overlay.style import CASING_PX, INK, LINE_PX, PAPER, SHIFT, Rect, Rgb, color_of, font_px
+from saccade.sinks.overlay.text import note, paste_best
+
+Point = tuple[float, float]
+P = TypeVar("P", "Zone", "Line", "Trail")
+
+_DASH_PX, _GAP_PX = 9.0, 8.0  # of a zone's outline, at 360 lines as all sizes here
+_ARROW_PX = 9.0
+_TRAIL_POINTS = 40  # the newest of a trail that are drawn
+
+
+@dataclass(slots=True, frozen=True)
+class Zone:
+    """A polygon and what happens in it; ValueError if it is none.
+
+    Attributes:
+        name: of the zone.
+        corners: at least three, in order.
+        inside: how many objects are in it now.
+        entered, left: how many have entered and left it so far; None where that is not counted.
+    """
+
+    key: ClassVar[str] = "zones"
+    name: str
+    corners: tuple[Point, ...]
+    inside: int = 0
+    entered: int | None = None
+    left: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.corners) < 3:
+            raise ValueError(f"a zone needs at least 3 corners, not {len(self.corners)}")
+        _check_finite(self.corners)
+
+    def to_record(self, width: int, height: int) -> dict[str, object]:
+        """Its name and counts."""
+        counts = {"inside": self.inside, "entered": self.entered, "left": self.left}
+        return {"name": self.name, **{name: count for name, count in counts.items() if count is not None}}
+
+
+@dataclass(slots=True, frozen=True)
+class Line:
+    """A line and who has crossed it.
+
+    Attributes:
+        name: of the line.
+        start, end: its ends. `forward` is from left to right for one who looks from `start` to `end`.
+        forward, backward: how many have crossed it in each direction so far; drawn as in (along the arrow) and out.
+    """
+
+    key: ClassVar[str] = "lines"
+    name: str
+    start: Point
+    end: Point
+    forward: int = 0
+    backward: int = 0
+
+    def __post_init__(self) -> None:
+        _check_finite((self.start, self.end))
+
+    def to_record(self, width: int, height: int) -> dict[str, object]:
+        """Its name and counts."""
+        return {"name": self.name, "forward": self.forward, "backward": self.backward}
+
+
+@dataclass(slots=True, frozen=True)
+class Trail:
+    """Where a tracked object has been.
+
+    Attributes:
+        track_id: of the track.
+        label: of the object, for its colour.
+        points: from the oldest to the newest.
+    """
+
+    key: ClassVar[str] = "trails"
+    track_id: int
+    label: str
+    points: tuple[Point, ...]
+
+    def __post_init__(self) -> None:
+        _check_finite(self.points)
+
+    def to_record(self, width: int, height: int) -> dict[str, object]:
+        """Nothing: each record has the newest place, in its objects."""
+        return {}
+
+
+def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
+    """Draw the outlines of zones, the lines and the trails of a result, which boxes are drawn upon."""
+    height, width = canvas.shape[:2]
+    for zone in _of(result, Zone):
+        _draw_zone(canvas, _pixels(zone.corners, width, height), color_of(zone.name), scale, full=zone.inside > 0)
+    for line in _of(result, Line):
+        start, end = _pixels((line.start, line.end), width, height)
+        _draw_line(canvas, start, end, color_of(line.name), scale)
+    for trail in _of(result, Trail):
+        _draw_trail(canvas, _pixels(trail.points[-_TRAIL_POINTS:], width, height), color_of(trail.label), scale)
+
+
+def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: list[Rect]) -> None:
+    """Write the names and counts of zones and lines where there is room."""
+    height, width = canvas.shape[:2]
+    gap = round(4 * scale)
+    for zone in _of(result, Zone):
+        counts = [("in", zone.entered), ("out", zone.left)]
+        wording = " · ".join([f"{zone.name}  {zone.inside}", *(f"{name} {n}" for name, n in counts if n is not None)])
+        bitmap = note(wording, font_px(scale))
+        points = _pixels(zone.corners, width, height)
+        top, bottom = min(points, key=lambda at: (at[1], at[0])), max(points, key=lambda at: (at[1], -at[0]))
+        places = [
+            (round(top[0]) + gap, round(top[1]) + gap),
+            (round(top[0]) - gap - bitmap.width, round(top[1]) + gap),
+            (round(top[0]) + gap, round(top[1]) - gap - bitmap.height),
+            (round(bottom[0]) + gap, round(bottom[1]) - gap - bitmap.height),
+            (round(bottom[0]) - gap - bitmap.width, round(bottom[1]) - gap - bitmap.height),
+        ]
+        taken.append(paste_best(canvas, bitmap, places, taken))
+    for line in _of(result, Line):
+        bitmap = note(f"{line.name}  in {line.forward} · out {line.backward}", font_px(scale))
+        (x1, y1), (x2, y2) = _pixels((line.start, line.end), width, height)
+        # Beside the line, at a half, a third and two thirds of it.
+        away = (_ARROW_PX + 6) * scale
+        nx, ny = _normal(x1, y1, x2, y2)
+        half_w, half_h = bitmap.width / 2, bitmap.height / 2
+        reach = away + abs(nx) * half_w + abs(ny) * half_h
+        places = [
+            (
+                round(x1 + (x2 - x1) * along + side * nx * reach - half_w),
+                round(y1 + (y2 - y1) * along + side * ny * reach - half_h),
+            )
+            for along in (1 / 2, 1 / 3, 2 / 3)
+            for side in (-1, 1)
+        ]
+        taken.append(paste_best(canvas, bitmap, places, taken))
+
+
+def _check_finite(points: Sequence[Point]) -> None:
+    if not all(math.isfinite(x) and math.isfinite(y) for x, y in points):
+        raise ValueError("coordinates should be finite fractions of the image")
+
+
+def _of(result: Result, kind: type[P]) -> list[P]:
+    return [part for part in result.extras.get(kind.key, ()) if isinstance(part, kind)]
+
+
+def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
+    """Points in pixels, at most ten images away: OpenCV's coordinates have an end."""
+    return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
+
+
+def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
+    """To the right of one who looks from the first point to the second, of length 1."""
+    length = math.hypot(x2 - x1, y2 - y1) or 1.0
+    return -(y2 - y1) / length, (x2 - x1) / length
+
+
+def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb, scale: float, *, full: bool) -> None:
+    """Dashed while nothing is inside, else solid."""
+    line = max(1, round(LINE_PX * scale))
+    casing = line + 2 * max(1, round(CASING_PX * scale))
+    pieces = [_fixed(corners)] if full else list(_dashes(corners, _DASH_PX * scale, _GAP_PX * scale))
+    cv2.polylines(canvas, pieces, full, INK, casing, cv2.LINE_AA, SHIFT)
+    cv2.polylines(canvas, pieces, full, color, line, cv2.LINE_AA, SHIFT)
+
+
+@lru_cache(maxsize=256)
+def _dashes(corners: tuple[Point, ...], dash: float, gap: float) -> tuple[NDArray[np.int32], ...]:
+    """The outline in dashes, each side for itself, so that every corner has one; at most 200 a side."""
+    pieces = []
+    for (x1, y1), (x2, y2) in zip(corners, (*corners[1:], corners[0]), strict=True):
+        length = math.hypot(x2 - x1, y2 - y1)
+        count = max(1, min(200, round((length + gap) / (dash + gap))))
+        step = 1.0 / (count - gap / (dash + gap)) if length else 1.0
+        for number in range(count):
+            begin = number * step
+            end = min(1.0, begin + step * dash / (dash + gap))
+            piece = ((x1 + (x2 - x1) * begin, y1 + (y2 - y1) * begin), (x1 + (x2 - x1) * end, y1 + (y2 - y1) * end))
+            pieces.append(_fixed(piece))
+    return tuple(pieces)
+
+
+def _draw_line(canvas: NDArray[np.uint8], start: Point, end: Point, color: Rgb, scale: float) -> None:
+    """With an arrow in its middle that shows forward."""
+    line = max(1, round(1.4 * LINE_PX * scale))
+    casing = line + 2 * max(1, round(CASING_PX * scale))
+    nx, ny = _normal(*start, *end)
+    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    size = _ARROW_PX * scale
+    tip = middle[0] + nx * size, middle[1] + ny * size
+    wings = [(middle[0] + side * ny * size * 0.6, middle[1] - side * nx * size * 0.6) for side in (-1, 1)]
+    arrow = _fixed((wings[0], tip, wings[1]))
+    whole = _fixed((start, end))
+    cv2.polylines(canvas, [whole, arrow], False, INK, casing, cv2.LINE_AA, SHIFT)
+    cv2.polylines(canvas, [whole], False, color, line, cv2.LINE_AA, SHIFT)
+    cv2.fillPoly(canvas, [arrow], color, cv2.LINE_AA, SHIFT)
+    for at in (start, end):
+        centre = (round(at[0] * 2**SHIFT), round(at[1] * 2**SHIFT))
+        for radius, fill in ((2.6, INK), (1.8, PAPER)):
+            cv2.circle(canvas, centre, round(radius * line * 2**SHIFT / 2), fill, cv2.FILLED, cv2.LINE_AA, SHIFT)
+
+
+def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb, scale: float) -> None:
+    """Thinner where it is older."""
+    if len(points) < 2:
+        return
+    line = max(1.0, LINE_PX * scale)
+    casing = 2 * max(1, round(CASING_PX * scale))
+    whole = _fixed(points)
+    third = max(1, len(points) // 3)
+    parts = [(whole[: third + 1], 0.5), (whole[third : 2 * third + 1], 0.8), (whole[2 * third :], 1.2)]
+    for part, share in parts:
+        cv2.polylines(canvas, [part], False, INK, max(1, round(line * share)) + casing, cv2.LINE_AA, SHIFT)
+    for part, share in parts:
+        cv2.polylines(canvas, [part], False, color, max(1, round(line * share)), cv2.LINE_AA, SHIFT)
+
+
+def _fixed(points: Sequence[Point]) -> NDArray[np.int32]:
+    """(points, 1, 2) int32 with `SHIFT` fractional bits, as OpenCV takes them."""
+    fixed: NDArray[np.int32] = np.round(np.asarray(points, dtype=np.float64) * 2**SHIFT).astype(np.int32)
+    return fixed.reshape(-1, 1, 2)

@@ -1,0 +1,149 @@
+"""Text on an image: labels, notes and answers, each rendered once per wording and cached.
+
+A label rarely changes from frame to frame: 5 boxes cost 0.8 ms on 640×360 and 2.0 ms on 1920×1080 (2.1 and 4.8 while
+every label is new), on one core. Knows no results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from saccade.engine.results import Text
+from saccade.sinks.overlay.style import DIM, INK, PAPER, Rect, Rgb
+
+_OPACITY = 0.72  # of the background of notes and answers
+_TEXT_LINES = 5
+
+
+@dataclass(slots=True, frozen=True)
+class Bitmap:
+    """A rendered label.
+
+    Attributes:
+        ink: (height, width, 3) uint16, colour × opacity × 255.
+        clear: (height, width, 1) uint16, how much of the image shows through, 0 to 255.
+    """
+
+    ink: NDArray[np.uint16]
+    clear: NDArray[np.uint16]
+
+    @property
+    def width(self) -> int:
+        """In pixels."""
+        return int(self.ink.shape[1])
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return int(self.ink.shape[0])
+
+
+def paste_best(canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: list[Rect]) -> Rect:
+    """Paste at the first of `places` that is inside the image and free; else where least is covered."""
+    height, width = canvas.shape[:2]
+
+    def covered(place: tuple[int, int]) -> int:
+        x1, y1 = place
+        x2, y2 = x1 + bitmap.width, y1 + bitmap.height
+        outside: int = max(0, -x1) + max(0, -y1) + max(0, x2 - width) + max(0, y2 - height)
+        overlap = sum(max(0, min(x2, t[2]) - max(x1, t[0])) * max(0, min(y2, t[3]) - max(y1, t[1])) for t in taken)
+        return overlap + outside * bitmap.height
+
+    return paste(canvas, bitmap, *min(places, key=covered))
+
+
+def paste(canvas: NDArray[np.uint8], bitmap: Bitmap, x: int, y: int) -> Rect:
+    """Blend the bitmap in, moved inside the image; return where it lies."""
+    height, width = canvas.shape[:2]
+    x = max(0, min(x, width - bitmap.width))
+    y = max(0, min(y, height - bitmap.height))
+    under = canvas[y : y + bitmap.height, x : x + bitmap.width]
+    h, w = under.shape[:2]  # smaller than the bitmap only where the image itself is
+    under[:] = (bitmap.ink[:h, :w] + under * bitmap.clear[:h, :w]) // 255
+    return x, y, x + w, y + h
+
+
+@lru_cache(maxsize=16)
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)  # Aileron, inside Pillow: the same on every machine
+
+
+@lru_cache(maxsize=1024)
+def label(wording: str, color: Rgb, font_px: int) -> Bitmap:
+    """A class label: dark text on the colour of the class."""
+    return _render(((wording, INK),), color, 1.0, font_px)
+
+
+@lru_cache(maxsize=256)
+def note(wording: str, font_px: int) -> Bitmap:
+    """A note: light text on a dark, half transparent background."""
+    return _render(((wording, PAPER),), INK, _OPACITY, font_px)
+
+
+@lru_cache(maxsize=16)
+def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
+    """Answers, each below its question, wrapped to `width` pixels and cut after `_TEXT_LINES` lines."""
+    room = width - 2 * round(font_px * 0.6)
+    lines: list[tuple[str, Rgb]] = []
+    for text in texts:
+        lines += [(line, DIM) for line in _wrap(text.prompt, font_px, room)]
+        lines += [(line, PAPER) for line in _wrap(text.text, font_px, room)]
+    if len(lines) > _TEXT_LINES:
+        wording, color = lines[_TEXT_LINES - 1]
+        lines[_TEXT_LINES - 1 :] = [(wording + " …", color)]
+    return _render(tuple(lines), INK, _OPACITY, font_px)
+
+
+def joined(first: Bitmap, second: Bitmap) -> Bitmap:
+    """Two labels of one height side by side."""
+    return Bitmap(np.hstack([first.ink, second.ink]), np.hstack([first.clear, second.clear]))
+
+
+def _wrap(wording: str, font_px: int, room: int) -> list[str]:
+    font = _font(font_px)
+    lines: list[str] = []
+    for word in wording.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _render(lines: tuple[tuple[str, Rgb], ...], background: Rgb, opacity: float, font_px: int) -> Bitmap:
+    font = _font(font_px)
+    pad_x, pad_y = round(font_px * 0.45), max(1, round(font_px * 0.16))
+    step = round(font_px * 1.25)
+    width = 2 * pad_x + math.ceil(max((font.getlength(wording) for wording, _ in lines), default=0))
+    height = 2 * pad_y + step * len(lines)
+
+    plate = opacity * _rounded_plate(width, height, font_px * 0.28)
+    ink, clear = plate * np.array(background, dtype=np.float32), 1 - plate
+    for number, (wording, color) in enumerate(lines):
+        mask = Image.new("L", (width, height))
+        middle = pad_y + step * number + step / 2
+        ImageDraw.Draw(mask).text((pad_x, middle), wording, fill=255, font=font, anchor="lm")
+        text = np.asarray(mask, dtype=np.float32)[..., None] / 255
+        ink = ink * (1 - text) + np.array(color, dtype=np.float32) * text
+        clear = clear * (1 - text)
+    return Bitmap(np.rint(ink * 255).astype(np.uint16), np.rint(clear * 255).astype(np.uint16))
+
+
+def _rounded_plate(width: int, height: int, radius: float) -> NDArray[np.float32]:
+    """How much of each pixel a plate with round corners covers: (height, width, 1) float32, 0 to 1.
+
+    From the distance of the pixel to the edge; Pillow's own round corners have stairs.
+    """
+    x = np.abs(np.arange(width, dtype=np.float32) + 0.5 - width / 2) - (width / 2 - radius)
+    y = np.abs(np.arange(height, dtype=np.float32) + 0.5 - height / 2) - (height / 2 - radius)
+    outside = np.hypot(np.maximum(x, 0)[None, :], np.maximum(y, 0)[:, None]) - radius
+    covered: NDArray[np.float32] = np.clip(0.5 - outside, 0, 1).astype(np.float32)
+    return covered[..., None]
