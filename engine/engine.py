@@ -89,7 +89,7 @@ class Engine:
         self._loop.monitor.attach(executor.streams)
         self._process = os.getpid()
         # An engine that is dropped ends its threads; requests in flight keep it until they are done.
-        self._stop = weakref.finalize(self, _stop, self._loop, self._callbacks)
+        self._stop = weakref.finalize(self, _stop, self._loop, self._callbacks, self._process)
 
     @classmethod
     def load(
@@ -265,8 +265,9 @@ class Engine:
 
     def close(self) -> None:
         """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
-        self._stop()
-        self._loop.close(EngineClosedError("the engine is closed"))
+        if os.getpid() == self._process:  # else the threads are the parent's
+            self._loop.close(EngineClosedError("the engine is closed"))
+            self._stop()  # only now: what the loop still finishes has callbacks, too
 
     def __enter__(self) -> Engine:
         return self
@@ -317,8 +318,8 @@ class Engine:
             future.on_cancel = None
             future.set_exception(error)
             return future
-        for image_request in request.image_requests:
-            self._loop.add(image_request)
+        # At once: when the first of them is refused, all of them are cancelled, and none may arrive after that.
+        self._loop.add(*request.image_requests)
         return future
 
     def _over(self, request: Request[Any], future: ResultFuture, outcome: Outcome) -> None:
@@ -356,9 +357,10 @@ class Engine:
         return task.expand(self._vocabulary)
 
 
-def _stop(loop: StepLoop[Any], callbacks: CallbackThread) -> None:
-    loop.stop(EngineClosedError("the engine is closed"))
-    callbacks.close()
+def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:
+    if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
+        loop.stop(EngineClosedError("the engine is closed"))
+        callbacks.close()
 
 
 def _as_array(image: Image) -> NDArray[np.uint8]:

@@ -58,7 +58,7 @@ class ResultFuture(Future[Result]):
         super().__init__()
         self._callbacks = callbacks
         self.on_cancel: Callable[[], None] | None = None
-        self._settling = threading.Lock()
+        self._settling = threading.RLock()  # a stream that is collected while it is held cancels its future
         self._settled = False
 
     def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
@@ -67,6 +67,10 @@ class ResultFuture(Future[Result]):
             super().add_done_callback(fn)
         else:
             super().add_done_callback(lambda future: self._callbacks.call(lambda: fn(future)))
+
+    def call_when_done(self, fn: Callable[[Future[Result]], Any]) -> None:
+        """Call `fn` with this future once it is done, in the thread that ends it: it must neither wait nor raise."""
+        super().add_done_callback(fn)
 
     def set_running_or_notify_cancel(self) -> bool:
         """As in the base class; a second call, from the engine and from `cancel`, changes nothing."""

@@ -1,28 +1,28 @@
-"""Text for whoever reads along: an iterator over the pieces of one answer. Knows the engine's futures, nothing else."""
+"""Streamed text: an iterator over the pieces of one answer. Knows the engine's futures, nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from queue import SimpleQueue
 from types import TracebackType
 
-from saccade.engine.results import Result
+from saccade.engine.result_future import ResultFuture
 
 
 class TextStream(Iterator[str]):
     """The pieces of an answer, as they are written. For one reader.
 
-    Closing it before its end, also by leaving a `with` or letting go of it, cancels the rest of the answer.
+    Closing it before its end, also by leaving a `with` or dropping it, cancels the rest of the answer.
 
     Args:
         future: of the whole answer.
         pieces: where they come in; nothing else reads it.
     """
 
-    def __init__(self, future: Future[Result], pieces: SimpleQueue[str | None]) -> None:
+    def __init__(self, future: ResultFuture, pieces: SimpleQueue[str | None]) -> None:
         self._future, self._pieces, self._over = future, pieces, False
-        future.add_done_callback(lambda _: pieces.put(None))
+        # Not as a callback: a caller's own callback that reads a stream would wait for the thread that it runs in.
+        future.call_when_done(lambda _: pieces.put(None))
 
     def __next__(self) -> str:
         """The next piece.
@@ -39,7 +39,7 @@ class TextStream(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Drop what is not written yet. From any thread; doing it twice, or at the end, does nothing."""
+        """Drop what is not written yet. Any thread may call it; a second time, or at the end, it does nothing."""
         self._over = True
         self._future.cancel()
 

@@ -32,7 +32,7 @@ ORDER = {
     "sources": "errors frame timestamps rtp http | base rgb urls | file replay live | images rtsp webrtc | factory",
     "sinks": "overlay record backoff | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
-    "engine": "errors config phase results | kernels models vocabulary text_stream result_future | scheduling | "
+    "engine": "errors config phase results | kernels models vocabulary result_future | scheduling text_stream | "
     "backends tasks | runtime | model_loader | engine training | evaluation",
     "pipeline": "settings | analytics | core | server | sink_targets | session | bench | cli",
 }

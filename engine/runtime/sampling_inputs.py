@@ -29,12 +29,11 @@ class SamplingInputs:
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler:
         """The sampler of a step's tokens, to be run on the compute stream; its inputs are put on the copy stream.
 
-        To be called once the step ahead is committed, since what a grammar allows depends on it, and the last step
-        of the slot as well.
+        To be called once the step is finalized by the scheduler, and the last step of the slot is committed.
         """
         count = len(step.sequences)
         sampling = [row.sequence.output.sampling for row in step.sequences]
-        allowed = [None if row.sequence.finalized else row.sequence.output.allowed() for row in step.sequences]
+        allowed = [row.allowed for row in step.sequences]
         masked = any(ids is not None for ids in allowed)
         if not masked and all(one.temperature == 0 for one in sampling):
             return greedy

@@ -47,13 +47,18 @@ class StepLoop(Generic[ImageT]):
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
-    def add(self, request: ImageRequest[ImageT]) -> None:
-        """Queue an image request; its outcome is reported by `request.done`, in the loop's thread.
+    def add(self, *requests: ImageRequest[ImageT]) -> None:
+        """Queue image requests, all at once; their outcome is reported by `request.done`, in the loop's thread.
 
         Raises:
             EngineClosedError: if the loop was stopped, or has failed.
         """
-        self._post(lambda: self._scheduler.add(request))
+
+        def act() -> None:
+            for request in requests:
+                self._scheduler.add(request)
+
+        self._post(act)
 
     def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
         """End an image request as soon as possible; does nothing if it is over."""
@@ -157,6 +162,7 @@ class StepLoop(Generic[ImageT]):
             self._commit()
         if step is not None:
             with monitor.finalizing(step):
+                self._scheduler.finalize(step)
                 step = self._put(self._executor.finalize, slot, step)
         if step is not None:
             self._slots.finalize(slot)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,6 +69,10 @@ class OutputState(ABC):
         phase = self.phases[self._launched % len(self.phases)]
         self._launched += 1
         return phase
+
+    def vocabulary(self) -> Iterable[int]:
+        """Every token id that `allowed` may ever give, for a check before the first step."""
+        return ()
 
     def allowed(self) -> Sequence[int] | None:
         """Token ids that may follow all that is committed, at least one; None for any."""
@@ -217,6 +221,10 @@ class ChoiceOutput(OutputState):
     def choice(self) -> str:
         """What the tokens stand for, once the answer is complete."""
         return self._options[tuple(self.tokens)]
+
+    def vocabulary(self) -> Iterable[int]:
+        """The tokens of all options; the end token is the model's own."""
+        return {token for option in self._options for token in option}
 
     def allowed(self) -> Sequence[int]:
         """What may follow the tokens so far, including the end token where an option ends."""

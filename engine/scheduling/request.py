@@ -99,16 +99,22 @@ class Request(Generic[ImageT]):
     def _sequence(self, number: int) -> Sequence[ImageT]:
         limits, prompts, task = self._limits, self._prompts, self._tasks[number]
         ids = task.prompt(prompts)
-        # Checked here: on a GPU an id past the table would end the whole device context, not one request.
-        if ids and not 0 <= min(ids) <= max(ids) < limits.vocab_size:
-            raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
+        if not ids:
+            raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
+        self._check_tokens(ids, task)
         # The last thing sampled is never fed back, hence one step more than there are positions.
         room = limits.max_context - limits.prefix_length - len(ids) + 1
         output = task.output(prompts, room, self._on_text)
+        self._check_tokens(output.vocabulary(), task)
         if output.steps < 1:
             most = limits.max_context - limits.prefix_length
             raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the image")
         return Sequence(tuple(ids), output)
+
+    def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
+        # Checked here: on a GPU an id past the table would end the whole device context, not one request.
+        if any(not 0 <= token < self._limits.vocab_size for token in ids):
+            raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
 
     def _image_done(self, image_request: ImageRequest[ImageT], error: BaseException | None) -> None:
         """Called by the step loop, once for each image request."""

@@ -5,10 +5,10 @@ An `ImageRequest` is one image (or a part of one) with the prompts on it; each p
 are allocated for the whole of an answer at admission, so that no sequence waits in the middle of one.
 
 Order: prefill and decode alternate while both can go on. Every sequence is in every decode step, so it waits for at
-    most
-one prefill, of at most `images_per_prefill` images, between two of its tokens. The n-th image in the queue, once there
-is room for it, is prefilled within 2 · ⌈n / images_per_prefill⌉ steps, however many sequences are being decoded. Images
-are admitted in order of arrival: a large one that waits for room is not overtaken, or small ones would starve it.
+most one prefill, of at most `images_per_prefill` images, between two of its tokens. The n-th image in the queue, once
+there is room for it, is prefilled within 2 · ⌈n / images_per_prefill⌉ steps, however many sequences are being decoded.
+Images are admitted in order of arrival: a large one that waits for room is not overtaken, as small ones would starve
+it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Sequence(Generic[ImageT]):
         prompt: token ids.
         output: says what each step samples, and holds the answer.
         request: the image it is about.
+        n_pages: private pages that the whole answer may need; set once, when the request is queued.
         batch_slot: its place in the executor's state; -1 while it holds none.
         pages: private pages, for prompt and answer.
         position: where the next token goes.
@@ -47,6 +48,7 @@ class Sequence(Generic[ImageT]):
     prompt: tuple[int, ...]
     output: OutputState
     request: ImageRequest[ImageT] = field(init=False)
+    n_pages: int = 0
     batch_slot: int = -1
     pages: tuple[int, ...] = ()
     position: int = 0
@@ -98,11 +100,19 @@ class StepKind(StrEnum):
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
 class ScheduledSequence(Generic[ImageT]):
-    """One sequence's part of a step: what is sampled, and the position of the token that is fed (decode)."""
+    """One sequence's part of a step.
+
+    Attributes:
+        sequence: whose.
+        phase: what is sampled.
+        position: of the token that is fed (decode), or of the prompt's first one (prefill).
+        allowed: token ids that may be sampled, None for any; set by `Scheduler.finalize`.
+    """
 
     sequence: Sequence[ImageT]
     phase: Phase
     position: int
+    allowed: abc.Sequence[int] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -198,6 +208,8 @@ class Scheduler(Generic[ImageT]):
     def add(self, request: ImageRequest[ImageT]) -> None:
         """Queue a request; one that needs more than there is in all ends at once, with RequestTooLargeError."""
         try:
+            for sequence in request.sequences:
+                sequence.n_pages = self._private_pages(sequence)
             pages = self._pages_of(request)
         except Exception as error:  # an output state's mistake is its own request's
             self._refuse(request, error)
@@ -238,6 +250,15 @@ class Scheduler(Generic[ImageT]):
             for scheduled in step.sequences:
                 scheduled.sequence.inflight_refs += 1
         return step
+
+    def finalize(self, step: Step[ImageT]) -> None:
+        """Ask what each sequence may sample. To be called once the step ahead is committed: it depends on that."""
+        for scheduled in step.sequences:
+            if scheduled.phase is Phase.TOKEN and not scheduled.sequence.finalized:
+                try:
+                    scheduled.allowed = scheduled.sequence.output.allowed()
+                except Exception as error:  # an output state's mistake is its own request's
+                    self.cancel(scheduled.sequence.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[tuple[float, float, float]]) -> None:
         """Hand a step's values (one triple a sequence) to its sequences; end those that are complete."""
@@ -358,7 +379,7 @@ class Scheduler(Generic[ImageT]):
                 self.pool.share(request.pages)
             self._adapters.acquire(adapter_slot, request.adapter)
             sequence.batch_slot = self._batch_slots.pop()
-            sequence.pages = self.pool.allocate(self._private_pages(sequence))
+            sequence.pages = self.pool.allocate(sequence.n_pages)
             sequence.position = self._prefix_length
 
     def _finish(self, sequence: Sequence[ImageT]) -> None:
@@ -387,7 +408,7 @@ class Scheduler(Generic[ImageT]):
         return -(-(len(sequence.prompt) + max(0, sequence.output.steps - 1)) // self._page_size)
 
     def _pages_of(self, request: ImageRequest[ImageT]) -> int:
-        return self._prefix_pages + sum(self._private_pages(sequence) for sequence in request.sequences)
+        return self._prefix_pages + sum(sequence.n_pages for sequence in request.sequences)
 
 
 def _drop_images(step: Step[ImageT]) -> None:
