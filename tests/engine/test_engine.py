@@ -29,6 +29,9 @@ from saccade.engine import (
     UnknownModelError,
     UnsupportedTaskError,
 )
+from saccade.engine.config import EngineConfig
+from saccade.engine.errors import RequestTooLargeError
+from saccade.engine.model_loader import open_model
 from tests.support.engine import GOLDEN, REPO, SCREEN, TINY, Held, noise, random_model, square, write_model
 
 WAIT_S = 60  # far beyond what any of these needs; only so that a deadlock fails instead of hanging
@@ -424,13 +427,13 @@ def test_an_error_belongs_to_its_future_and_the_thread_lives_on(tiny: Engine) ->
 
 
 def test_what_can_never_fit_fails_alone_and_the_thread_lives_on(tiny_folder: Path) -> None:
-    with Engine.load(str(tiny_folder), "cpu") as whole:
-        model, prompts = whole._loop._executor.model, whole._prompts
-        with Engine(model, prompts, whole.model, None, n_pages=8) as small:
-            future = small.submit(noise(16, 16), [Detect("x", 9, 0.0)] * 9)
-            with pytest.raises(ValueError, match="ask less at a time"):
-                future.result(WAIT_S)
-            assert len(small.detect(noise(16, 16), "x", 2, 0.0)) == 2
+    loaded, info, vocabulary = open_model(str(tiny_folder), "cpu", None)
+    with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
+        future = small.submit(noise(16, 16), [Detect("x", 9, 0.0)] * 9)
+        with pytest.raises(RequestTooLargeError, match="ask less at a time") as caught:
+            future.result(WAIT_S)
+        assert isinstance(caught.value, EngineError)
+        assert len(small.detect(noise(16, 16), "x", 2, 0.0)) == 2
 
 
 def test_an_error_of_a_callback_does_not_stop_the_thread(tiny: Engine) -> None:

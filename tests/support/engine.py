@@ -9,7 +9,6 @@ import json
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
-from saccade.engine import Detect, Engine, Result
+from saccade.engine import Detect, Engine
 from saccade.engine.models.moondream.config import (
     MoondreamConfig,
     RegionConfig,
@@ -117,22 +116,23 @@ def square(
 
 
 class Held:
-    """Keeps an engine's worker busy until `release`: what is submitted meanwhile waits."""
+    """Keeps an engine's loop waiting until `release`: what is submitted meanwhile waits.
+
+    Attributes:
+        first: of a request that was done before.
+    """
 
     def __init__(self, engine: Engine, image: NDArray[np.uint8]) -> None:
-        self._gate, self._held = threading.Event(), threading.Event()
-        caller = threading.current_thread()
+        self._gate, held = threading.Event(), threading.Event()
+        self.first = engine.submit(image, [Detect("x", 3, 0.0)])
+        self.first.result(_WAIT_S)
 
-        def hold(_: Future[Result]) -> None:
-            if threading.current_thread() is not caller:  # else it was done before it could be held
-                self._held.set()
-                self._gate.wait(_WAIT_S)
+        def hold() -> None:
+            held.set()
+            self._gate.wait(_WAIT_S)
 
-        while not self._held.is_set():
-            self.first = engine.submit(image, [Detect("x", 3, 0.0)])
-            self.first.add_done_callback(hold)
-            self.first.result(_WAIT_S)
-            self._held.wait(0.1)
+        engine._loop._post(hold)
+        assert held.wait(_WAIT_S)
 
     def release(self) -> None:
         self._gate.set()

@@ -1,7 +1,7 @@
-"""An executor whose model is arithmetic, on real streams: thousands of schedules where a tower would take a day.
+"""An executor whose model is arithmetic, on real streams: thousands of schedules in the time of one real model's step.
 
-What a step reads and writes on the device is there: slots that carry the sequence on, pages and adapter slots that
-remember who filled them, buffers of the slots. Whoever touches what is not theirs, or too early, is told.
+What a step reads and writes on a device is there: batch slots that carry a sequence's state, pages and adapter slots
+tagged with their owner, buffers of the step slots. A step that touches what is not its own, or too early, fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.output_state import OutputState, Sampling
-from saccade.engine.scheduling.scheduler import ScheduledSequence, Step, StepKind
+from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence, Step, StepKind
 
 Values = tuple[float, float, float]
 EOS, VOCAB = 0, 6
@@ -108,7 +108,7 @@ class SlotGuard:
             self._unread.pop(slot, None)
 
     def failed(self, slot: int) -> None:
-        """Nobody will read it; what is on the streams runs on."""
+        """It will never be read; what is on the streams runs on."""
         with self._lock:
             self._unread.pop(slot, None)
 
@@ -137,7 +137,7 @@ class _Fed:
 
     row: ScheduledSequence[int]
     owner: int
-    look: int
+    request: int
     image: int
     adapter: Adapter | None
     adapter_slot: int
@@ -154,7 +154,7 @@ class _Fed:
 
 
 class StandIn:
-    """Has the face of `executor.CpuExecutor`. Pages are tagged by their owners; a page is private to one answer."""
+    """An `executor.Executor`. Pages are tagged by their owners; a page is private to one sequence."""
 
     def __init__(
         self, depth: int, n_batch_slots: int, n_pages: int, dice: random.Random, slowest_s: float = 3e-4
@@ -166,6 +166,7 @@ class StandIn:
         self._adapters: dict[int, Adapter | None] = {}
         self._rows: list[list[_Fed]] = [[] for _ in range(depth)]
         self._flying: dict[int, list[_Fed]] = {}  # launched and not read
+        self._images: dict[ImageRequest[int], int] = {}
         self._steps = [0] * depth
         self._sampled: list[list[Values]] = [[] for _ in range(depth)]
         self._host: list[list[Values]] = [[] for _ in range(depth)]
@@ -180,7 +181,7 @@ class StandIn:
             self._steps[slot] = self.guard.launch(slot)
         except ViolationError as error:
             self._compute.run(_raiser(error))
-        rows = [_fed(row, step.kind) for row in step.sequences]
+        rows = [_fed(row, step.kind, self._image(row.sequence.request)) for row in step.sequences]
         if step.kind is StepKind.PREFILL:
             flying = [fed for other in self._flying.values() for fed in other]
             if any(fed.touches(other) for fed in rows for other in flying):
@@ -194,16 +195,13 @@ class StandIn:
             self.guard.finalize(number)
         except ViolationError as error:
             self._compute.run(_raiser(error))
-        skills = [row.sequence.output for row in step.sequences]
-        allowed = [
-            None if row.sequence.finalized else output.allowed()
-            for row, output in zip(step.sequences, skills, strict=True)
-        ]
+        outputs = [row.sequence.output for row in step.sequences]
+        allowed = [row.allowed for row in step.sequences]
 
         def sample() -> None:
             self.guard.write(slot, number)
             self._sampled[slot] = []
-            for fed, output, ids in zip(rows, skills, allowed, strict=True):
+            for fed, output, ids in zip(rows, outputs, allowed, strict=True):
                 values = decide(self._batch_slots[fed.batch_slot], fed.row.phase, output.sampling, fed.number, ids)
                 self._batch_slots[fed.batch_slot] = carry_on(self._batch_slots[fed.batch_slot], values)
                 self._sampled[slot].append(values)
@@ -239,23 +237,29 @@ class StandIn:
         self._compute.close()
         self._copy.close()
 
+    def _image(self, request: ImageRequest[int]) -> int:
+        """The number of a request's image, which it gives up once it is prefilled."""
+        if request.image is not None:
+            self._images[request] = request.image
+        return self._images[request]
+
     def _forward(self, rows: list[_Fed], kind: StepKind) -> None:
         for fed in rows:
             if kind is StepKind.PREFILL:
                 if fed.adapter is not None:
                     self._adapters[fed.adapter_slot] = fed.adapter
                 for page in fed.prefix:
-                    self._pages[page] = fed.look
+                    self._pages[page] = fed.request
                 for page in fed.pages:
                     self._pages[page] = fed.owner
                 self._batch_slots[fed.batch_slot] = begin(fed.image, fed.adapter, fed.row.sequence.prompt)
                 continue
             if fed.adapter is not None and self._adapters[fed.adapter_slot] is not fed.adapter:
                 raise ViolationError("an adapter has lost its slot while it was used")
-            if any(self._pages[page] != fed.look for page in fed.prefix):
-                raise ViolationError("the pages of a picture have been taken while it was looked at")
+            if any(self._pages[page] != fed.request for page in fed.prefix):
+                raise ViolationError("the pages of an image have been taken while they were read")
             if any(self._pages[page] != fed.owner for page in fed.pages):
-                raise ViolationError("the pages of an answer have been taken while it was written")
+                raise ViolationError("the pages of a sequence have been taken while they were written")
 
 
 class FaultError(Exception):
@@ -266,18 +270,18 @@ class Faulty(StandIn):
     """Fails now and then: before a part of a step is on the streams, behind it, or on them.
 
     Attributes:
-        hit: pictures of the steps that have failed.
+        hit: images of the steps that have failed.
     """
 
     def __init__(self, depth: int, n_batch_slots: int, n_pages: int, dice: random.Random, rate: float) -> None:
         super().__init__(depth, n_batch_slots, n_pages, dice)
         self._faults, self._rate = random.Random(dice.random()), rate
         self.hit: set[int] = set()
-        self._unfilled: set[int] = set()  # pictures whose prefill fails on the stream
+        self._unfilled: set[int] = set()  # images whose prefill fails on the stream
 
     def launch(self, slot: int, step: Step[int]) -> None:
         if self._struck(step):
-            self._unfilled.update(look.image for look in step.requests)
+            self._unfilled.update(self._image(request) for request in step.requests)
             self._compute.run(_raiser(FaultError("on the stream")))
         self._faltering(super().launch, slot, step)
 
@@ -291,7 +295,7 @@ class Faulty(StandIn):
     def _struck(self, step: Step[int]) -> bool:
         if self._faults.random() >= self._rate:
             return False
-        self.hit.update(row.sequence.request.image for row in step.sequences)
+        self.hit.update(self._image(row.sequence.request) for row in step.sequences)
         return True
 
     def _faltering(self, part: Callable[[int, Step[int]], None], slot: int, step: Step[int]) -> None:
@@ -303,20 +307,19 @@ class Faulty(StandIn):
             raise FaultError("before it is on the stream" if early else "behind it")
 
 
-def _fed(row: ScheduledSequence[int], kind: StepKind) -> _Fed:
-    answer = row.sequence
-    look = answer.look
-    number = row.position + (len(answer.prompt) - 1 if kind is StepKind.PREFILL else 0)
+def _fed(row: ScheduledSequence[int], kind: StepKind, image: int) -> _Fed:
+    sequence, request = row.sequence, row.sequence.request
+    number = row.position + (len(sequence.prompt) - 1 if kind is StepKind.PREFILL else 0)
     return _Fed(
         row,
-        id(answer),
-        id(look),
-        look.image,
-        look.adapter,
-        look.adapter_slot,
-        answer.batch_slot,
-        look.pages,
-        answer.pages,
+        id(sequence),
+        id(request),
+        image,
+        request.adapter,
+        request.adapter_slot,
+        sequence.batch_slot,
+        request.pages,
+        sequence.pages,
         number,
     )
 

@@ -55,7 +55,7 @@ def test_an_ap_worked_out_by_hand() -> None:
         sheet([BELOW], []),
         sheet([], [find(LEFT, 0.2)]),
     ]
-    sheets[0].objects.append(find(RIGHT, 0.7))
+    sheets[0].found.append(find(RIGHT, 0.7))
     score = _score("cat", sheets)
     # Precision is 1 up to recall 1/3 (levels 0.00–0.33: 34 of 101), then 2/3 up to 2/3 (0.34–0.66: 33), then 0.
     assert score.ap50 == pytest.approx((34 * 1.0 + 33 * 2 / 3) / 101)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.errors import DeadlineError
+from saccade.engine.errors import DeadlineError, EngineClosedError
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.output_state import (
@@ -36,7 +36,10 @@ from tests.support.engine_stand_in import EOS, FaultError, Faulty, StandIn, Viol
 PAGE, PREFIX, ROOM = 4, 10, 24
 WAIT_S = 30.0
 ADAPTERS = [None, *(Adapter(name, {}) for name in "abc")]
-OPTIONS = [((1,), (2,)), ((1,), (1, 2), (3, 4, 5)), ((2, 2, 2, 2), (2, 2, 1), (5,))]
+OPTIONS = [
+    {tokens: str(tokens) for tokens in options}
+    for options in (((1,), (2,)), ((1,), (1, 2), (3, 4, 5)), ((2, 2, 2, 2), (2, 2, 1), (5,)))
+]
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A look, when it comes after the one before, and what may become of it."""
+    """An image request, when it comes after the one before, and what may become of it."""
 
     asked: tuple[Asked, ...]
     adapter: int
     after_s: float
     deadline_s: float | None
-    cancel: int | None  # together with the arrival of the look so many places further
+    cancel: int | None  # together with the arrival of the request so many places further
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ workloads = st.builds(
 
 @dataclass
 class Outcome:
-    """How each look ended, with its answers."""
+    """How each request ended, with its answers."""
 
     errors: list[BaseException | None]
     sequences: list[list[Any]]
@@ -121,46 +124,46 @@ def answer_of(output: OutputState) -> object:
     return output.objects if isinstance(output, ObjectsOutput) else output.tokens  # type: ignore[attr-defined]
 
 
-def run(work: Workload, depth: int, seed: int, loops: type[StepLoop] = StepLoop, faults: float = 0.0) -> Outcome:
+def run(work: Workload, depth: int, seed: int, loops: type[StepLoop[int]] = StepLoop, faults: float = 0.0) -> Outcome:
     pool = PagePool(work.n_pages)
     scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, work.n_batch_slots, work.together, work.n_adapters)
     executor = Faulty(depth, work.n_batch_slots, work.n_pages, random.Random(seed), faults)
-    loop = loops(executor, scheduler, depth)  # type: ignore[arg-type]
+    loop = loops(executor, scheduler, depth)
     ended: dict[int, BaseException | None] = {}
-    looks: list[ImageRequest[int]] = []
+    requests: list[ImageRequest[int]] = []
     for number, one in enumerate(work.arrivals):
         time.sleep(one.after_s)
         deadline = float("inf") if one.deadline_s is None else time.monotonic() + one.deadline_s
-        answers = [Sequence[int](ask.prompt, ask.output()) for ask in one.asked]
+        sequences = [Sequence[int](ask.prompt, ask.output()) for ask in one.asked]
 
-        def done(look: ImageRequest[int], error: BaseException | None) -> None:
-            assert look.image not in ended, "told twice"
-            ended[look.image] = error
+        def done(request: ImageRequest[int], error: BaseException | None, number: int = number) -> None:
+            assert number not in ended, "reported twice"
+            ended[number] = error
 
-        looks.append(ImageRequest(number, answers, done, deadline, ADAPTERS[one.adapter]))
-        loop.add(looks[-1])  # type: ignore[arg-type]
+        requests.append(ImageRequest(number, sequences, done, deadline, ADAPTERS[one.adapter]))
+        loop.add(requests[-1])
         for before, other in enumerate(work.arrivals[: number + 1]):
             if other.cancel is not None and before + other.cancel == number:
-                loop.cancel(looks[before], CancelledError())  # type: ignore[arg-type]
+                loop.cancel(requests[before], CancelledError())
     latest = time.monotonic() + WAIT_S
-    while len(ended) < len(looks):
+    while len(ended) < len(requests):
         assert time.monotonic() < latest, "the loop stands still"
         time.sleep(2e-4)
-    loop.close(RuntimeError("closed"))
+    loop.close(EngineClosedError("closed"))
     assert scheduler.at_rest
-    assert not any(answer.inflight_refs for look in looks for answer in look.sequences)
-    assert [look.over for look in looks] == [True] * len(looks)
-    errors = [ended[number] for number in range(len(looks))]
+    assert not any(sequence.inflight_refs for request in requests for sequence in request.sequences)
+    assert [(request.over, request.image) for request in requests] == [(True, None)] * len(requests)
+    errors = [ended[number] for number in range(len(requests))]
     return Outcome(
         errors,
-        [[answer_of(answer.output) for answer in look.sequences] for look in looks],
+        [[answer_of(sequence.output) for sequence in request.sequences] for request in requests],
         scheduler.zombies,
         executor.hit,
     )
 
 
 def check(work: Workload, outcome: Outcome) -> None:
-    """Every look has ended as it may, and those that were answered were answered as if they had been alone."""
+    """Every request has ended as it may, and the answers are those that it would get alone."""
     for number, (one, error) in enumerate(zip(work.arrivals, outcome.errors, strict=True)):
         if error is None:
             wanted = []
@@ -190,7 +193,7 @@ def check(work: Workload, outcome: Outcome) -> None:
     ],  # threads do not fail twice in the same way: nothing to shrink
 )
 @given(work=workloads, seed=st.integers(0, 2**32))
-def test_pipelined_answers_are_blocking_ones_whatever_comes_when(work: Workload, seed: int) -> None:
+def test_pipelined_answers_equal_blocking_ones(work: Workload, seed: int) -> None:
     blocking, pipelined = run(work, 1, seed), run(work, 2, seed)
     check(work, blocking)
     check(work, pipelined)
@@ -207,21 +210,21 @@ def test_pipelined_answers_are_blocking_ones_whatever_comes_when(work: Workload,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 @given(work=workloads, seed=st.integers(0, 2**32), rate=st.sampled_from([0.02, 0.1, 0.5, 1.0]))
-def test_a_step_that_fails_anywhere_ends_its_own_looks_alone(work: Workload, seed: int, rate: float) -> None:
+def test_a_step_that_fails_anywhere_ends_its_own_requests_only(work: Workload, seed: int, rate: float) -> None:
     for depth in (1, 2):
         check(work, run(work, depth, seed, faults=rate))
 
 
-def looks_told(loop: StepLoop, count: int) -> dict[int, BaseException | None]:
-    """How looks end that are added one behind the other."""
+def outcomes(loop: StepLoop[int], count: int) -> dict[int, BaseException | None]:
+    """How requests end that are added one behind the other."""
     ended: dict[int, BaseException | None] = {}
-
-    def done(look: ImageRequest[int], error: BaseException | None) -> None:
-        ended[look.image] = error
-
     for number in range(count):
+
+        def done(request: ImageRequest[int], error: BaseException | None, number: int = number) -> None:
+            ended[number] = error
+
         try:
-            loop.add(ImageRequest(number, [Sequence((1,), BoxesOutput(5, 0.0, ROOM))], done))  # type: ignore[arg-type]
+            loop.add(ImageRequest(number, [Sequence((1,), BoxesOutput(5, 0.0, ROOM))], done))
         except BaseException as error:
             ended[number] = error
         latest = time.monotonic() + WAIT_S
@@ -235,7 +238,10 @@ class GoneError(BaseException):
     """No Exception: nothing goes on after it."""
 
 
-def breaking(part: str, error: BaseException, call: int) -> StepLoop:
+GONE = "the engine has failed: no more"
+
+
+def breaking(part: str, error: BaseException, call: int) -> StepLoop[int]:
     """A loop on an executor of which a part raises when it is called for that time."""
     scheduler: Scheduler[int] = Scheduler(PagePool(60), PAGE, PREFIX, 4, 1)
     executor = StandIn(2, 4, 60, random.Random(0))
@@ -248,33 +254,35 @@ def breaking(part: str, error: BaseException, call: int) -> StepLoop:
         return whole(slot, step)
 
     setattr(executor, part, breaks)
-    return StepLoop(executor, scheduler, 2)  # type: ignore[arg-type]
+    return StepLoop(executor, scheduler, 2)
 
 
 @pytest.mark.parametrize("call", [1, 2, 5])
 @pytest.mark.parametrize("part", ["launch", "finalize"])
-def test_the_engine_outlives_a_step_that_cannot_be_launched(part: str, call: int) -> None:
+def test_the_loop_outlives_a_step_that_cannot_be_launched(part: str, call: int) -> None:
     error = MemoryError("no more")
     loop = breaking(part, error, call)
-    ended = looks_told(loop, 4)
-    loop.close(RuntimeError("closed"))
+    ended = outcomes(loop, 4)
+    loop.close(EngineClosedError("closed"))
     assert [number for number in ended if ended[number] is not None] == [0]
     assert ended[0] is error
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("part", ["launch", "finalize", "read"])
-def test_nobody_waits_for_a_loop_that_is_gone(part: str) -> None:
+def test_no_request_waits_for_a_loop_that_has_failed(part: str) -> None:
     loop = breaking(part, GoneError("no more"), 5)
-    ended = looks_told(loop, 8)
+    ended = outcomes(loop, 8)
     loop._thread.join(WAIT_S)
-    loop.close(RuntimeError("closed"))
-    assert all(isinstance(error, GoneError) for error in ended.values())
-    with pytest.raises(GoneError):
-        loop.add(ImageRequest(9, [], lambda look, error: None))  # type: ignore[arg-type]
+    loop.close(EngineClosedError("closed"))
+    assert isinstance(ended[0], GoneError)
+    for error in list(ended.values())[1:]:
+        assert isinstance(error, GoneError) or (type(error), str(error)) == (EngineClosedError, GONE)
+    with pytest.raises(EngineClosedError, match=GONE):
+        loop.add(ImageRequest(9, [], lambda request, error: None))
 
 
-# What the checks are worth: each of these engines is broken in one place, and is found out.
+# Checks of the checks: each of these engines is broken in one place, and one of the tests above would fail.
 
 BUSY = Workload(
     tuple(
@@ -296,15 +304,15 @@ BUSY = Workload(
 )
 
 
-def found_out(work: Workload, told: str, loops: type[StepLoop] = StepLoop) -> None:
+def assert_violation(work: Workload, message: str, loops: type[StepLoop[int]] = StepLoop) -> None:
     seen = []
     for seed in range(20):
         outcome = run(work, 2, seed, loops)
         seen += [str(error) for error in outcome.errors if isinstance(error, ViolationError)]
-    assert any(told in one for one in seen), seen
+    assert any(message in one for one in seen), seen
 
 
-def test_the_same_work_is_no_trouble_unbroken() -> None:
+def test_the_same_work_succeeds_unbroken() -> None:
     outcome = run(BUSY, 2, 0)
     check(BUSY, outcome)
     assert outcome.errors == [None] * 12
@@ -312,16 +320,16 @@ def test_the_same_work_is_no_trouble_unbroken() -> None:
     assert run(BUSY, 1, 0).zombies == 0
 
 
-def test_a_slot_launched_again_before_it_is_read_is_found_out() -> None:
+def test_launching_a_slot_that_is_not_read_is_detected() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(30), PAGE, PREFIX, 4, 1)
-    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 9, ROOM))], lambda look, error: None))
+    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 9, ROOM))], lambda request, error: None))
     executor = StandIn(2, 4, 30, random.Random(0))
     for slot in (0, 1, 0):
         step = scheduler.next_step()
         assert step is not None
         if slot:
             executor.read(0, step)
-            executor.guard.launch(0)  # as if somebody had taken the slot meanwhile
+            executor.guard.launch(0)  # as if another step had taken the slot meanwhile
         executor.launch(slot, step)
         executor.finalize(slot, step)
     with pytest.raises(ViolationError, match="has been read"):
@@ -329,7 +337,7 @@ def test_a_slot_launched_again_before_it_is_read_is_found_out() -> None:
     executor.close()
 
 
-def test_a_slot_written_while_it_is_copied_is_found_out() -> None:
+def test_writing_a_slot_that_is_being_copied_is_detected() -> None:
     executor = StandIn(2, 4, 30, random.Random(0), slowest_s=0.0)
     executor.guard.write(0, 1)
     with pytest.raises(ViolationError, match="being copied"):
@@ -339,20 +347,20 @@ def test_a_slot_written_while_it_is_copied_is_found_out() -> None:
     executor.close()
 
 
-def test_pages_given_back_under_a_step_in_flight_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_go = Scheduler._release
+def test_releasing_pages_of_a_step_in_flight_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Scheduler._release
 
-    def hasty(self: Scheduler[int], answer: Sequence[int]) -> None:
-        refs, answer.inflight_refs = answer.inflight_refs, 0
-        let_go(self, answer)
-        answer.inflight_refs = refs
+    def hasty(self: Scheduler[int], sequence: Sequence[int]) -> None:
+        refs, sequence.inflight_refs = sequence.inflight_refs, 0
+        release(self, sequence)
+        sequence.inflight_refs = refs
 
     monkeypatch.setattr(Scheduler, "_release", hasty)
-    found_out(BUSY, "has been given away")
+    assert_violation(BUSY, "has been given away")
 
 
-def test_sampling_that_does_not_wait_for_the_commit_is_found_out() -> None:
-    class Eager(StepLoop):
+def test_sampling_before_the_commit_is_detected() -> None:
+    class Eager(StepLoop[int]):
         """Finalizes a step as soon as it is launched."""
 
         def __init__(self, executor: Any, scheduler: Any, depth: int) -> None:
@@ -365,4 +373,4 @@ def test_sampling_that_does_not_wait_for_the_commit_is_found_out() -> None:
             executor.launch, executor.finalize = both, lambda slot, step: None
             super().__init__(executor, scheduler, depth)
 
-    found_out(BUSY, "is sampled before", Eager)
+    assert_violation(BUSY, "is sampled before", Eager)

@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 import saccade.engine.engine as engine_module
 import saccade.engine.runtime.cpu_executor as executor_module
 from saccade.engine import Caption, DeadlineError, Detect, Engine, Point, Query, Result, Task
+from saccade.engine.config import EngineConfig
+from saccade.engine.model_loader import open_model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.scheduling.scheduler import RequestTooLargeError
 from tests.support.engine import TINY, noise, one_thread, random_model, write_model
@@ -42,9 +44,9 @@ ADAPTERS = ["", "red", "green"]
 class Guarded(CpuExecutor):
     """Refuses what disturbs a slot whose values are on their way to the host."""
 
-    def __init__(self, model: Any, depth: int, *rest: Any) -> None:
-        super().__init__(model, depth, *rest)
-        self._guard, self._number = SlotGuard(), [0] * depth
+    def __init__(self, model: Any, config: EngineConfig, n_pages: int) -> None:
+        super().__init__(model, config, n_pages)
+        self._guard, self._number = SlotGuard(), [0] * config.depth
 
     def launch(self, slot: int, step: Any) -> None:
         self._number[slot] = self._guard.launch(slot)
@@ -83,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(result: Result) -> object:
+def content(result: Result) -> object:
     """Everything but scores, which differ by rounding with what shares a batch."""
     boxes = [(box.label, *box.pixels(1, 1)) for box in result.detections.boxes]
     return boxes, [(spot.label, spot.x, spot.y) for spot in result.points.points], result.texts
@@ -91,12 +93,12 @@ def told(result: Result) -> object:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Iterator[dict[tuple[int, int, int], object]]:
-    """What each task on each picture with each adapter gets, one after the other."""
+    """What each task on each image with each adapter gets, one after the other."""
     with one_thread(), Engine.load(str(folder), "cpu", depth=1) as plain:
         for name in ADAPTERS[1:]:
             plain.load_adapter(name, folder / name)
         yield {
-            (i, t, a): told(plain.submit(image, [task], adapter=adapter or None).result(WAIT_S))
+            (i, t, a): content(plain.submit(image, [task], adapter=adapter or None).result(WAIT_S))
             for i, image in enumerate(IMAGES)
             for t, task in enumerate(TASKS)
             for a, adapter in enumerate(ADAPTERS)
@@ -111,13 +113,12 @@ def slow(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch, one_thread():
         patch.setattr(executor_module, "open_stream", lambda device, name: SlowStream(name, dice, 2e-3))
         patch.setattr(engine_module, "CpuExecutor", Guarded)
-        patch.setattr(engine_module, "PAGE_SIZE", 8)
-        with Engine.load(str(folder), "cpu", depth=depth) as whole:
-            model = whole._loop._executor.model
-            with Engine(model, whole._prompts, whole.model, None, depth=depth, n_pages=pages, adapter_slots=1) as slow:
-                for name in ADAPTERS[1:]:
-                    slow.load_adapter(name, folder / name)
-                yield slow
+        loaded, info, vocabulary = open_model(str(folder), "cpu", None)
+        config = EngineConfig(depth=depth, page_size=8, n_pages=pages, adapter_slots=1)
+        with Engine(loaded, info, vocabulary, config) as slow:
+            for name in ADAPTERS[1:]:
+                slow.load_adapter(name, folder / name)
+            yield slow
 
 
 requests = st.lists(
@@ -163,7 +164,7 @@ def test_any_workload_is_answered_as_one_by_one(
             assert len(tasks) > 1
         else:
             wanted = [alone[image, task, adapter] for task in tasks]
-            assert told(result) == (
+            assert content(result) == (
                 [box for one in wanted for box in one[0]],
                 [spot for one in wanted for spot in one[1]],
                 tuple(text for one in wanted for text in one[2]),

@@ -56,7 +56,7 @@ def test_a_trace_shows_every_part_of_every_step(engine: Engine) -> None:
         after = settled(engine)
     work(engine, 1)  # is no part of it any more
     steps = sum(after[key] - before[key] for key in ("steps_prefill_total", "steps_decode_total"))
-    rows = sum(after[key] - before[key] for key in ("rows_prefill_total", "rows_decode_total"))
+    rows = sum(after[key] - before[key] for key in ("sequences_prefill_total", "sequences_decode_total"))
     compute, copies, host = (trace.spans(track) for track in ("compute", "copy", "host"))
     forwards = [span for span in compute if span.name in ("prefill", "decode")]
     assert len(forwards) == steps
@@ -66,7 +66,7 @@ def test_a_trace_shows_every_part_of_every_step(engine: Engine) -> None:
     assert len(copies) == sum(span.name == "sample" for span in compute) == steps
     for name in ("launch", "finalize", "commit", "wait"):
         assert {span.args["step"] for span in host if span.name == name} == {span.args["step"] for span in forwards}
-    for name in ("rows in flight", "looks waiting", "free pages"):
+    for name in ("sequences in flight", "images waiting", "free pages"):
         assert [one for one in trace.counts() if one.name == name]
 
 
@@ -175,12 +175,12 @@ def test_counters_add_up(engine: Engine) -> None:
     assert grown["requests_done_total"] + grown["requests_cancelled_total"] == 4
     assert grown["requests_cancelled_total"] == float(dropped.cancelled())
     assert grown["requests_failed_total"] == 1
-    assert grown["rows_prefill_total"] >= 6
-    assert after["mean_batch_size"] == after["rows_decode_total"] / after["steps_decode_total"]
+    assert grown["sequences_prefill_total"] >= 6
+    assert after["mean_batch_size"] == after["sequences_decode_total"] / after["steps_decode_total"]
     assert after["pages_capacity"] == 199
     assert 0 <= after["bubble"] < 1
     assert grown["busy_seconds_total"] > 0
-    for key in ("batch_slots_used", "pages_used", "looks_waiting", "sequences_decoding"):
+    for key in ("batch_slots_used", "pages_used", "images_waiting", "sequences_decoding"):
         assert after[key] == 0, key
 
 

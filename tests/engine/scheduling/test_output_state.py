@@ -28,7 +28,7 @@ def test_an_answer_ends_where_the_context_does() -> None:
 
 
 def test_a_choice_is_made_where_only_one_is_left() -> None:
-    options = [(7,), (7, 8), (9, 5, 5), (9, 6)]
+    options = {(7,): "a", (7, 8): "b", (9, 5, 5): "c", (9, 6): "d"}
     for tokens, seen in (
         ([7, EOS], [{7, 9}, {EOS, 8}]),
         ([7, 8], [{7, 9}, {EOS, 8}]),
@@ -40,6 +40,7 @@ def test_a_choice_is_made_where_only_one_is_left() -> None:
             assert set(output.allowed()) == seen[n - 1]
             assert output.commit((token, 0, 0)) == (n == len(tokens))
         assert output.tokens == [token for token in tokens if token != EOS]
+        assert output.choice == options[tuple(output.tokens)]
     assert ChoiceOutput(EOS, options, 2).steps == 0
 
 

@@ -1,9 +1,10 @@
-"""Scheduler, slots, pages and skills against random workloads, with no model behind them."""
+"""Scheduler, step slots, pages and output states against random workloads, with no model behind them."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -25,11 +26,11 @@ class CancelledError(Exception):
     pass
 
 
-@given(st.lists(st.sampled_from(["take", "share", "give"]), max_size=60), st.integers(1, 12), st.randoms())
-def test_pages_are_free_exactly_when_nobody_holds_them(acts: list[str], size: int, random: random.Random) -> None:
+@given(st.lists(st.sampled_from(["allocate", "share", "release"]), max_size=60), st.integers(1, 12), st.randoms())
+def test_pages_are_free_exactly_while_they_have_no_holder(acts: list[str], size: int, random: random.Random) -> None:
     pool, held = PagePool(size), list[tuple[int, ...]]()
     for act in acts:
-        if act == "take":
+        if act == "allocate":
             count = random.randint(0, size)
             if count > pool.n_free:
                 with pytest.raises(ValueError, match="free"):
@@ -50,13 +51,13 @@ def test_pages_are_free_exactly_when_nobody_holds_them(acts: list[str], size: in
     assert pool.n_free == size
 
 
-def test_giving_back_what_nobody_holds_is_refused() -> None:
+def test_releasing_what_has_no_holder_is_refused() -> None:
     pool = PagePool(2)
     pages = pool.allocate(1)
     pool.release(pages)
-    with pytest.raises(ValueError, match="does not hold"):
+    with pytest.raises(ValueError, match="has no holder"):
         pool.release(pages)
-    with pytest.raises(ValueError, match="nobody holds"):
+    with pytest.raises(ValueError, match="without a holder"):
         pool.share(pages)
 
 
@@ -108,20 +109,22 @@ def test_there_are_one_or_two_slots(depth: int) -> None:
 
 
 class Device:
-    """Samples by itself, as a model would: what a row gets depends only on its look, its prompt and its step."""
+    """Samples by itself, as a model would: what a row gets depends only on its image, its prompt and its step."""
 
     def __init__(self) -> None:
         self.steps_of: dict[int, int] = {}
+        self.images: dict[ImageRequest[int], int] = {}  # an image request gives up its image once it is prefilled
 
     def run(self, step: Step[int]) -> list[tuple[float, float, float]]:
         sampled = []
         for row in step.sequences:
-            key = id(row.sequence)
+            key, request = id(row.sequence), row.sequence.request
             if step.kind is StepKind.PREFILL:
-                self.steps_of[key] = 0
+                assert request.image is not None
+                self.steps_of[key], self.images[request] = 0, request.image
             number = self.steps_of[key]
             self.steps_of[key] = number + 1
-            sampled.append(model(row.sequence.request.image, row.sequence.prompt, number, row.phase))
+            sampled.append(model(self.images[request], row.sequence.prompt, number, row.phase))
         return sampled
 
 
@@ -144,7 +147,7 @@ def alone(image: int, prompt: tuple[int, ...], output: ObjectsOutput | TextOutpu
     return output.objects if isinstance(output, ObjectsOutput) else output.tokens
 
 
-def make_skill(noise: random.Random) -> ObjectsOutput | TextOutput:
+def make_output(noise: random.Random) -> ObjectsOutput | TextOutput:
     if noise.random() < 0.3:
         return TextOutput(EOS, noise.randint(1, 9), 20)
     return (BoxesOutput if noise.random() < 0.6 else PointsOutput)(
@@ -159,51 +162,51 @@ def make_skill(noise: random.Random) -> ObjectsOutput | TextOutput:
     pages=st.integers(12, 60),
     batch_slots=st.integers(1, 8),
     together=st.integers(1, 3),
-    n_looks=st.integers(1, 12),
+    n_requests=st.integers(1, 12),
 )
-def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
-    seed: int, depth: int, pages: int, batch_slots: int, together: int, n_looks: int
+def test_any_workload_answers_as_if_alone_and_frees_all(
+    seed: int, depth: int, pages: int, batch_slots: int, together: int, n_requests: int
 ) -> None:
     noise = random.Random(seed)
     scheduler: Scheduler[int] = Scheduler(PagePool(pages), PAGE, PREFIX, batch_slots, together)
     device, slots = Device(), StepSlots(depth)
     ended: dict[int, BaseException | None] = {}
     cancelled: set[int] = set()
-    looks: list[tuple[ImageRequest[int], list[object]]] = []
+    requests: list[tuple[ImageRequest[int], list[object]]] = []
     launched: deque[tuple[int, Step[int], list[tuple[float, float, float]]]] = deque()
 
     def arrive() -> None:
-        image = len(looks)
+        image = len(requests)
         asked = [
             (tuple(noise.choices(range(9), k=noise.randint(1, 5))), noise.randrange(2**32))
             for _ in range(noise.randint(1, 4))
         ]
-        answers = [Sequence[int](prompt, make_skill(random.Random(s))) for prompt, s in asked]
-        look = ImageRequest(image, answers, lambda one, error: ended.__setitem__(one.image, error))
-        wanted = [alone(image, prompt, make_skill(random.Random(s))) for prompt, s in asked]
-        scheduler.add(look)
-        if look.over:
+        sequences = [Sequence[int](prompt, make_output(random.Random(s))) for prompt, s in asked]
+        request = ImageRequest(image, sequences, lambda one, error: ended.__setitem__(image, error))
+        wanted = [alone(image, prompt, make_output(random.Random(s))) for prompt, s in asked]
+        scheduler.add(request)
+        if request.over:
             assert isinstance(ended[image], RequestTooLargeError)
             cancelled.add(image)
-        looks.append((look, wanted))
+        requests.append((request, wanted))
 
     turns = 0
-    while len(looks) < n_looks or launched or not scheduler.at_rest:
+    while len(requests) < n_requests or launched or not scheduler.at_rest:
         turns += 1
         assert turns < 5000, "the scheduler stands still"
-        while len(looks) < n_looks and noise.random() < 0.4:
+        while len(requests) < n_requests and noise.random() < 0.4:
             arrive()
-        if looks and noise.random() < 0.05:
-            look = noise.choice(looks)[0]
-            if look.image not in ended:
-                scheduler.cancel(look, CancelledError())
-                cancelled.add(look.image)
+        if requests and noise.random() < 0.05:
+            image = noise.randrange(len(requests))
+            if image not in ended:
+                scheduler.cancel(requests[image][0], CancelledError())
+                cancelled.add(image)
         step = scheduler.next_step() if slots.can_launch else None
         slot = None
         if step is not None:
             rows = [row.sequence for row in step.sequences]
             assert len(set(map(id, rows))) == len(rows)
-            assert not any(answer.finalized for answer in rows)
+            assert not any(sequence.finalized for sequence in rows)
             slot = slots.launch()
             launched.append((slot, step, device.run(step)))
         oldest = launched[0] if launched else None
@@ -214,15 +217,16 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
         if slot is not None:
             slots.finalize(slot)
     assert scheduler.at_rest
-    assert set(ended) == set(range(n_looks))
-    for look, wanted in looks:
-        if look.image in cancelled:
-            assert isinstance(ended[look.image], CancelledError | RequestTooLargeError)
+    assert set(ended) == set(range(n_requests))
+    for image, (request, wanted) in enumerate(requests):
+        assert request.image is None
+        if image in cancelled:
+            assert isinstance(ended[image], CancelledError | RequestTooLargeError)
         else:
-            assert ended[look.image] is None
+            assert ended[image] is None
             got = [
                 one.output.objects if isinstance(one.output, ObjectsOutput) else one.output.tokens
-                for one in look.sequences
+                for one in request.sequences
             ]
             assert got == wanted
 
@@ -230,7 +234,7 @@ def test_any_workload_answers_as_if_alone_and_leaves_nothing_behind(
 def test_prefill_and_decode_take_turns() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 1)
     for image in range(6):
-        scheduler.add(ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], lambda look, error: None))
+        scheduler.add(ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], lambda request, error: None))
     kinds = []
     for _ in range(12):
         step = scheduler.next_step()
@@ -243,53 +247,54 @@ def test_prefill_and_decode_take_turns() -> None:
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), together=st.integers(1, 4), depth=st.integers(1, 2))
 def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int) -> None:
-    """There is room for all. Pictures come in bursts as fast as they are prefilled, and faster; texts are long."""
+    """There is room for all. Images come in bursts as fast as they are prefilled, and faster; texts are long."""
     dice = random.Random(seed)
     scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together)
     launched = deque[Step[int]]()
-    line: dict[int, int] = {}  # pictures that wait, and the step by which they are to be prefilled
+    waiting: dict[int, int] = {}  # images that wait, and the step by which they are to be prefilled
     last: dict[Sequence[int], int] = {}  # sequences and the step that they were last part of
     image = 0
     for now in range(150):
         for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
-            answers = [Sequence[int]((1,), TextOutput(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
-            scheduler.add(ImageRequest(image, answers, lambda look, error: None))
-            line[image] = now + 2 * -(-(len(line) + 1) // together)
+            sequences = [Sequence[int]((1,), TextOutput(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
+            scheduler.add(ImageRequest(image, sequences, lambda request, error: None))
+            waiting[image] = now + 2 * -(-(len(waiting) + 1) // together)
             image += 1
         step = scheduler.next_step()
         if step is not None:
             launched.append(step)
-            for look in step.requests:
-                assert now < line.pop(look.image)
+            for request in step.requests:
+                assert request.image is not None
+                assert now < waiting.pop(request.image)
             for row in step.sequences:
                 assert now - last.get(row.sequence, now) <= 2
                 last[row.sequence] = now
-        assert all(now < latest for latest in line.values())
-        assert all(now - then < 2 for answer, then in last.items() if not answer.finalized)
+        assert all(now < latest for latest in waiting.values())
+        assert all(now - then < 2 for sequence, then in last.items() if not sequence.finalized)
         while len(launched) >= depth:
             done = launched.popleft()
-            scheduler.commit(done, [(float(dice.random() > 0.05), 0.0, 0.0)] * len(done.rows))
+            scheduler.commit(done, [(float(dice.random() > 0.05), 0.0, 0.0)] * len(done.sequences))
     assert image > 60
 
 
-def test_deadlines_end_looks_wherever_they_are() -> None:
+def test_deadlines_end_requests_wherever_they_are() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 2, 1)
     ended: dict[int, BaseException | None] = {}
 
-    def look(image: int, deadline: float) -> ImageRequest[int]:
-        def done(look: ImageRequest[int], error: BaseException | None) -> None:
-            ended[look.image] = error
+    def request(image: int, deadline: float) -> ImageRequest[int]:
+        def done(request: ImageRequest[int], error: BaseException | None) -> None:
+            ended[image] = error
 
         return ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], done, deadline)
 
     for image, deadline in enumerate([5.0, 9.0, 2.0, 7.0, 1e9]):
-        scheduler.add(look(image, deadline))
+        scheduler.add(request(image, deadline))
     flying = [scheduler.next_step() for _ in range(2)]
     scheduler.expire(1.9)
     assert ended == {}
-    scheduler.expire(2.0)  # waits for a batch_slot
+    scheduler.expire(2.0)  # waits for a batch slot
     assert list(ended) == [2]
-    scheduler.expire(5.0)  # in flight: its batch_slot is let go of when both steps are committed
+    scheduler.expire(5.0)  # in flight: its batch slot is released when both steps are committed
     assert list(ended) == [2, 0]
     assert "while it was answered" in str(ended[0])
     assert "before it was begun" in str(ended[2])
@@ -306,15 +311,15 @@ def test_deadlines_end_looks_wherever_they_are() -> None:
     assert scheduler.at_rest
 
 
-def test_looks_wait_for_an_adapter_slot_and_share_it() -> None:
+def test_requests_wait_for_an_adapter_slot_and_share_it() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4, n_adapters=1)
     red, blue = Adapter("red", {}), Adapter("blue", {})
 
-    def look(image: int, adapter: Adapter | None) -> ImageRequest[int]:
-        return ImageRequest(image, [Sequence((1,), TextOutput(-1, 2, 20))], lambda look, error: None, adapter=adapter)
+    def request(image: int, adapter: Adapter | None) -> ImageRequest[int]:
+        return ImageRequest(image, [Sequence((1,), TextOutput(-1, 2, 20))], lambda one, error: None, adapter=adapter)
 
-    looks = [look(0, red), look(1, None), look(2, red), look(3, blue), look(4, None)]
-    for one in looks:
+    requests = [request(0, red), request(1, None), request(2, red), request(3, blue), request(4, None)]
+    for one in requests:
         scheduler.add(one)
     launches = []
     while not scheduler.at_rest:
@@ -323,9 +328,9 @@ def test_looks_wait_for_an_adapter_slot_and_share_it() -> None:
         launches.append([one.image for one in step.requests])
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
     assert launches == [[0, 1, 2], [], [3, 4], []]
-    assert [one.adapter_slot for one in looks] == [1, NO_SLOT, 1, 1, NO_SLOT]
+    assert [one.adapter_slot for one in requests] == [1, NO_SLOT, 1, 1, NO_SLOT]
     none: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4)
-    none.add(late := look(5, red))
+    none.add(late := request(5, red))
     assert late.over
     assert none.at_rest
 
@@ -342,25 +347,25 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
     slots.release(2)
     assert (slots.find(c), slots.find(b)) == (2, 2)
     slots.release(1)
-    assert (slots.find(c), slots.find(a), slots.n_free) == (2, 1, 2)  # b was let go of before a
+    assert (slots.find(c), slots.find(a), slots.n_free) == (2, 1, 2)  # b was released before a
     slots.acquire(2, c)
     assert slots.find(b) == 1
-    with pytest.raises(ValueError, match="does not hold"):
+    with pytest.raises(ValueError, match="has no holder"):
         slots.release(1)
 
 
-def test_a_skill_that_fails_ends_its_look_only() -> None:
+def test_an_output_that_fails_ends_its_request_only() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
     ended: dict[int, BaseException | None] = {}
 
-    def done(look: ImageRequest[int], error: BaseException | None) -> None:
-        ended[look.image] = error
+    def done(number: int) -> Callable[[ImageRequest[int], BaseException | None], None]:
+        return lambda request, error: ended.__setitem__(number, error)
 
     def fail(token: int) -> bool:
         raise RuntimeError("no such token")
 
-    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 2, 20, on_token=fail)) for _ in range(2)], done))
-    scheduler.add(ImageRequest(1, [Sequence((1,), TextOutput(EOS, 2, 20))], done))
+    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 2, 20, on_token=fail)) for _ in range(2)], done(0)))
+    scheduler.add(ImageRequest(1, [Sequence((1,), TextOutput(EOS, 2, 20))], done(1)))
     steps = [scheduler.next_step() for _ in range(2)]
     for step in steps:
         assert step is not None
@@ -370,12 +375,12 @@ def test_a_skill_that_fails_ends_its_look_only() -> None:
     assert scheduler.at_rest
 
 
-def test_a_failed_step_ends_its_looks_and_frees_all() -> None:
+def test_a_failed_step_ends_its_requests_and_frees_all() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
     ended: list[BaseException | None] = []
     scheduler.add(
         ImageRequest(
-            0, [Sequence((1,), TextOutput(-1, 5, 20)) for _ in range(3)], lambda look, error: ended.append(error)
+            0, [Sequence((1,), TextOutput(-1, 5, 20)) for _ in range(3)], lambda request, error: ended.append(error)
         )
     )
     step = scheduler.next_step()

@@ -58,7 +58,7 @@ def test_a_loaded_model_answers_as_the_one_that_was_saved(folder: Path) -> None:
         Generator(model, TINY.tokenizer.eos_id).image_tokens(image)
         for model in (random_model(TINY), load(folder, CPU, torch.float32))
     ]
-    prefixes = [Generator(random_model(TINY)).prefix(one).keys for one in tokens]
+    prefixes = [Generator(random_model(TINY), TINY.tokenizer.eos_id).prefix(one).keys for one in tokens]
     assert torch.equal(*tokens)
     assert torch.equal(*prefixes)
 
