@@ -27,7 +27,7 @@ def shared_clips() -> Path:
 
 @pytest.fixture
 def make_clip(tmp_path: Path) -> MakeClip:
-    """Encode a small clip whose pictures are `numbered_image(0)`, `numbered_image(1)`, …"""
+    """Encode a small clip whose frames are `numbered_image(0)`, `numbered_image(1)`, …"""
 
     def make(
         name: str = "clip.mp4",
@@ -50,37 +50,37 @@ def make_clip(tmp_path: Path) -> MakeClip:
         # Units of at least the given fineness, so that MP4 keeps the integers of the caller.
         options = {"video_track_timescale": str(base.denominator)} if name.endswith(".mp4") else {}
         with av.open(str(path), "w", options=options) as container:
-            picture_stream = None
+            video_stream = None
             if video:
-                picture_stream = container.add_stream(codec, rate=rate)
-                picture_stream.width, picture_stream.height = size
-                picture_stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-                picture_stream.time_base = picture_stream.codec_context.time_base = base
-                picture_stream.codec_context.gop_size = gop
+                video_stream = container.add_stream(codec, rate=rate)
+                video_stream.width, video_stream.height = size
+                video_stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+                video_stream.time_base = video_stream.codec_context.time_base = base
+                video_stream.codec_context.gop_size = gop
                 if rotation is not None:
-                    picture_stream.set_display_rotation(rotation)
-            sound_stream = container.add_stream(audio, rate=48000) if audio else None
-            if picture_stream is not None:
+                    video_stream.set_display_rotation(rotation)
+            audio_stream = container.add_stream(audio, rate=48000) if audio else None
+            if video_stream is not None:
                 for number, stamp in enumerate(stamps):
-                    picture = numbered_image(number, *size)
+                    image = numbered_image(number, *size)
                     if noise:
-                        grain = np.random.default_rng(number).integers(0, 60, picture.shape, dtype=np.uint8)
-                        picture = np.clip(picture, 0, 190) + grain
-                    frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                        grain = np.random.default_rng(number).integers(0, 60, image.shape, dtype=np.uint8)
+                        image = np.clip(image, 0, 190) + grain
+                    frame = av.VideoFrame.from_ndarray(image, format="rgb24")
                     frame.pts, frame.time_base = stamp, base
-                    container.mux(picture_stream.encode(frame))
-                container.mux(picture_stream.encode(None))
-            if sound_stream is not None:
+                    container.mux(video_stream.encode(frame))
+                container.mux(video_stream.encode(None))
+            if audio_stream is not None:
                 seconds = float((stamps[-1] + 1) * base)
                 block = 1024
                 for begin in range(0, int(48000 * seconds), block):
                     wave = np.sin(np.arange(begin, begin + block) * 0.06).astype(np.float32) * 0.3
-                    layout = sound_stream.codec_context.layout.name
-                    planes = sound_stream.codec_context.layout.nb_channels
+                    layout = audio_stream.codec_context.layout.name
+                    planes = audio_stream.codec_context.layout.nb_channels
                     tone = av.AudioFrame.from_ndarray(np.tile(wave, (planes, 1)), format="fltp", layout=layout)
                     tone.sample_rate, tone.pts, tone.time_base = 48000, begin, Fraction(1, 48000)
-                    container.mux(sound_stream.encode(tone))
-                container.mux(sound_stream.encode(None))
+                    container.mux(audio_stream.encode(tone))
+                container.mux(audio_stream.encode(None))
         return path
 
     return make

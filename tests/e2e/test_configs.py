@@ -33,9 +33,9 @@ def running(folder: Path, name: str, *arguments: object) -> Iterator[subprocess.
         yield process
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=LONG_S)
-        assert process.returncode == 130, told
-        assert "secret" not in told
+        _, stderr = process.communicate(timeout=LONG_S)
+        assert process.returncode == 130, stderr
+        assert "secret" not in stderr
     finally:
         process.kill()
         process.wait()
@@ -97,8 +97,8 @@ def test_rtsp_to_websocket(tmp_path: Path) -> None:
                 records += [message] if "frame" in message else []
         assert {record["stream"] for record in records} == {"door"}
         assert get(f"http://{http}/healthz") == {"ok": True, "streams": 1, "unhealthy": {}}
-        (told,) = get(f"http://{http}/streams")["streams"]
-        assert (told["state"], told["source"], told["detect"]) == ("live", camera.url(), ["person"])
+        (stream,) = get(f"http://{http}/streams")["streams"]
+        assert (stream["state"], stream["source"], stream["detect"]) == ("live", camera.url(), ["person"])
         body = b'{"detect": ["cat"]}'
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://{http}/streams/door", body, headers, method="PATCH")

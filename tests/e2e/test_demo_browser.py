@@ -26,7 +26,7 @@ from tests.support.webrtc import until
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
 SEEN = "saccade.stage.shown?.record"
-PEOPLE = slice(85, 145)  # frames of the demo clip in each of which somebody is found
+PEOPLE = slice(85, 145)  # frames of the demo clip in each of which a person is found
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def look_for(page: Tab, name: str) -> None:
 
 def words(page: Tab, what: str) -> str:
     """What a part of the page says; "" while it is hidden."""
-    told: str = page.eval(
+    text: str = page.eval(
         f"document.querySelector({what!r}).checkVisibility() ? {what!r} && "
         f"document.querySelector({what!r}).innerText : ''"
     )
-    return told
+    return text
 
 
 def image_of(page: Tab, make: str) -> Any:
@@ -114,7 +114,7 @@ def test_boxes_are_there_soon_and_on_their_own_frame(demo: Demo, engine: Engine,
             here = [(box.x1, box.y1, box.x2, box.y2) for box in engine.detect(image, "person").boxes]
             agreed += [max((overlap(box, one) for one in here), default=0.0) for box in page.eval("taken.boxes")]
         assert np.median(agreed) > 0.8, agreed
-        assert page.said == []  # not a word on the console: nothing missing, nothing refused by the policy
+        assert page.console == []  # not a word on the console: nothing missing, nothing refused by the policy
     until(lambda: demo.whip.peers == 0 and not demo.streams.names, seconds=30)  # one that is killed does not
 
 
@@ -137,7 +137,7 @@ def test_what_is_looked_for_changes_while_it_runs(demo: Demo, film: Path, tmp_pa
         look_for(page, "people")
         press(page, "[name=skill][value=point]")
         page.until(f"{SEEN}?.points.some((one) => one.label === 'person') && {SEEN}.objects.length === 0")
-        # Not asked at once: the next frame may have nobody on it.
+        # Not asked at once: the next frame may show no person.
         page.until("document.getElementById('found').innerText.includes('person')")
 
 
@@ -202,17 +202,17 @@ def test_a_lost_server_is_found_again(engine: Engine, film: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [("NotAllowedError", "blocked"), ("NotFoundError", "no camera"), ("NotReadableError", "other program")],
 )
-def test_a_camera_that_cannot_be_had_is_told_in_plain_words(error: str, told: str, demo: Demo, tmp_path: Path) -> None:
+def test_a_camera_error_is_shown_in_plain_words(error: str, message: str, demo: Demo, tmp_path: Path) -> None:
     with tab(demo.url, tmp_path) as page:
         page.until("!!window.saccade")
         refuse = f"() => Promise.reject(new DOMException('no', '{error}'))"
         page.eval(f"navigator.mediaDevices.getUserMedia = {refuse}; 0")
         press(page, "#use-camera")
         page.until("!document.getElementById('message').hidden")
-        assert told in words(page, "#message")
+        assert message in words(page, "#message")
         assert error not in words(page, "#message")
         assert page.eval("document.getElementById('start').checkVisibility()")  # and something else can be chosen
         assert demo.whip.peers == 0

@@ -89,7 +89,7 @@ def test_chromium_plays_a_stream_as_it_goes_on(tmp_path: Path) -> None:
             sink.end("door")
             page.until("document.getElementById('status').dataset.state !== 'live'")  # it noticed
             page.until("document.getElementById('status').dataset.state === 'live'")  # and it comes back by itself
-            assert all("404" in line for line in page.said), page.said  # while there was no stream of that name
+            assert all("404" in line for line in page.console), page.console  # while there was no stream of that name
             page.do("Page.navigate", url="about:blank")
             until(lambda: not sink._videos._streams["door"]._renditions)
     finally:

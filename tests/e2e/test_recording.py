@@ -42,17 +42,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 PAGE = """<!doctype html><video muted></video><script>
-const video = document.querySelector("video"), told = [];
-const tell = () => fetch("http://127.0.0.1:PORT/", {method: "POST", mode: "no-cors", body: JSON.stringify(told)});
+const video = document.querySelector("video"), played = [];
+const report = () => fetch("http://127.0.0.1:PORT/", {method: "POST", mode: "no-cors", body: JSON.stringify(played)});
 const names = NAMES;
 function next() {
-  if (told.length == names.length) return tell();
-  video.src = names[told.length];
+  if (played.length == names.length) return report();
+  video.src = names[played.length];
   video.playbackRate = 4;
-  video.play().catch(error => { told.push({error: String(error)}); next(); });
+  video.play().catch(error => { played.push({error: String(error)}); next(); });
 }
 video.onended = () => {
-  told.push({duration: video.duration, at: video.currentTime, width: video.videoWidth,
+  played.push({duration: video.duration, at: video.currentTime, width: video.videoWidth,
              frames: video.getVideoPlaybackQuality().totalVideoFrames});
   next();
 };
@@ -154,12 +154,12 @@ def test_chromium_plays_every_segment_even_after_a_kill(
         finally:
             server.shutdown()
             thread.join()
-    for path, told in zip(paths, answers[0], strict=True):
-        assert told.get("width", 0) >= 640, told
-        assert told["duration"] == pytest.approx(FileSource(path).info.duration_s, abs=0.05)
-        assert told["at"] == pytest.approx(told["duration"], abs=0.05)
-        assert told["frames"] > 5
-    told = answers[0][-1]
+    for path, played in zip(paths, answers[0], strict=True):
+        assert played.get("width", 0) >= 640, played
+        assert played["duration"] == pytest.approx(FileSource(path).info.duration_s, abs=0.05)
+        assert played["at"] == pytest.approx(played["duration"], abs=0.05)
+        assert played["frames"] > 5
+    played = answers[0][-1]
     rate = FileSource(REPO / "pipeline/assets/demo.mp4").info.average_rate
     assert rate is not None
-    assert told["duration"] >= 130 / rate - 2.1  # all but the last group of frames
+    assert played["duration"] >= 130 / rate - 2.1  # all but the last group of frames

@@ -55,8 +55,8 @@ def resident_mb(pid: int | str = "self") -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def told(title: str, text: str) -> None:
-    """For `pytest -s`, and for whoever runs the long ones."""
+def note(title: str, text: str) -> None:
+    """For `pytest -s`, and for those who run the long ones."""
     print(f"\n{title}: {text}", file=sys.stderr)
 
 
@@ -66,7 +66,7 @@ def test_frames_arrive_one_interval_earlier_than_with_pyav(
 ) -> None:
     with Camera("--fps", fps) as one:
         found = time_ingest(one.url(), seconds=10 if LONG else 2, transport="tcp")
-    told(f"{fps} fps", found.as_text())
+    note(f"{fps} fps", found.as_text())
     assert found.clock == "burnt in"
     assert found.median_ms is not None
     assert found.pyav_median_ms is not None
@@ -84,7 +84,7 @@ def test_a_fast_consumer_gets_every_frame(camera: Camera, transport: str) -> Non
     steps = [after - before for before, after in itertools.pairwise(watcher.pts)]
     usual = statistics.median(steps)
     missing = sum(round(step / usual) - 1 for step in steps)
-    told(transport, f"{len(watcher.pts)} frames, {missing} missing, {watcher.lost} reported")
+    note(transport, f"{len(watcher.pts)} frames, {missing} missing, {watcher.lost} reported")
     assert missing <= 0.01 * len(watcher.pts)
 
 
@@ -108,11 +108,11 @@ def test_capture_time_is_the_senders_once_it_has_reported(camera: Camera) -> Non
         if len(frames) == 10:
             source.close()
     off = statistics.median(captured - burnt for captured, burnt in frames)
-    told("rtcp", f"capture time is off by {1000 * off:.1f} ms")
+    note("rtcp", f"capture time is off by {1000 * off:.1f} ms")
     assert abs(off) < 0.5
 
 
-def test_a_slow_consumer_sees_pictures_that_are_new(camera: Camera) -> None:
+def test_a_slow_consumer_sees_new_frames(camera: Camera) -> None:
     """10 a second of 25, through the queue that live sources have by default."""
     source = live(camera.url())
     slot: BoundedQueue[Frame] = BoundedQueue(NEWEST)
@@ -139,7 +139,7 @@ def test_a_slow_consumer_sees_pictures_that_are_new(camera: Camera) -> None:
     ages = [age for _, age in watcher.ages]
     third = len(ages) // 3
     early, late = statistics.median(ages[:third]), statistics.median(ages[-third:])
-    told("slow consumer", f"median age {early:.1f} ms at first, {late:.1f} at last; {lost} dropped")
+    note("slow consumer", f"median age {early:.1f} ms at first, {late:.1f} at last; {lost} dropped")
     assert late < early + 80  # flat: no backlog grows; a FIFO would be at seconds
     assert watcher.indices[-1] - watcher.indices[0] + 1 == len(watcher.indices) + lost  # every drop is counted
 
@@ -158,7 +158,7 @@ def test_a_frozen_camera_is_stalled_and_comes_back() -> None:
         finally:
             one.thaw()
         back_s = wait_for(lambda: watcher.state == "live", 5 + SLACK_S)
-        told("frozen", f"stalled after {stalled_s:.1f} s, live {back_s:.1f} s after it was thawed")
+        note("frozen", f"stalled after {stalled_s:.1f} s, live {back_s:.1f} s after it was thawed")
         assert reason == "timeout"
         assert watcher.source.status.connections == 2
         before = len(watcher.pts)
@@ -185,7 +185,7 @@ def test_a_camera_killed_again_and_again_comes_back_each_time(monkeypatch: pytes
             one.on()
         wait_for(lambda: watcher.source.status.connections == times + 1, LONG_S)
         grown = resident_mb() - begun
-        told("restarts", f"{times}, memory grew by {grown:.1f} MB after the first ones")
+        note("restarts", f"{times}, memory grew by {grown:.1f} MB after the first ones")
         assert grown < 30
         assert watcher.bad == 0
         assert all(before < after for before, after in itertools.pairwise(watcher.pts))
@@ -219,7 +219,7 @@ def test_one_frozen_camera_of_four_leaves_the_others_alone() -> None:
             before = [age for at, age in watcher.ages if at < middle]
             after = [age for at, age in watcher.ages if middle <= at < end]
             rate = len(after) / (end - middle)
-            told("beside a frozen one", f"{rate:.1f} fps, median age {statistics.median(before):.1f} ms before, "
+            note("beside a frozen one", f"{rate:.1f} fps, median age {statistics.median(before):.1f} ms before, "
                  f"{statistics.median(after):.1f} after")  # fmt: skip
             assert watcher.state == "live"
             assert rate > 20
@@ -227,7 +227,7 @@ def test_one_frozen_camera_of_four_leaves_the_others_alone() -> None:
         assert frozen in ("stalled", "reconnecting")
 
 
-def test_lost_packets_cost_pictures_but_spoil_none() -> None:
+def test_lost_packets_cost_frames_but_corrupt_none() -> None:
     with (
         Camera("--lose", 0.01, "--gop", 10) as one,
         Watcher(live(one.url(), rtsp_transport="udp")) as watcher,
@@ -236,7 +236,7 @@ def test_lost_packets_cost_pictures_but_spoil_none() -> None:
         wait_for(lambda: watcher.source.corrupt_packets >= (50 if LONG else 4), 10 * LONG_S)
         seen = len(watcher.pts)
         wait_for(lambda: len(watcher.pts) > seen + 10 and len(joined_later.pts) > 10, LONG_S)
-    told("1 % lost", f"{watcher.source.corrupt_packets} packets, {watcher.lost} of {len(watcher.pts)} frames, "
+    note("1 % lost", f"{watcher.source.corrupt_packets} packets, {watcher.lost} of {len(watcher.pts)} frames, "
          f"{watcher.bad} bad")  # fmt: skip
     for one_of in (watcher, joined_later):
         assert one_of.error is None
@@ -288,18 +288,18 @@ def test_the_right_password_opens_it(locked: Camera, user: str) -> None:
 
 
 def test_probe_says_what_a_camera_sends_and_saves_a_frame(camera: Camera, tmp_path: Path, saccade: Command) -> None:
-    told_by = saccade("probe", camera.url(user="bob:secret@"), "--seconds", 1, "--out", "seen.png", cwd=tmp_path)
-    assert told_by.returncode == 0, told_by.stderr
-    assert f"{camera.url()}: h264 640x360" in told_by.stdout
+    done = saccade("probe", camera.url(user="bob:secret@"), "--seconds", 1, "--out", "seen.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{camera.url()}: h264 640x360" in done.stdout
     assert (tmp_path / "seen.png").stat().st_size > 1000
 
 
 def test_probe_of_a_camera_that_is_not_there_fails_with_the_code(tmp_path: Path, saccade: Command) -> None:
-    told_by = saccade("probe", f"rtsp://bob:secret@127.0.0.1:{cameras.free_port()}/live", cwd=tmp_path)
-    assert told_by.returncode == 2
-    assert told_by.stderr.startswith("saccade: connection failed: ")
-    assert len(told_by.stderr.splitlines()) == 1
-    assert "secret" not in told_by.stderr
+    done = saccade("probe", f"rtsp://bob:secret@127.0.0.1:{cameras.free_port()}/live", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("saccade: connection failed: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "secret" not in done.stderr
 
 
 def test_a_run_waits_for_its_camera_and_drops_old_frames() -> None:

@@ -43,9 +43,9 @@ class Site:
         self.server = WebRtcServer(self._read, token=TOKEN, media_hosts=LOOPBACK, silence_s=3)
         self.frames: list[Frame] = []
         self.ages: list[float] = []
-        self.told_ages: list[float] = []  # what `captured_at` says
+        self.reported_ages: list[float] = []  # by `captured_at`
         self.stock_ages: list[float] = []
-        self.said: list[str] = []
+        self.reports: list[str] = []
         self._readers: list[threading.Thread] = []
         self._stock: list[RTCPeerConnection] = []
         self._tasks: list[Any] = []
@@ -54,7 +54,7 @@ class Site:
         def read() -> None:
             for frame in source:
                 self.ages.append(age_ms(frame.image))
-                self.told_ages.append((time.time() - frame.captured_at) * 1000)
+                self.reported_ages.append((time.time() - frame.captured_at) * 1000)
                 self.frames.append(frame)
 
         self._readers.append(threading.Thread(target=read))
@@ -63,7 +63,7 @@ class Site:
     async def open(self) -> str:
         application = web.Application()
         application.add_routes(self.server.routes())
-        application.add_routes([web.post("/stock", self._publish_stock), web.post("/said", self._hear)])
+        application.add_routes([web.post("/stock", self._publish_stock), web.post("/reports", self._hear)])
         application.add_routes([web.get("/", self._page)])
         self._runner = web.AppRunner(application, shutdown_timeout=1)
         await self._runner.setup()
@@ -80,7 +80,7 @@ class Site:
         return web.FileResponse(PAGE)
 
     async def _hear(self, request: web.Request) -> web.Response:
-        self.said.append(await request.text())
+        self.reports.append(await request.text())
         return web.Response()
 
     async def _publish_stock(self, request: web.Request) -> web.Response:
@@ -104,8 +104,8 @@ class Site:
     def until(self, done: Any, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while not done():
-            assert time.monotonic() < deadline, f"not within {seconds} s; the page says {self.said}"
-            assert set(self.said) <= {"done"}, self.said
+            assert time.monotonic() < deadline, f"not within {seconds} s; the page reports {self.reports}"
+            assert set(self.reports) <= {"done"}, self.reports
             time.sleep(0.05)
 
 
@@ -140,7 +140,7 @@ def test_a_browser_publishes_its_camera_and_is_killed(codec: str, site: tuple[Si
 def test_the_camera_changes_its_size(codec: str, site: tuple[Site, str], tmp_path: Path) -> None:
     here, url = site
     with browsing(f"{url}&to=/whip&codec={codec}&shrink=1&seconds=3", tmp_path):
-        here.until(lambda: here.said)
+        here.until(lambda: here.reports)
     sizes = [(frame.width, frame.height) for frame in here.frames]
     assert (640, 480) in sizes
     assert sizes[-1] == (320, 240)
@@ -148,14 +148,14 @@ def test_the_camera_changes_its_size(codec: str, site: tuple[Site, str], tmp_pat
 
 
 @pytest.mark.parametrize("codec", ["VP8", "H264"])
-def test_pictures_are_younger_than_from_stock_aiortc(codec: str, site: tuple[Site, str], tmp_path: Path) -> None:
+def test_frames_are_younger_than_from_stock_aiortc(codec: str, site: tuple[Site, str], tmp_path: Path) -> None:
     here, url = site
     with browsing(f"{url}&to=/whip,/stock&codec={codec}&clock=1&seconds=4", tmp_path):
-        here.until(lambda: here.said)
+        here.until(lambda: here.reports)
     ours, stock = ([age for age in ages[30:] if age >= 0] for ages in (here.ages, here.stock_ages))
     assert min(len(ours), len(stock)) > 40
     median, stock_median = statistics.median(ours), statistics.median(stock)
     print(f"\n{codec} at 30 fps from Chromium: {median:.1f} ms old, with stock aiortc {stock_median:.1f} ms")
-    told = statistics.median(here.told_ages[30:])
-    print(f"by the sender's reports {told:.1f} ms, which counts the camera and the page as well")
+    reported = statistics.median(here.reported_ages[30:])
+    print(f"by the sender's reports {reported:.1f} ms, which counts the camera and the page as well")
     assert median < stock_median

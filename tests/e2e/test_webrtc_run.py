@@ -27,7 +27,7 @@ def free_port() -> int:
         return port
 
 
-def demo_picture() -> Any:
+def demo_image() -> Any:
     with av.open(str(REPO / "pipeline" / "assets" / "demo.mp4")) as clip:
         return next(clip.decode(video=0)).to_ndarray(format="rgb24")
 
@@ -43,19 +43,19 @@ def test_the_config_that_ships_looks_at_what_is_published(tmp_path: Path) -> Non
         assert run.stdout is not None
         records: list[dict[str, Any]] = []
         wait_for(port, run)
-        frame = demo_picture()
+        frame = demo_image()
         url = f"http://127.0.0.1:{port}/door"
         with publishing(url, "H264", lambda _: frame, headers={"Authorization": f"Bearer {TOKEN}"}):
             while len(records) < 5:
                 records.append(json.loads(run.stdout.readline()))
         run.send_signal(signal.SIGTERM)
-        _, told = run.communicate()
+        _, stderr = run.communicate()
     finally:
         killer.cancel()
         run.kill()
         run.wait()
-    assert run.returncode == 130, told
-    assert TOKEN not in told
+    assert run.returncode == 130, stderr
+    assert TOKEN not in stderr
     assert [record["stream"] for record in records] == ["webrtc"] * 5
     assert {record["capture_clock"] for record in records} <= {"arrival", "rtcp"}
     assert all(a["pts"] < b["pts"] for a, b in itertools.pairwise(records))

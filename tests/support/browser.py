@@ -59,16 +59,16 @@ def kill(browser: subprocess.Popen[bytes]) -> None:
 
 
 class Tab:
-    """A page that can be asked and told things, over Chromium's DevTools protocol.
+    """A page to be read and driven over Chromium's DevTools protocol.
 
     Attributes:
-        said: what the page wrote to its console, and what went wrong in it.
+        console: what the page wrote to its console, and what went wrong in it.
     """
 
     def __init__(self, url: str) -> None:
         self._socket = connect(url, max_size=None, compression=None).__enter__()
         self._numbers = itertools.count(1)
-        self.said: list[str] = []
+        self.console: list[str] = []
         for domain in ("Page", "Runtime", "Log"):
             self.do(f"{domain}.enable")
 
@@ -77,24 +77,24 @@ class Tab:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            told = json.loads(self._socket.recv(timeout=20))
-            if told.get("id") == number:
-                assert "error" not in told, told
-                result: dict[str, Any] = told["result"]
+            message = json.loads(self._socket.recv(timeout=20))
+            if message.get("id") == number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
                 return result
-            self._note(told)
+            self._note(message)
 
     def eval(self, script: str) -> Any:
         """The value of an expression in the page, a promise's when it has come."""
-        told = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        answer = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def until(self, script: str, seconds: float = 15) -> Any:
         """The first value of an expression that is true."""
         deadline = time.monotonic() + seconds
         while not (value := self.eval(script)):
-            assert time.monotonic() < deadline, f"not within {seconds} s: {script}; the page said {self.said}"
+            assert time.monotonic() < deadline, f"not within {seconds} s: {script}; its console: {self.console}"
             time.sleep(0.05)
         return value
 
@@ -112,14 +112,14 @@ class Tab:
         """Let go of the page, which stays open."""
         self._socket.close()
 
-    def _note(self, told: dict[str, Any]) -> None:
-        parameters = told.get("params", {})
-        if told.get("method") == "Runtime.consoleAPICalled":
-            self.said.append(" ".join(str(one.get("value", one.get("description"))) for one in parameters["args"]))
-        elif told.get("method") == "Runtime.exceptionThrown":
-            self.said.append(str(parameters["exceptionDetails"]))
-        elif told.get("method") == "Log.entryAdded":
-            self.said.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+    def _note(self, message: dict[str, Any]) -> None:
+        parameters = message.get("params", {})
+        if message.get("method") == "Runtime.consoleAPICalled":
+            self.console.append(" ".join(str(one.get("value", one.get("description"))) for one in parameters["args"]))
+        elif message.get("method") == "Runtime.exceptionThrown":
+            self.console.append(str(parameters["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded":
+            self.console.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
 
 
 @contextmanager
@@ -128,12 +128,12 @@ def tab(url: str, profile: Path, *flags: str, camera: Path | None = None) -> Ite
     film = [f"--use-file-for-fake-video-capture={camera}"] if camera else []
     remote = ("--remote-debugging-port=0", "--remote-allow-origins=*", "--autoplay-policy=no-user-gesture-required")
     with browsing("about:blank", profile, *remote, *film, *flags):
-        told = profile / "DevToolsActivePort"
+        listening = profile / "DevToolsActivePort"
         deadline = time.monotonic() + 20
-        while not (told.exists() and told.read_text().count("\n")):
+        while not (listening.exists() and listening.read_text().count("\n")):
             assert time.monotonic() < deadline, "Chromium does not start"
             time.sleep(0.05)
-        port = told.read_text().split()[0]
+        port = listening.read_text().split()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10) as listed:
             pages = [one for one in json.load(listed) if one["type"] == "page"]
         page = Tab(pages[0]["webSocketDebuggerUrl"])

@@ -38,8 +38,8 @@ _NEEDED = (
 def need_servers() -> None:
     """Skip where the Debian packages are absent, but never in CI, which installs them."""
     if Path(SYSTEM_PYTHON).exists():
-        told = subprocess.run([SYSTEM_PYTHON, "-c", _NEEDED], capture_output=True, text=True, check=False)
-        if told.returncode == 0:
+        checked = subprocess.run([SYSTEM_PYTHON, "-c", _NEEDED], capture_output=True, text=True, check=False)
+        if checked.returncode == 0:
             return
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI must run the RTSP tests; apt-get install {PACKAGES}")

@@ -1,4 +1,4 @@
-"""Pictures that carry their number through any coding, and the type of the fixture that encodes clips of them."""
+"""Images that carry their number through any coding, and the type of the fixture that encodes clips of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MakeClip = Callable[..., Path]
 
 
 def numbered_image(number: int, width: int, height: int) -> NDArray[np.uint8]:
-    """A picture that says which way is up, by a red corner top left, and its number, in eight binary stripes below."""
-    picture = np.full((height, width, 3), 120, np.uint8)
-    picture[: height // 4, : width // 4] = (220, 30, 30)
+    """An image that shows which way is up, by a red corner top left, and its number, in eight binary stripes below."""
+    image = np.full((height, width, 3), 120, np.uint8)
+    image[: height // 4, : width // 4] = (220, 30, 30)
     for bit in range(8):
-        picture[height // 2 :, bit * width // 8 : (bit + 1) * width // 8] = 235 if number >> bit & 1 else 20
-    return picture
+        image[height // 2 :, bit * width // 8 : (bit + 1) * width // 8] = 235 if number >> bit & 1 else 20
+    return image
 
 
 def number_of(image: NDArray[np.uint8]) -> int:

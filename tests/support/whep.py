@@ -61,8 +61,8 @@ class Stage:
             async with aiohttp.ClientSession() as http, http.request(method, self.url + path, **how) as response:
                 return response.status, await response.text(), response.headers
 
-        told: tuple[int, str, Any] = self.do(asked())
-        return told
+        answer: tuple[int, str, Any] = self.do(asked())
+        return answer
 
     def post(self, offer: str | bytes, path: str = "/whep/door", **headers: str) -> tuple[int, str, Any]:
         return self.ask("POST", path, data=offer, headers={"Content-Type": "application/sdp", **headers})
