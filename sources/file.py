@@ -22,7 +22,7 @@ from av.video.reformatter import VideoReformatter
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
-from saccade.sources.rgb import quarter_turns, upright_rgb
+from saccade.sources.rgb import orientation_of, upright_rgb
 from saccade.sources.timestamps import Timeline
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,7 @@ class FileSource(Source):
                 decoded_at=time.monotonic(),
                 decode_ms=(time.perf_counter() - begun) * 1e3,
                 dropped_before=self._corrupt - corrupt_before,
+                pixel_aspect=self._pixel_aspect,
             )
             corrupt_before = self._corrupt
             begun = time.perf_counter()
@@ -206,7 +207,9 @@ class FileSource(Source):
         self._corrupt = 0
         if first is None:
             raise SourceError(f"{self._path}: not one frame could be decoded; is the file damaged or cut off?")
-        sideways = quarter_turns(first) % 2 == 1
+        sideways = orientation_of(first).transpose
+        aspect = stream.sample_aspect_ratio or stream.codec_context.sample_aspect_ratio or Fraction(1)
+        self._pixel_aspect = 1 / aspect if sideways else Fraction(aspect)
         width, height = (first.height, first.width) if sideways else (first.width, first.height)
         base = stream.time_base or Fraction(1, av.time_base)
         rate = stream.average_rate or stream.guessed_rate

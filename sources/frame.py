@@ -34,6 +34,7 @@ class Frame:
         decoded_at: `time.monotonic()` when the decoder returned the frame, in seconds.
         decode_ms: time spent demuxing, decoding and converting this frame, in milliseconds.
         dropped_before: frames of this stream lost between the previous frame handed on and this one.
+        pixel_aspect: width of a pixel by its height; of anamorphic video it is not 1, and `image` is as stored.
         damaged: whether parts are missing or smeared; only where damaged frames were asked for.
     """
 
@@ -48,6 +49,7 @@ class Frame:
     decode_ms: float
     dropped_before: int = 0
     damaged: bool = False
+    pixel_aspect: Fraction = Fraction(1)
 
     @property
     def width(self) -> int:

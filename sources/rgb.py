@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import dataclass
+from typing import Any
+
 import av
 import cv2
 import numpy as np
+from av.sidedata.sidedata import Type
 from av.video.reformatter import VideoReformatter
 
 from saccade.sources.frame import RgbImage
 
-_ROTATE = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
+
+@dataclass(slots=True, frozen=True)
+class Orientation:
+    """What makes a frame upright: first its sides are exchanged, then it is mirrored."""
+
+    transpose: bool = False
+    mirror_x: bool = False
+    mirror_y: bool = False
 
 
-def quarter_turns(frame: av.VideoFrame) -> int:
-    """How often the frame must be turned left by 90° to be upright, 0 to 3."""
-    return round(frame.rotation / 90) % 4
+_UPRIGHT = Orientation()
+
+
+def orientation_of(frame: av.VideoFrame) -> Orientation:
+    """What the display matrix of a frame asks for. Turns by other angles than 90° are not supported."""
+    side_data: Any = frame.side_data  # not `rotation`, to which mirrored is the same as upside down
+    data = side_data.get(Type.DISPLAYMATRIX)
+    if data is None or len(raw := bytes(data)) < 20:
+        return _UPRIGHT
+    x_to_x, x_to_y, _, y_to_x, y_to_y = struct.unpack_from("=5i", raw)
+    if abs(x_to_x) + abs(y_to_y) >= abs(x_to_y) + abs(y_to_x):
+        return Orientation(False, x_to_x < 0, y_to_y < 0)
+    return Orientation(True, y_to_x < 0, x_to_y < 0)
 
 
 def upright_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> RgbImage:
-    """The frame as (height, width, 3) uint8 RGB, turned as its display matrix says.
+    """The frame as (height, width, 3) uint8 RGB, turned and mirrored as its display matrix says.
 
     Give the same reformatter for all frames of a stream: 0.4 ms a 640×360 frame against 7 for
     `VideoFrame.to_ndarray()`, which builds a scaler and its threads for each call.
     """
-    rgb = reformatter.reformat(frame, format="rgb24").to_ndarray()
-    turns = quarter_turns(frame)
-    turned = cv2.rotate(rgb, _ROTATE[90 * turns]) if turns else rgb
-    return np.ascontiguousarray(turned, dtype=np.uint8)
+    rgb: Any = reformatter.reformat(frame, format="rgb24").to_ndarray()
+    orientation = orientation_of(frame)
+    if orientation.transpose:
+        rgb = cv2.transpose(rgb)
+    if orientation.mirror_x or orientation.mirror_y:
+        rgb = cv2.flip(rgb, 1 if not orientation.mirror_y else 0 if not orientation.mirror_x else -1)
+    return np.ascontiguousarray(rgb, dtype=np.uint8)

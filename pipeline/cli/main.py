@@ -103,7 +103,11 @@ def run(
         for target in targets:
             if target != "-":
                 print(f"→ {target}", file=stream)
-    return FAILED if failed else INTERRUPTED if signals else 0
+    damaged = [run for run in runs if not run.source.info.live and run.report().corrupt_packets]
+    for run in damaged:
+        count = run.report().corrupt_packets
+        print(f"saccade: {run.source.info.url} is damaged: {count} of its packets were skipped", file=sys.stderr)
+    return FAILED if failed or damaged else INTERRUPTED if signals else 0
 
 
 @app.command()

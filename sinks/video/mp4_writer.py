@@ -50,6 +50,7 @@ class Mp4Writer:
     ) -> None:
         self._base = first.time_base
         self._width = first.width + first.width % 2
+        self._pixel_aspect = first.pixel_aspect
         self._height = first.height + first.height % 2
         early = 0 <= first.pts * self._base < _FIRST_AT_MOST_S
         self._shift = 0 if early and not from_zero else first.pts
@@ -156,6 +157,7 @@ class Mp4Writer:
         video.time_base = self._base
         context = video.codec_context
         context.time_base = self._base
+        context.sample_aspect_ratio = self._pixel_aspect
         context.gop_size = 2**16  # key frames are requested by time, see add(); x264 adds one at a cut
         context.thread_count = _THREADS
         # Written into the stream: players guess from the size otherwise, and each guesses differently. BT.709 has the

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import cv2
 import numpy as np
 import pytest
 
+from saccade.sinks import Mp4Sink
 from saccade.sources import FileSource, SourceError, open_source
 from tests.support.clips import MakeClip, number_of
+from tests.support.results import LATENCY, NOTHING
 
 VFR = [0, 33, 100, 101, 150, 400, 433, 1200, 1233, 1299]  # milliseconds
 
@@ -88,6 +93,53 @@ def test_rotation_is_honoured(make_clip: MakeClip, turn: int) -> None:
     _, expected = capture.read()
     capture.release()
     assert np.abs(image.astype(int) - expected[..., ::-1]).mean() < 3
+
+
+def with_matrix(path: Path, x_to_x: int, x_to_y: int, y_to_x: int, y_to_y: int) -> Path:
+    """The clip with another display matrix in its track header."""
+    fixed = [number % (1 << 32) for number in (x_to_x << 16, x_to_y << 16, 0, y_to_x << 16, y_to_y << 16)]
+    data = path.read_bytes()
+    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    at = data.rindex(upright)
+    path.write_bytes(data[:at] + struct.pack(">5I", *fixed) + data[at + 20 :])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("matrix", "expected"),
+    [
+        ((1, 0, 0, 1), lambda image: image),
+        ((-1, 0, 0, 1), lambda image: image[:, ::-1]),  # as front cameras of phones have it
+        ((1, 0, 0, -1), lambda image: image[::-1]),
+        ((-1, 0, 0, -1), lambda image: image[::-1, ::-1]),
+        ((0, 1, -1, 0), lambda image: np.rot90(image, -1)),
+        ((0, -1, 1, 0), lambda image: np.rot90(image)),
+        ((0, 1, 1, 0), lambda image: image.transpose(1, 0, 2)),
+        ((0, -1, -1, 0), lambda image: np.rot90(image, 2).transpose(1, 0, 2)),
+    ],
+)
+def test_mirrored_and_turned_clips_come_out_upright(
+    make_clip: MakeClip, matrix: tuple[int, int, int, int], expected: Callable[[Any], Any]
+) -> None:
+    upright = next(iter(FileSource(make_clip(frames=1)))).image
+    source = FileSource(with_matrix(make_clip("turned.mp4", frames=1), *matrix))
+    assert np.array_equal(next(iter(source)).image, expected(upright))
+
+
+def test_the_aspect_of_pixels_is_kept(tmp_path: Path) -> None:
+    path, copy = tmp_path / "anamorphic.mp4", tmp_path / "copy.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = Fraction(16, 15)
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8))))
+        container.mux(stream.encode(None))
+    frames = list(FileSource(path))
+    assert {frame.pixel_aspect for frame in frames} == {Fraction(16, 15)}
+    sink = Mp4Sink(copy)
+    sink.write(frames[0], NOTHING, LATENCY)
+    sink.close()
+    assert [frame.pixel_aspect for frame in FileSource(copy)] == [Fraction(16, 15)]
 
 
 def test_vid_stride_keeps_numbers_and_clock(make_clip: MakeClip) -> None:
@@ -274,7 +326,7 @@ def test_bad_windows_are_refused(make_clip: MakeClip, options: dict[str, float],
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("rtsp://admin:secret@10.0.0.9:port/stream", "is no RTSP address"),
+        ("rtsp://admin:secret@10.0.0.9:port/stream", "is not an RTSP URL"),
         ("gopher://admin:secret@x/y", "gopher:// is not a kind of source"),
     ],
 )
