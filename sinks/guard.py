@@ -95,7 +95,7 @@ class SinkGuard:
         except Exception as error:
             if isinstance(self._sink, CallbackSink):
                 raise
-            self._failed(frame, lost, error)
+            self._failed(frame, error)
         else:
             if self._state == "paused":
                 self._worked()
@@ -122,13 +122,13 @@ class SinkGuard:
         with self._lock:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
-    def _lose(self, frame: Frame, before: int = 0, taken: int = 0) -> None:
-        """Count a frame as lost, and so many that the sink had taken; `before` are counted, but not reported yet."""
+    def _lose(self, frame: Frame, taken: int = 0) -> None:
+        """Count a frame as lost, and `taken` more that the sink had taken; what was lost before is still reported."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
-        self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + before + taken + 1
+        self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken
 
-    def _failed(self, frame: Frame, lost_before: int, error: Exception) -> None:
+    def _failed(self, frame: Frame, error: Exception) -> None:
         expected = isinstance(error, SinkError)
         reason = str(error) if expected else f"{self._name}: {type(error).__name__}: {' '.join(str(error).split())}"
         with self._lock:
@@ -136,7 +136,7 @@ class SinkGuard:
             self._failures += 1
             self._retry_at = time.monotonic() + backoff_s(self._failures)
             self._state, self._reason, self._last_reason = "paused", reason, reason
-            self._lose(frame, lost_before, error.lost if isinstance(error, SinkError) else 0)
+            self._lose(frame, error.lost if isinstance(error, SinkError) else 0)
             self._trying_since = None
         if first:  # the trace of an unexpected error, which is a bug
             log.warning("%s; paused, trying again", reason, exc_info=None if expected else error)

@@ -103,10 +103,10 @@ def check_writable(path: Path) -> None:
     """
     try:
         if path.exists():
+            if not path.is_file():  # opening a FIFO would wait for its reader
+                raise SinkError(f"cannot write {path}: not a file")
             with path.open("ab"):
                 pass
-            if not path.is_file():
-                raise SinkError(f"cannot write {path}: not a file")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

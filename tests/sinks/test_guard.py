@@ -116,6 +116,19 @@ def test_losses_are_counted_for_each_stream_apart() -> None:
     assert guard.end("b")[0] == 1
 
 
+def test_what_was_lost_before_a_lost_frame_is_reported_too() -> None:
+    sink = FailingSink()
+    guard = SinkGuard(sink)
+    sink.error = SinkError("full")
+    for index, dropped in enumerate((2, 0, 3)):
+        guard.write(replace(FRAME, index=index, dropped_before=dropped), RESULT, LATENCY)
+    sink.error = None
+    time.sleep(0.15)
+    guard.write(replace(FRAME, dropped_before=1), RESULT, LATENCY)
+    assert sink.written[-1].dropped_before == 3 + 5 + 1
+    assert guard.status().lost == 3  # those that this sink lost itself
+
+
 def test_only_one_thread_tries_a_paused_sink_again() -> None:
     sink = FailingSink()
     guard = SinkGuard(sink)

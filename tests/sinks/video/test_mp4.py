@@ -209,7 +209,9 @@ def test_a_kill_loses_only_the_last_group_of_pictures(make_clip: MakeClip, tmp_p
 
 def test_an_unwritable_output_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "no" / "such" / "out.mp4", tmp_path, tmp_path / "file" / "out.mp4"):
+    os.mkfifo(tmp_path / "fifo.mp4")
+    missing = tmp_path / "no" / "such" / "out.mp4"
+    for path in (missing, tmp_path, tmp_path / "file" / "out.mp4", tmp_path / "fifo.mp4"):
         with pytest.raises(SinkError, match=r"^cannot write .+") as caught:
             Mp4Sink(path)
         assert "\n" not in str(caught.value)
