@@ -65,7 +65,7 @@ def setting(
     Args:
         default: its value where none is given; `...` for a field that must be given.
         description: what it is for, in one line; the help of its flag.
-        more: what else the manual says of it.
+        more: further text for the manual.
         metavar: the placeholder of its value in the help; by default its type.
         flags: its command-line flags, if not its name with dashes.
         env: the environment variable that gives it.

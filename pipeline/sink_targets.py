@@ -1,6 +1,6 @@
-"""Opens the outputs that a configuration names: one for all streams where that can be, else one for each.
+"""Opens the outputs that a configuration names: one for all streams where that is possible, else one for each.
 
-An address or path with `{stream}` in it is opened for each stream, with its name in the place. Knows sinks and
+An address or path with `{stream}` in it is opened for each stream, with its name in place of that. Knows sinks and
 configurations; knows nothing of engines or runs in progress.
 """
 
@@ -19,16 +19,16 @@ from saccade.sinks.urls import redact_target
 from saccade.sinks.video.segments import is_pattern
 from saccade.sources import Source
 
-WHEP = "whep:"  # shown to browsers by a server that knows the pipeline, which no sink may
+WHEP = "whep:"  # served by the pipeline, which no sink may import
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """An output as it was asked for.
+    """An output as it was configured.
 
     Attributes:
         text: the address or path.
-        flag: which flag it belongs to, for messages.
+        flag: the flag it belongs to, for messages.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def replaces(self) -> bool:
-        """Whether to open it is to lose the file that was there."""
+        """Whether opening it overwrites an existing file."""
         return self.path == Path(self.text) and not is_pattern(self.text)
 
     @property
@@ -58,16 +58,16 @@ class Target:
 
 
 def targets_of(config: RunConfig) -> list[Target]:
-    """The outputs of all streams, in the order in which they are to be opened."""
+    """The outputs of all streams, in the order in which they are opened."""
     targets = [Target("display", "--display")] if config.display else []
     targets += [Target(config.out, "--out")] if config.out else []
     targets += [Target(text) for text in config.sinks]
-    # Last, because to open it is to empty the file that was there.
+    # Last, because opening it empties an existing file.
     return [*targets, Target(config.jsonl, "--jsonl")] if config.jsonl else targets
 
 
 def shown_targets(config: RunConfig) -> list[str]:
-    """Every output, for a person to read: those of several streams once, and none with a secret in it."""
+    """Every output, for the summary: those of several streams once, and without secrets."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
     return [redact_target(target.text).partition("?")[0] for target in targets if target.text != "display"]
 
@@ -98,14 +98,14 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
 
     Args:
         target: free of `{stream}`.
-        source: the one whose frames go there; None for those of several.
-        vid_stride: how many of its frames make one.
+        source: the one whose frames go there; None for several sources.
+        vid_stride: the frame stride that was configured.
 
     Raises:
-        ConfigError: if it can only be one stream's, and there are several.
+        ConfigError: if it takes one stream only, and there are several.
         SinkError: if it cannot be opened.
     """
-    watched = target.text == "display" or target.text.startswith(WHEP)  # now, by people: only the newest counts
+    watched = target.text == "display" or target.text.startswith(WHEP)  # live, by people: only the newest frame matters
     name = redact_target(target.text).partition("?")[0]
     output = Output(_open(target, source, vid_stride), NEWEST if watched else None, name=name)
     if source is None and not output.sink.shared:
@@ -119,9 +119,9 @@ def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
     if target.flag == "--display":
         return DisplaySink()
     if target.flag == "--jsonl":
-        return JsonlSink(target.text)  # whatever its name ends in
+        return JsonlSink(target.text)  # whatever its suffix is
     if target.text.startswith(WHEP):
-        from saccade.pipeline.server.whep_sink import open_whep  # brings aiortc, which no other output needs
+        from saccade.pipeline.server.whep_sink import open_whep  # imports aiortc, which no other output needs
 
         return open_whep(target.text)
     if source is None:

@@ -1,12 +1,12 @@
-"""`saccade bench bubble`: what running a step ahead gains, predicted from the parts of a step and beside it observed.
+"""`saccade bench bubble`: what pipelining host and device gains, predicted from the times of a step and observed.
 
     speedup = T_block / T_pipe · (1 − z)
 
 T_block and T_pipe are the mean periods of a decode step at depth 1 and 2, from the end of the step before it to its
-end: of all of them, since those beside a prefill cost the blocking engine more, and are many. z is the share of rows
-that went to waste because their answer had ended a step before. Observed are decode rows of use, by the engine's
+end: of all of them, since those beside a prefill cost the blocking engine more, and are many. z is the share of decoded
+sequences wasted because they had ended a step before. Observed are useful decoded sequences, by the engine's
 counters, in the wall clock's time without the prefills'. What the model leaves out: it takes steps to have as many
-rows at both depths, those that go to waste among them. The table shows how many they had.
+sequences at both depths, wasted ones included. The table shows how many they had.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class BubbleRow:
 
     Attributes:
         streams: in the closed loop.
-        rows_block, rows_pipe: mean rows of a decode step.
+        rows_block, rows_pipe: mean sequences of a decode step.
         forward_ms, sampling_ms: of a decode step with a full batch, on the device, pipelined: medians, as the next.
         bookkeeping_ms: what the host does for it besides waiting, pipelined.
         idle_block_ms, idle_pipe_ms: of its period, what the device had nothing to do.
         t_block_ms, t_pipe_ms: mean period of all decode steps.
         steps: L, mean decode steps of an answer.
-        zombies: z, share of rows of decode steps that went to waste, pipelined.
+        zombies: z, share of wasted sequences of decode steps, pipelined.
         predicted: speedup of decoding by T_block / T_pipe · (1 − z).
-        observed: decode rows of use in a second without prefills, pipelined over blocking.
+        observed: useful decoded sequences in a second without prefills, pipelined over blocking.
         prefill_ms: mean of one image, pipelined.
-        predicted_answers: speedup with the images' prefill, by the parts.
+        predicted_answers: speedup with the images' prefill, by the times of a step.
         observed_answers: answers a second, pipelined over blocking.
         answers_per_s: pipelined.
     """

@@ -32,7 +32,7 @@ class IngestBench:
         source: the address, free of credentials.
         clock: where the ages are from: "burnt in" or "rtcp".
         frames, fps: how many frames came, and how many a second.
-        median_ms, p95_ms: age of ours.
+        median_ms, p95_ms: age of Saccade's frames.
         pyav_frames, pyav_median_ms, pyav_p95_ms: the same of `for frame in container.decode()` with PyAV's defaults.
     """
 

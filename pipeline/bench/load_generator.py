@@ -1,7 +1,7 @@
-"""A closed loop of streams on an engine, and what its steps took: what the benches of the engine share.
+"""A closed loop of streams on an engine, and what its steps took: shared by the benches of the engine.
 
 Each stream asks for one name on one image, and for the next as soon as it has the answer. Answers end where the model
-stops, as nobody can know in advance.
+stops, which is not known in advance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPEN_LABELS = ("person", "face", "dog", "chair", "bicycle", "traffic light", "um
 _CLOSED_LABELS = 2  # of a model that knows what it sees: the demo clip has persons and faces
 _TILES = 4  # images are mosaics of 1 × 1 to 4 × 4 of the clip's, so that the number of objects varies
 _FULL = 0.75  # a batch of more than this share of the streams counts as full: it is padded to the same size
-_WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: they all begin at once
+_WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: they all start at once
 _LONG_S = 120.0
 
 Job = tuple[RgbImage, Detect]
@@ -62,11 +62,11 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything seen at one depth.
+    """Everything measured at one depth.
 
     Attributes:
         steps: that ended while it was measured.
-        answers, rows, zombies: by the engine's counters; rows of decode steps, and those of them that went to waste.
+        answers, rows, zombies: by the engine's counters; sequences of decode steps, and the wasted ones of them.
         elapsed: seconds on the wall's clock.
     """
 
@@ -78,7 +78,7 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """z: decode rows that went to waste."""
+        """z: share of decoded sequences that were wasted."""
         return self.zombies / self.rows
 
     @property
@@ -93,17 +93,17 @@ class Measured:
 
     @property
     def mean_rows(self) -> float:
-        """Rows of a decode step."""
+        """Sequences of a decode step."""
         return statistics.mean(step.rows for step in self.decode)
 
     @property
     def period(self) -> float:
-        """T: mean period of a decode step, of whatever rows and next to whatever else."""
+        """T: mean period of a decode step, of any number of sequences and beside anything else."""
         return statistics.mean(step.period for step in self.decode)
 
     @property
     def useful_rate(self) -> float:
-        """Decode rows of use in a second that no prefill took."""
+        """Useful decoded sequences in a second without prefills."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 
@@ -115,7 +115,7 @@ class Measured:
 
     @property
     def per_answer_s(self) -> float:
-        """Time an answer should take, from the parts: its prefill, and its share of decode steps."""
+        """Time an answer should take: its prefill, and its share of decode steps."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
@@ -186,10 +186,10 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
     n_open = 0
 
     def turn(until: float, answers: int = 0) -> None:
-        """Ask for the next as answers come, until then and as many."""
+        """Submit the next as answers come, until then and at least so many."""
         while answers > 0 or time.perf_counter() < until:
             take()
-            begin()
+            submit()
             answers -= 1
 
     def take() -> None:
@@ -197,15 +197,15 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
         over.get(timeout=_LONG_S).result()
         n_open -= 1
 
-    def begin() -> None:
+    def submit() -> None:
         nonlocal n_open
         image, task = next(waiting)
         engine.submit(image, [task]).add_done_callback(over.put)
         n_open += 1
 
-    with engine.tracing() as trace:  # from the warm-up on: a step's period begins with the end of the one before it
+    with engine.tracing() as trace:  # from the warm-up on: a step's period starts at the end of the one before it
         for _ in range(streams):
-            begin()
+            submit()
         turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
         before, started = engine.counters(), time.perf_counter()
         turn(started + seconds)
@@ -222,7 +222,7 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
 
 def wait_for_rest(engine: Engine) -> None:
-    """Wait until what runs to waste has run, too.
+    """Wait until wasted steps have run, too.
 
     Raises:
         TimeoutError: if it does not.

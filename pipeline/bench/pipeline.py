@@ -75,7 +75,7 @@ def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
 
     Raises:
         SourceError, EngineError: if source or model cannot be used.
-        ConfigError: if too few records came to say anything: the model is too slow for the pace.
+        ConfigError: if too few records came for a result: the model is too slow for the pace.
     """
     came: list[tuple[float, dict[str, Any]]] = []
     decoded_at: dict[int, float] = {}

@@ -1,6 +1,6 @@
 """`saccade bench prompts`: several prompts on one image, beside the same prompts on images of their own.
 
-The prompts of an image share one look at it: its prefill is paid once, and its pages are held once.
+The prompts of an image share its prefill and its pages.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PromptsRow:
 
 @dataclass(slots=True, frozen=True)
 class PromptsBench:
-    """Rows by number of prompts; what ran, and where."""
+    """Rows by number of prompts; the model, and the device it ran on."""
 
     model: str
     device: str

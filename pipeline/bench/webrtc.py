@@ -43,7 +43,7 @@ class WebRtcBench:
 
     Attributes:
         codec, width, height, fps: what was sent.
-        frames, median_ms, p95_ms: of ours.
+        frames, median_ms, p95_ms: of Saccade's receiver.
         aiortc_frames, aiortc_median_ms, aiortc_p95_ms: of `await track.recv()`.
     """
 
@@ -76,7 +76,7 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
     """Send for `seconds` and measure.
 
     Raises:
-        SourceError: if there is no such codec, or too few frames came to say anything.
+        SourceError: if there is no such codec, or too few frames came for a result.
     """
     if codec not in DECODERS:
         raise SourceError(f"codec must be {' or '.join(DECODERS)}, not {codec}")
@@ -130,7 +130,7 @@ async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: 
         async with asyncio.timeout(_CONNECT_S):
             while any(connection.connectionState != "connected" for connection in (*senders, receiver)):
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)  # until they have also begun to listen
+        await asyncio.sleep(0.2)  # until they also listen
         await _pump(tracks, codec, size, fps, seconds + _WARM_UP_S)
     finally:
         await asyncio.gather(*(connection.close() for connection in (*senders, receiver)))

@@ -103,7 +103,7 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure what pipelining the host behind the device gains: parts of a step, predicted and observed speedup.
+    """Measure what overlapping host and device gains: the times within a step, predicted and observed speedup.
 
     Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
     """

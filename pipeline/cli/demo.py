@@ -22,7 +22,7 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
     """Serve the page until a signal ends it, and show how its streams are doing.
 
     Args:
-        config: the model, what to look for at first, streams to begin with, and a token or none.
+        config: the model, the prompts at first, the streams to start with, and a token or none.
         host: address to listen on; where other machines can reach it and there is no token, one is made.
         port: the port; 0 for any that is free.
         self_sign: serve over TLS with a certificate made for this, if the configuration names none.

@@ -1,4 +1,4 @@
-"""`saccade doctor`: is everything here that a run needs? Looks only; changes nothing and downloads nothing."""
+"""`saccade doctor`: checks that everything a run needs is installed. Changes nothing and downloads nothing."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ENCODERS = {"libx264": True, "h264_nvenc": False}
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
     Attributes:
         what: its name.
-        ok: whether it is there and works.
-        needed: whether a run can fail for want of it.
+        ok: whether it is installed and works.
+        needed: whether a run can fail without it.
         detail: version, device or reason; one line.
     """
 
@@ -55,7 +55,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything in turn, the slow things last."""
+    """Check everything in turn, the slow things last."""
     yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
     for distribution, module in NEEDED.items():
         yield _try(distribution, True, _version, distribution, module)
@@ -70,9 +70,9 @@ def examine() -> Iterator[Finding]:
     yield _try("model nano", True, _nano)
 
 
-def _try(what: str, needed: bool, look: Callable[..., str], *args: str) -> Finding:
+def _try(what: str, needed: bool, check: Callable[..., str], *args: str) -> Finding:
     try:
-        return Finding(what, True, needed, look(*args))
+        return Finding(what, True, needed, check(*args))
     except Exception as error:  # whatever an import or a driver raises is the finding
         return Finding(what, False, needed, " ".join(f"{error or type(error).__name__}".split()))
 

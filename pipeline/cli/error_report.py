@@ -1,4 +1,4 @@
-"""How anything that goes wrong is told: one line on standard error and an exit code, never a traceback."""
+"""Reports every error as one line on standard error and an exit code, never as a traceback."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FAILED = 1
 INTERRUPTED = 130
 
 _MOST_LINES = 100  # of warnings
-_AGAIN_S = 60.0  # until one of the same wording is worth another line
+_AGAIN_S = 60.0  # until one of the same wording is shown again
 
 
 class _Warnings(logging.Handler):
-    """Keeps what is logged from warnings on until it is shown, each wording once a minute."""
+    """Keeps warnings and worse until they are shown, each wording once a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -46,7 +46,7 @@ class _Warnings(logging.Handler):
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def forget(self) -> None:
-        """Begin anew, for another command."""
+        """Start anew, for another command."""
         self._waiting.clear()
         self._kept_at.clear()
 
@@ -55,15 +55,15 @@ _warnings = _Warnings()
 
 
 def take_warnings() -> list[str]:
-    """What was logged from warnings on since this was last asked, in lines for the user."""
+    """The warnings logged since the last call, as lines for the user."""
     return _warnings.take()
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Call `command` and return its exit code, or say in one line why it failed and return the code for that.
+    """Call `command` and return its exit code, or print one line on why it failed and return the code for that.
 
-    Warnings that nobody has shown by then are shown at the end of a command that went well, where no progress bar
-    overwrites them; beside an error they would only bury it. With SACCADE_DEBUG=1 the traceback is shown as well.
+    Warnings that were not shown by then are shown at the end of a command that succeeded, where no progress bar
+    overwrites them; beside an error they would only distract. With SACCADE_DEBUG=1 the traceback is shown as well.
     """
     _warnings.forget()
     logging.getLogger().addHandler(_warnings)
@@ -75,7 +75,7 @@ def guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`saccade models | head`). What Python would flush at exit has no reader.
+        # The reader of the output is gone (`saccade models | head`): what Python would flush at exit has no reader.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:

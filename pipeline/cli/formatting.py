@@ -1,4 +1,4 @@
-"""Text for terminals: progress bars, summaries and tables of reports. Knows reports, not how they come about."""
+"""Text for terminals: progress bars, summaries and tables of reports. Knows reports, not what makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`saccade probe`: opens any source for a moment and says what it is."""
+"""`saccade probe`: opens any source for a moment and reports what it is."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Probe:
     Attributes:
         source: path or address, free of credentials.
         live: whether frames come by themselves.
-        codec, decoder: what it is coded in, and what decodes it ("" where that is not known).
+        codec, decoder: its codec, and what decodes it ("" where that is not known).
         width, height: size in pixels.
         fps: frames a second, measured on the frames' own clock; None when there were too few.
-        frames: how many frames were looked at.
+        frames: how many frames were read.
         age_ms: median time from capture to decoded frame by the sender's RTCP clock, in milliseconds; None while
             that is not known.
         lost: frames lost or damaged on the way.

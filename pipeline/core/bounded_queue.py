@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 WhenFull = Literal["wait", "drop oldest"]
 DropCause = Literal["full", "closed"]
-"""Why an item was lost: a newer one needed its place, or the queue was closed with the item still inside."""
+"""Why an item was lost: a newer one took its place, or the queue was closed with the item still inside."""
 
 _MAX_SIZE = 1000  # frames: 3 GB of 1280x720
 
@@ -57,7 +57,7 @@ NEWEST = QueuePolicy(1, "drop oldest")
 
 @dataclass(slots=True, frozen=True)
 class Taken(Generic[T]):
-    """What `get` hands over: the item, and how many were lost between it and the item taken before it."""
+    """What `get` returns: the item, and how many were lost between it and the item taken before it."""
 
     item: T
     lost_before: int
@@ -91,7 +91,7 @@ class BoundedQueue(Generic[T]):
             return dict(self._drops)
 
     def put(self, item: T, lost_before: int = 0) -> None:
-        """Add `item`; when full, wait for room or drop the oldest, as the policy says.
+        """Add `item`; when full, wait for room or drop the oldest, as the policy requires.
 
         Args:
             item: what to hand over.

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used; `str()` of it is one line that says where and what."""
+    """A configuration that cannot be used; `str()` of it is one line that names the place and the problem."""
 
 
 class StreamError(Exception):
     """A stream cannot be added, found or ended; `str()` of it is one line for the user."""
 
 
-class RunFailed(Exception):  # noqa: N818 - says how far it got, not what kind of error it was
-    """A run that had begun could not go on; the error it is raised from says why."""
+class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of error
+    """A run that had started could not go on; the error it is raised from is the reason."""
 
 
 def one_line(text: str) -> str:

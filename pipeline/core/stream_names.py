@@ -1,32 +1,32 @@
-"""What a stream may be called: what is safe in file names, topics, addresses and labels. Pure text."""
+"""Valid names of streams: safe in file names, topics, addresses and labels. Pure text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container
 
-_LONGEST = 64
+_LIMIT = 64
 
 
 def check_name(name: str) -> str:
     """Return `name`.
 
     Raises:
-        ValueError: if no stream may be called so, in one line for the user.
+        ValueError: if it is not valid for a stream, in one line for the user.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name) or len(name) > _LONGEST:
+    if not re.fullmatch(r"\w[\w.-]*", name) or len(name) > _LIMIT:
         shown = " ".join(name[:80].split())
-        raise ValueError(f"'{shown}' is no name for a stream: use up to {_LONGEST} letters, digits, '.', '_' and '-'")
+        raise ValueError(f"'{shown}' is no name for a stream: use up to {_LIMIT} letters, digits, '.', '_' and '-'")
     return name
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """A name like `wanted` that a stream may have and that is not `taken`: `door`, else `door-2` and so on."""
-    name = re.sub(r"[^\w.-]+", "-", wanted).strip(".-")[:_LONGEST] or "stream"
+    """A valid name like `wanted` that is not `taken`: `door`, else `door-2` and so on."""
+    name = re.sub(r"[^\w.-]+", "-", wanted).strip(".-")[:_LIMIT] or "stream"
     number = 1
     free = name
     while free in taken:
         number += 1
         ending = f"-{number}"
-        free = name[: _LONGEST - len(ending)] + ending
+        free = name[: _LIMIT - len(ending)] + ending
     return free

@@ -1,12 +1,12 @@
-"""`saccade demo`: a page on which anybody sees the model at work, with a camera, a clip, a video or a running stream.
+"""`saccade demo`: a page that shows the model at work on a camera, a clip, a video or a running stream.
 
     GET  /                the page, and its files beside it
-    GET  /model           what the model is and knows, and what is looked for at first
+    GET  /model           the model, the names that it knows, and the prompts at first
     GET  /names?of=bike   what the model calls that: {"names": ["bicycle"], "colors": {…}}, or {"error": "one line"}
-    POST /whip            a page's own video; /whep/NAME: any stream's. Both as their RFCs say
+    POST /whip            a page's own video; /whep/NAME: any stream's. WHIP (RFC 9725) and WHEP
 
 Beside the video a page may open a data channel "results": records come on it, and what is sent on it, such as
-{"detect": ["cat"]}, changes what is looked for. The answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
+{"detect": ["cat"]}, changes its prompts. The answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _LONGEST_NAME = 200
 
 
 class Demo:
-    """The page and everything behind it; serves from construction on, until `close`.
+    """The page and its streams; serves from construction on, until `close`.
 
     Attributes:
         streams: those that run: pages', and whatever else is added.
         url: where the page is.
 
     Args:
-        engine: finds things; stays the caller's.
-        prompts: what to look for until a page asks for something else.
+        engine: finds things in frames; it stays the caller's.
+        prompts: what to find until a page asks for something else.
         host: address to listen on.
         port: the port; 0 for any that is free.
         token: what a page must send; None for no authentication.
@@ -72,8 +72,8 @@ class Demo:
         silence_s: a page that is silent for so long is disconnected.
 
     Raises:
-        ConfigError: if the address cannot be had, others could reach it and there is no token, or the model cannot do
-            what is asked.
+        ConfigError: if the address is not available, other machines could reach it and there is no token, or the model
+            cannot do what is asked for.
         UnknownClassError: if the model does not know a name.
     """
 
@@ -112,7 +112,7 @@ class Demo:
                 *self.whip.routes(),
                 *self.whep.routes(),
             ],
-            public=[*files, "/clip.mp4"],  # no secret in them, and the page asks for the rest with its token
+            public=[*files, "/clip.mp4"],  # nothing secret; the page requests the rest with its token
             on_cleanup=[self.whep.close, self.whip.close],
         )
         self.url = f"{self._server.url}/"
@@ -125,7 +125,7 @@ class Demo:
             self.streams.close()
 
     def add(self, config: StreamConfig) -> Run:
-        """Begin a stream for pages to watch; a file is played over and over, at its own pace.
+        """Start a stream for pages to watch; a file is played over and over, at its own pace.
 
         Raises:
             SourceError, EngineError, ConfigError: if something it names cannot be used.
@@ -146,13 +146,13 @@ class Demo:
     # ---- on the event loop
 
     def _take(self, source: WebRtcSource) -> None:
-        """Begin a stream of a page's video; it ends when the page goes."""
+        """Start a stream of a page's video; it ends when the page disconnects."""
 
         def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
                 source.messages.send(to_json(make_record(frame, result, latency)).decode())
 
-        # On a CPU a second frame only waits for the first: no more come out, and each is later.
+        # On a CPU a second frame in flight raises the latency of each, and not their rate.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
         outputs = [Output(CallbackSink(send), NEWEST)]
         try:
@@ -163,13 +163,13 @@ class Demo:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None
 
     def _answer(self, stream: str, text: str) -> str:
-        """Change what is looked for in a stream as a page asks, and tell what it is now."""
+        """Change the prompts of a stream as a page asks, and return what they are now."""
         try:
             wanted = Prompts.model_validate(parse_json(text))
             run = self.streams.get(stream)
             if wanted.model_fields_set:
                 change_prompts(run, self._engine, wanted)
-            return json.dumps(_told(prompts_of(run.tasks)))
+            return json.dumps(_described(prompts_of(run.tasks)))
         except ValidationError as error:
             reason = explain(error.errors()[0], Prompts)
         except (ValueError, RecursionError):
@@ -180,23 +180,23 @@ class Demo:
 
     async def _model(self, request: web.Request) -> web.Response:
         model = self._engine.model
-        told = {"model": model.name, "device": model.device, "classes": model.classes, "skills": model.skills}
-        return web.json_response({**told, **_told(prompts_of(self._tasks))})
+        described = {"model": model.name, "device": model.device, "classes": model.classes, "skills": model.skills}
+        return web.json_response({**described, **_described(prompts_of(self._tasks))})
 
     async def _names(self, request: web.Request) -> web.Response:
         try:
             names = self._engine.resolve([request.query.get("of", "")[:_LONGEST_NAME]])
         except EngineError as error:
-            return web.json_response({"error": str(error)})  # an answer like any other: the page asked what it means
+            return web.json_response({"error": str(error)})  # an answer like any other
         return web.json_response({"names": names, "colors": _colors(names)})
 
 
-def _told(prompts: Prompts) -> dict[str, Any]:
+def _described(prompts: Prompts) -> dict[str, Any]:
     return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """The colours of labels, as in the frames that are drawn here."""
+    """The colours of labels, as in frames that are drawn here."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
 
 

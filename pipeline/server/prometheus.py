@@ -1,4 +1,4 @@
-"""How the streams and the engine are doing, in the words of Prometheus; read only when somebody asks.
+"""Metrics of the streams, sinks and engine in Prometheus' text format; collected when a client requests them.
 
 Knows reports and counters; knows nothing of HTTP.
 """

@@ -1,4 +1,4 @@
-"""The pages that come with the project, served with headers that let them do only what they need."""
+"""Serves the pages that ship with the project, with headers that permit them only what they need."""
 
 from __future__ import annotations
 

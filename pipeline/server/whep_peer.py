@@ -1,7 +1,7 @@
-"""One who watches over WebRTC: a peer that is sent coded frames as they are, with their records.
+"""A viewer over WebRTC: a peer that is sent encoded frames as they are, with their records.
 
-aiortc sends what a track gives it, and codes it first unless it is coded already; here it always is. Beside what
-`saccade.sources.webrtc.peer` knows of aiortc, this file knows who asks for a key frame, and where the RTP clock begins.
+aiortc sends what a track gives it, and encodes it first unless it is encoded already; here it always is. Beside what
+`saccade.sources.webrtc.peer` knows of aiortc, this file knows requests for key frames and the start of the RTP clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRAP = 1 << 32
 
 
 class _Track(VideoStreamTrack):
-    """What the connection sends: what its viewer is given. Each record goes out with its frame."""
+    """The track that the connection sends. Each record goes out with its frame."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class _Track(VideoStreamTrack):
 
 
 class ViewerPeer(Peer):
-    """A `Peer` who is sent what `watch` lets him see, and nothing before.
+    """A `Peer` that is sent the video given by `watch`, and nothing before.
 
     Attributes:
-        codec: what he is to be sent.
+        codec: the codec of its video.
         messages: each record goes there, with `rtp_timestamp`, that of its frame.
 
     Args:
@@ -80,7 +80,7 @@ class ViewerPeer(Peer):
         self.codec: Codec = "H264"
 
     def watch(self, join: Callable[[Callable[[], None]], tuple[Viewer, Callable[[], None]]]) -> None:
-        """Begin to send what `join`, given how to be woken from any thread, lets this viewer see."""
+        """Start to send the video that `join` returns, given a callback that wakes this peer from any thread."""
         self._track.viewer, self._leave = join(partial(self._call_soon, self._wake))
         self._wake()
 
@@ -105,14 +105,14 @@ class ViewerPeer(Peer):
             self._begin_close()
 
     def _ask(self) -> None:
-        """Ask for a key frame, as he does."""
+        """Request a key frame, as the peer does."""
         if self._track.viewer is not None:
             self._track.viewer.request_key_frame()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
         """Send a record, just before its frame, with the RTP timestamp that the frame will have.
 
-        The RTP clock begins at a number that aiortc alone knows; it is told by the frame sent last.
+        The RTP clock starts at a number that only aiortc knows; it is read from the frame sent last.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)

@@ -3,7 +3,7 @@
     whep = WhepServer(broadcast, token="…")
     application.add_routes(whep.routes())          # POST /whep/door, DELETE /whep/door/SESSION
 
-`?overlay=off` asks for the frames without results drawn on them. A viewer that opens a data channel "results" gets
+`?overlay=off` requests the frames without results drawn on them. A viewer that opens a data channel "results" gets
 the record of each frame there, with the frame's RTP timestamp. All of it runs on the application's event loop; a
 token or an SDP is never logged.
 """
@@ -33,8 +33,8 @@ class WhepServer(Signaling[ViewerPeer]):
     Args:
         videos: what can be watched; it stays the caller's.
         token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
-        max_viewers: how many may watch at a time, all streams together.
-        answer: called with the name of the stream and what its viewer says over the data channel; what it returns is
+        max_viewers: how many viewers at a time, of all streams together.
+        answer: called with the name of the stream and each message of its viewer over the data channel; its result is
             sent back. Must return at once.
     """
 
@@ -65,7 +65,7 @@ class WhepServer(Signaling[ViewerPeer]):
 
     @property
     def viewers(self) -> int:
-        """How many watch, those still connecting among them."""
+        """How many viewers there are, those still connecting included."""
         return len(self._peers)
 
     def routes(self, path: str = "/whep") -> list[web.AbstractRouteDef]:
