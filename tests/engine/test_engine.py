@@ -32,7 +32,8 @@ from saccade.engine import (
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
-from tests.support.engine import GOLDEN, REPO, SCREEN, TINY, Held, noise, random_model, square, write_model
+from tests.support import REPO
+from tests.support.engine import GOLDEN, SCREEN, TINY, Held, noise, random_model, square, write_model
 
 WAIT_S = 60  # far beyond what any of these needs; only so that a deadlock fails instead of hanging
 LOW = 0.01

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from saccade.engine import EngineError, ModelFilesError
 from saccade.engine.evaluation.golden import check
-from tests.support.engine import GOLDEN, REPO, one_thread
+from tests.support import REPO
+from tests.support.engine import GOLDEN, one_thread
 
 EXACT = {"tiling", "crops", "boxes", "points", "texts"}
 CLOSE = {"image embeddings", "hidden states", "logits"}

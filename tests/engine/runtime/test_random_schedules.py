@@ -31,7 +31,7 @@ from saccade.engine.scheduling.output_state import (
 )
 from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.scheduler import ImageRequest, RequestTooLargeError, Scheduler, Sequence
-from tests.support.engine_stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
+from tests.support.engine.stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
 
 PAGE, PREFIX, ROOM = 4, 10, 24
 WAIT_S = 30.0

@@ -23,7 +23,7 @@ from saccade.engine.model_loader import open_model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.scheduling.scheduler import RequestTooLargeError
 from tests.support.engine import TINY, noise, one_thread, random_model, write_model
-from tests.support.engine_stand_in import SlotGuard, SlowStream
+from tests.support.engine.stand_in import SlotGuard, SlowStream
 
 WAIT_S = 60
 IMAGES = [noise(20, 30, 1), noise(16, 16, 2), noise(50, 20, 3)]

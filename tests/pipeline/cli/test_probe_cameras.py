@@ -6,7 +6,7 @@ import json
 import time
 
 from saccade.pipeline.cli.probe import examine
-from tests.support.scripted_camera import Call, Packetizer, ScriptedCamera, coded_frames, sender_report
+from tests.support.cameras.scripted import Call, Packetizer, ScriptedCamera, coded_frames, sender_report
 
 FRAMES = coded_frames(60, gop=20)
 

@@ -17,7 +17,7 @@ from saccade.pipeline import ConfigError, HttpServer, Streams
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
-from tests.support.scripted_camera import Call, Request, ScriptedCamera
+from tests.support.cameras.scripted import Call, Request, ScriptedCamera
 
 REFUSED = "the HTTP API may not open this source; allow_sources lists those that it may"
 

@@ -11,8 +11,7 @@ import pytest
 
 from saccade.sources import Frame, LiveError, LiveSource, open_source
 from saccade.sources.rtsp.transport import TransportChoice
-from tests.support.clips import number_of
-from tests.support.scripted_camera import (
+from tests.support.cameras.scripted import (
     LONG_S,
     SDP,
     STEP,
@@ -24,6 +23,7 @@ from tests.support.scripted_camera import (
     sender_report,
     without_parameter_sets,
 )
+from tests.support.clips import number_of
 
 FRAMES = coded_frames(60)
 LONG_GOP = coded_frames(60, gop=1000)

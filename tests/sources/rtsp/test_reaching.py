@@ -12,7 +12,7 @@ import pytest
 
 from saccade.sources import LiveError, SourceError, open_source
 from tests.sources.rtsp.test_faults import live, numbers, take
-from tests.support.scripted_camera import SDP, Call, Packetizer, Request, ScriptedCamera, coded_frames
+from tests.support.cameras.scripted import SDP, Call, Packetizer, Request, ScriptedCamera, coded_frames
 
 FRAMES = coded_frames(40)
 

@@ -1,0 +1,33 @@
+"""What the tests of the engine share: material (models, images, packs, graphs), and a stand-in for its device."""
+
+from tests.support.engine.material import (
+    GOLDEN,
+    NANO,
+    SCREEN,
+    TINY,
+    Held,
+    label,
+    noise,
+    one_thread,
+    random_model,
+    square,
+    write_graph,
+    write_model,
+    write_pack,
+)
+
+__all__ = [
+    "GOLDEN",
+    "NANO",
+    "SCREEN",
+    "TINY",
+    "Held",
+    "label",
+    "noise",
+    "one_thread",
+    "random_model",
+    "square",
+    "write_graph",
+    "write_model",
+    "write_pack",
+]
