@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from saccade.sources import Frame, LiveSource, RgbImage, open_source
+from tests.support.cameras.scripted import LONG_S, Call, Packetizer, Request, ScriptedCamera, coded_frames
 from tests.support.clips import number_of
-from tests.support.scripted_camera import LONG_S, Call, Packetizer, Request, ScriptedCamera, coded_frames
 from tests.support.webrtc import leaving_no_thread
 
 pytestmark = pytest.mark.e2e

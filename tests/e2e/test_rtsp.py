@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.pipeline.bench.ingest import time_ingest
+from saccade.pipeline.bench.ingest import burnt_in_age_ms, time_ingest
 from saccade.pipeline.core.bounded_queue import NEWEST, BoundedQueue, QueueClosed
 from saccade.sources import Frame, LiveError, LiveSource, open_source
 from tests.support import cameras
@@ -103,7 +103,7 @@ def test_capture_time_is_the_senders_once_it_has_reported(camera: Camera) -> Non
     frames: list[tuple[float, float]] = []
     for frame in (source := live(camera.url())):
         if frame.capture_clock == "rtcp":
-            burnt = time.time() - (cameras.burnt_in_age_ms(frame.image, time.time()) or 0) / 1000
+            burnt = time.time() - (burnt_in_age_ms(frame.image, time.time()) or 0) / 1000
             frames.append((frame.captured_at, burnt))
         if len(frames) == 10:
             source.close()
