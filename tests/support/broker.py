@@ -59,6 +59,9 @@ class Broker:
     ) -> None:
         self.off()
 
+    def url(self, rest: str = "") -> str:
+        return f"mqtt://127.0.0.1:{self.port}{rest}"
+
     def on(self) -> None:
         assert MOSQUITTO is not None
         quiet = subprocess.DEVNULL
