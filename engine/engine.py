@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 from saccade.engine.backends.lora import load_adapter
 from saccade.engine.backends.paged_cache import pages_for
 from saccade.engine.config import EngineConfig
-from saccade.engine.errors import AdapterError, EngineClosedError, EngineError, PromptError, UnsupportedTaskError
+from saccade.engine.errors import (
+    AdapterError,
+    DeadlineError,
+    EngineClosedError,
+    EngineError,
+    PromptError,
+    UnsupportedTaskError,
+)
 from saccade.engine.model_loader import ModelInfo, open_model
 from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.result_future import CallbackThread, ResultFuture
@@ -36,6 +43,7 @@ from saccade.engine.runtime.monitor import Outcome
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
 from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.request import Request
 from saccade.engine.scheduling.scheduler import Scheduler
@@ -84,6 +92,8 @@ class Engine:
             pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
         )
         self._adapters: dict[str, Adapter] = {}
+        # On a GPU the resize is not waited for.
+        self._pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
         self._callbacks = CallbackThread()
         self._loop = StepLoop(executor, scheduler, config.depth)
         self._loop.monitor.attach(executor.streams)
@@ -174,7 +184,8 @@ class Engine:
             tasks: what to ask; labels are resolved as by `resolve`.
             tiles: with n > 1, `Detect` tasks are asked of n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
-            deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError.
+            deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError; at
+                once if the image is so large that it cannot even be cut into crops until then.
             adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
 
         Returns:
@@ -245,6 +256,7 @@ class Engine:
         Raises:
             EngineError: unless the engine is idle: it overwrites page tables.
         """
+        self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))
 
     def time_sampling(self, rows: int) -> float | None:
@@ -253,6 +265,7 @@ class Engine:
         Raises:
             EngineError: unless the engine is idle.
         """
+        self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
 
     def tracing(self) -> AbstractContextManager[Trace]:
@@ -286,8 +299,8 @@ class Engine:
         adapter: str | None,
         on_text: OnText | None = None,
     ) -> ResultFuture:
-        if os.getpid() != self._process:
-            raise EngineError("this engine was made before a fork: load one in the child process")
+        self._require_process()
+        self._loop.require_open()  # before the image is cut, which may take a second
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if not isinstance(tiles, int) or tiles < 1:
             raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
@@ -297,8 +310,6 @@ class Engine:
         array = _as_array(image)
         expanded = [one for task in tasks for one in self.expand(task)]
         future = ResultFuture(self._callbacks)
-        # Both hold the engine, which is dropped with the last of its requests at the earliest.
-        future.on_cancel = lambda: self._drop(request, "cancelled")
         try:
             request: Request[Any] = Request(
                 array,
@@ -307,6 +318,7 @@ class Engine:
                 self._loaded.model.limits,
                 self._loaded.prompts,
                 self._executor.prepare,
+                self._pace,
                 self.config.max_sequences,
                 future,
                 adapter=chosen,
@@ -314,13 +326,19 @@ class Engine:
                 on_text=on_text,
                 on_over=lambda outcome: self._over(request, future, outcome),
             )
-        except PromptError as error:
-            future.on_cancel = None
-            future.set_exception(error)
+        except (PromptError, DeadlineError) as error:
+            self._loop.monitor.ended("failed")
+            future.set_exception(error.with_traceback(None))  # whose frames would keep the image
             return future
+        # As `on_over`, it holds the engine, which is dropped with the last of its requests at the earliest.
+        future.on_cancel = lambda: self._drop(request, "cancelled")
         # At once: when the first of them is refused, all of them are cancelled, and none may arrive after that.
         self._loop.add(*request.image_requests)
         return future
+
+    def _require_process(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineError("this engine was made before a fork: load one in the child process")
 
     def _over(self, request: Request[Any], future: ResultFuture, outcome: Outcome) -> None:
         """A request is done or has failed: forget it, and drop what is left of it."""
@@ -369,4 +387,4 @@ def _as_array(image: Image) -> NDArray[np.uint8]:
     array = image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
-    return np.ascontiguousarray(array)
+    return array

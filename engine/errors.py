@@ -48,11 +48,20 @@ class AdapterError(EngineError):
 
 
 class DeadlineError(EngineError):
-    """The deadline given with a task passed before its answer was complete."""
+    """The deadline given with a task passed before its answer was complete, or could not be met.
 
-    def __init__(self, begun: bool) -> None:
-        when = "while it was answered: ask for less" if begun else "before it was begun: ask less often"
-        super().__init__(f"the deadline passed {when}, or allow more time")
+    Args:
+        begun: whether the image had been prefilled.
+        cropping_s: seconds that it takes at least to cut the image into crops, where that alone is too long.
+    """
+
+    def __init__(self, begun: bool, cropping_s: float | None = None) -> None:
+        if cropping_s is not None:
+            message = f"to cut this image takes {cropping_s:.2g} s, longer than the deadline: send smaller ones"
+        else:
+            when = "while it was answered: ask for less" if begun else "before it was begun: ask less often"
+            message = f"the deadline passed {when}"
+        super().__init__(f"{message}, or allow more time")
 
 
 class EngineClosedError(EngineError):

@@ -47,6 +47,17 @@ class StepLoop(Generic[ImageT]):
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
+    def require_open(self) -> None:
+        """Do nothing while requests are taken.
+
+        Raises:
+            EngineClosedError: if the loop was stopped, or has failed.
+        """
+        if self._closing is not None:
+            # A new error each time: one that is raised again and again collects the tracebacks of all its callers.
+            cause = None if isinstance(self._closing, EngineClosedError) else self._closing
+            raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
+
     def add(self, *requests: ImageRequest[ImageT]) -> None:
         """Queue image requests, all at once; their outcome is reported by `request.done`, in the loop's thread.
 
@@ -103,10 +114,7 @@ class StepLoop(Generic[ImageT]):
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:
-            if self._closing is not None:
-                # A new error each time: one that is raised again and again collects the tracebacks of all who got it.
-                cause = None if isinstance(self._closing, EngineClosedError) else self._closing
-                raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
+            self.require_open()
             self._inbox.append(action)
             self._wake.notify()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Generic, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.engine.errors import PromptError
+from saccade.engine.errors import DeadlineError, PromptError
 from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.crop_pace import CropPace
 from saccade.engine.scheduling.scheduler import ImageRequest, ImageT, Sequence
 from saccade.engine.scheduling.slicing import Window, windows
 from saccade.engine.scheduling.task import OnText, Task, shorten
@@ -43,6 +45,7 @@ class Request(Generic[ImageT]):
         limits: the model's.
         prompts: the model's.
         prepare: the executor's.
+        pace: how long that takes.
         max_prompts: most prompts of an image request; more are asked in further ones.
         future: of the result.
         adapter: what all answers are computed with besides the model.
@@ -52,6 +55,7 @@ class Request(Generic[ImageT]):
 
     Raises:
         PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
+        DeadlineError: if the image cannot be cut before the deadline.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Request(Generic[ImageT]):
         limits: ModelLimits,
         prompts: Prompts,
         prepare: abc.Callable[[NDArray[np.uint8]], ImageT],
+        pace: CropPace,
         max_prompts: int,
         future: Future[Result],
         *,
@@ -79,11 +84,17 @@ class Request(Generic[ImageT]):
         self._parts: list[_Part[ImageT]] = []
         asked = [i for i, task in enumerate(self._tasks) if not task.empty]
         tiled = [i for i in asked if self._tasks[i].tiled]
-        for number, window in enumerate(windows(self._width, self._height, tiles if tiled else 1)):
+        places = windows(self._width, self._height, tiles if tiled else 1)
+        left = sum(window.pixels for window in places)
+        for number, window in enumerate(places):
             chosen = tiled if number else asked
             sequences = [self._sequence(i) for i in chosen]  # checks the prompts before the image is cut
+            begun = time.monotonic()
+            _require_time(left, deadline - begun, pace)
             view = image[window.y : window.y + window.height, window.x : window.x + window.width]
             prepared = prepare(np.ascontiguousarray(view))
+            pace.measured(window.pixels, time.monotonic() - begun)
+            left -= window.pixels
             for start in range(0, max(1, len(chosen)), max_prompts):
                 part = slice(start, start + max_prompts)
                 image_request = ImageRequest(prepared, sequences[part], self._image_done, deadline, adapter)
@@ -133,6 +144,7 @@ class Request(Generic[ImageT]):
         if isinstance(outcome, Result):
             self._future.set_result(outcome)
         else:
+            traceback.clear_frames(outcome.__traceback__)  # a future that is kept would keep the crops in them
             self._future.set_exception(outcome)
 
     def _result(self) -> Result:
@@ -158,3 +170,13 @@ class Request(Generic[ImageT]):
             prefill_ms=self._crops_ms + prefill_ms,
             decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
         )
+
+
+def _require_time(pixels: int, left_s: float, pace: CropPace) -> None:
+    """Refuse at once what would only take time from others: a large image takes a second to be cut."""
+    if left_s <= 0:
+        raise DeadlineError(begun=False)
+    needed_s = pace.seconds(pixels)
+    if needed_s > left_s:
+        pace.refused()
+        raise DeadlineError(begun=False, cropping_s=needed_s)

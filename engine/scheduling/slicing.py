@@ -28,6 +28,11 @@ class Window:
     width: int
     height: int
 
+    @property
+    def pixels(self) -> int:
+        """How many there are."""
+        return self.width * self.height
+
 
 def windows(width: int, height: int, tiles: int) -> list[Window]:
     """The whole image, and if `tiles` > 1, `tiles` × `tiles` overlapping windows that cover it, row by row."""
