@@ -1,0 +1,454 @@
+"""What may go wrong in or around an engine ends one request, with one clear error, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from saccade.engine import (
+    Caption,
+    DeadlineError,
+    Detect,
+    Engine,
+    EngineClosedError,
+    EngineError,
+    Point,
+    Query,
+    Result,
+    Task,
+)
+from saccade.engine.config import EngineConfig
+from saccade.engine.errors import RequestTooLargeError
+from saccade.engine.model_loader import open_model
+from saccade.engine.models.protocol import Prompts
+from saccade.engine.phase import Phase
+from saccade.engine.results import ResultPart, Text
+from saccade.engine.scheduling.crop_pace import CropPace
+from saccade.engine.scheduling.output_state import OutputState, TextOutput
+from saccade.engine.scheduling.task import Answers, OnText
+from tests.support.engine import TINY, Held, noise, random_model, write_model
+
+WAIT_S = 60
+IMAGE = noise(16, 16)
+GOOD = Detect("x", 2, 0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
+
+
+@pytest.fixture
+def tiny(folder: Path) -> Iterator[Engine]:
+    with Engine.load(str(folder), "cpu", depth=2) as engine:
+        yield engine
+
+
+def answered(engine: Engine) -> bool:
+    return len(engine.submit(IMAGE, [GOOD]).result(WAIT_S).detections) == 2
+
+
+def at_rest(engine: Engine) -> bool:
+    latest = time.monotonic() + WAIT_S
+    while not engine._loop._scheduler.at_rest and time.monotonic() < latest:
+        time.sleep(0.002)
+    return engine._loop._scheduler.at_rest
+
+
+# Tasks that are none
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Detect("person", 2.5),  # type: ignore[arg-type]
+        lambda: Detect("person", -1),
+        lambda: Detect("person", True),
+        lambda: Detect("person", math.inf),  # type: ignore[arg-type]
+        lambda: Detect("person", conf=math.nan),
+        lambda: Detect("person", conf=math.inf),
+        lambda: Detect(""),
+        lambda: Point("person", conf=-math.inf),
+        lambda: Point(None),  # type: ignore[arg-type]
+        lambda: Query("?", 3.0),  # type: ignore[arg-type]
+        lambda: Query("?", math.nan),  # type: ignore[arg-type]
+        lambda: Query("?", seed=1.5),  # type: ignore[arg-type]
+        lambda: Query("?", top_p=math.nan),
+        lambda: Caption("normal", math.inf),  # type: ignore[arg-type]
+        lambda: Caption("brief"),  # type: ignore[arg-type]
+        lambda: Caption(temperature=math.inf),
+    ],
+)
+def test_a_task_refuses_arguments_out_of_range(make: Callable[[], Task]) -> None:
+    with pytest.raises(ValueError, match="got") as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+# Tasks and output states that raise
+
+
+class BrokenError(Exception):
+    pass
+
+
+class BrokenOutput(TextOutput):
+    """Raises in one of its parts, the first or a later time that it is called."""
+
+    __slots__ = ("_calls", "_most", "_part")
+
+    def __init__(self, part: str, calls: int) -> None:
+        self._part, self._calls = part, calls
+        super().__init__(-1, 6, 20)
+
+    @property
+    def steps(self) -> int:
+        self._fail("steps")
+        return self._most
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._most = value
+
+    def next_phase(self) -> Phase | None:
+        self._fail("next_phase")
+        return super().next_phase()
+
+    def allowed(self) -> Sequence[int] | None:
+        self._fail("allowed")
+        return super().allowed()
+
+    def commit(self, sampled: tuple[float, float, float]) -> bool:
+        self._fail("commit")
+        return super().commit(sampled)
+
+    def finish(self) -> None:
+        self._fail("finish")
+
+    def _fail(self, part: str) -> None:
+        if part == self._part:
+            self._calls -= 1
+            if self._calls < 0:
+                raise BrokenError(part)
+
+
+@dataclass(frozen=True)
+class BrokenTask(Task):
+    """Raises in one part of its own or of its output state."""
+
+    skill = "query"
+    part: str
+    calls: int = 0
+
+    @classmethod
+    def parse(cls, text: str, max_objects: int, conf: float) -> Self:
+        return cls(text)
+
+    @property
+    def asked(self) -> str:
+        return "?"
+
+    @property
+    def empty(self) -> bool:
+        return False
+
+    def prompt(self, prompts: Prompts) -> list[int]:
+        if self.part == "prompt":
+            raise BrokenError("prompt")
+        return prompts.query("?")
+
+    def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
+        if self.part == "output":
+            raise BrokenError("output")
+        return BrokenOutput(self.part, self.calls)
+
+    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
+        if self.part == "collect":
+            raise BrokenError("collect")
+        return [Text("?", "")]
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "part", ["prompt", "output", "steps", "next_phase", "allowed", "commit", "finish", "collect", "none"]
+)
+def test_a_task_that_raises_ends_its_own_request_only(tiny: Engine, part: str, calls: int) -> None:
+    held = Held(tiny, IMAGE)
+    before = tiny.submit(IMAGE, [GOOD, Query("?", 3)])
+    error: BaseException | None
+    try:
+        broken = tiny.submit(IMAGE, [BrokenTask(part, calls), Query("?", 9)])
+    except BrokenError as raised:
+        error = raised
+        held.release()
+    else:
+        held.release()
+        error = broken.exception(WAIT_S)
+    reached = part != "none" and (part != "finish" or calls == 0)  # `finish` is called once
+    assert isinstance(error, BrokenError) == reached
+    result = before.result(WAIT_S)
+    assert (len(result.detections), len(result.texts)) == (2, 1)
+    assert answered(tiny)
+    assert at_rest(tiny)
+
+
+def test_one_window_that_is_refused_ends_its_image_only(folder: Path) -> None:
+    loaded, info, vocabulary = open_model(str(folder), "cpu", None)
+    with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
+        for _ in range(20):  # the first window is refused while the others are on their way
+            future = small.submit(IMAGE, [Detect("x", 20, 0.0)] * 3, tiles=3)
+            with pytest.raises(RequestTooLargeError, match="ask less at a time"):
+                future.result(WAIT_S)
+        assert issubclass(RequestTooLargeError, EngineError)
+        assert answered(small)
+
+
+# Futures
+
+
+def test_waiting_for_a_cancelled_future_returns_at_once(tiny: Engine) -> None:
+    held = Held(tiny, IMAGE)
+    cancelled, kept = (tiny.submit(IMAGE, [GOOD]) for _ in range(2))
+    seen: list[Future[Result]] = []
+    cancelled.add_done_callback(seen.append)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: next(as_completed([cancelled, kept], WAIT_S)))
+        assert cancelled.cancel()
+        assert waiting.result(WAIT_S) is cancelled
+    done, others = wait([cancelled], WAIT_S)
+    assert (done, others) == ({cancelled}, set())
+    held.release()
+    assert len(kept.result(WAIT_S).detections) == 2
+    assert wait([cancelled, kept], WAIT_S).not_done == set()
+    assert at_rest(tiny)
+    assert seen == [cancelled]
+
+
+def test_futures_that_are_kept_keep_no_crops(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, crops = tiny._executor.prepare, list[weakref.ref[NDArray[np.uint8]]]()
+
+    def remember(image: NDArray[np.uint8]) -> Any:
+        prepared = prepare(image)
+        crops.append(weakref.ref(prepared.pixels))
+        return prepared
+
+    monkeypatch.setattr(tiny._executor, "prepare", remember)
+    held = Held(tiny, IMAGE)
+    tasks: list[Task] = [GOOD, Query("?", 3)]
+    futures = [tiny.submit(IMAGE, tasks) for _ in range(3)]
+    futures += [tiny.submit(IMAGE, tasks, deadline_s=1e-3), tiny.submit(IMAGE, tasks, tiles=2, deadline_s=1e-3)]
+    futures += [tiny.submit(IMAGE, [BrokenTask(part)]) for part in ("allowed", "commit", "collect")]
+    images = [noise(16, 16, seed) for seed in (1, 2)]
+    refused = [weakref.ref(image) for image in images]
+    futures += [tiny.submit(images[0], [Query("why? " * 40)]), tiny.submit(images[1], tasks, deadline_s=-1.0)]
+    images.clear()
+    futures[0].cancel()
+    time.sleep(0.01)
+    held.release()
+    wait(futures, WAIT_S)
+    assert answered(tiny)
+    assert at_rest(tiny)
+    tiny.submit(IMAGE, []).result(WAIT_S)
+    gc.collect()
+    assert len(crops) > len(futures)
+    assert {ref() is None for ref in (*crops, *refused)} == {True}
+    assert sum(future.cancelled() or future.exception() is not None for future in futures) == 8
+
+
+def test_a_closed_engine_raises_a_new_error_each_time(folder: Path) -> None:
+    engine = Engine.load(str(folder), "cpu")
+    engine.close()
+    lengths, errors, images = set[int](), set[int](), list[weakref.ref[NDArray[np.uint8]]]()
+    kept: list[EngineClosedError] = []
+    for number in range(100):
+        image = noise(16, 16, number)
+        images.append(weakref.ref(image))
+        try:
+            engine.submit(image, [GOOD])
+        except EngineClosedError as error:
+            lengths.add(len(traceback.extract_tb(error.__traceback__)))
+            if number % 10 == 0:
+                kept.append(error.with_traceback(None))
+            errors.add(id(error.__cause__ or error.__context__))
+    del image
+    assert len(lengths) == 1
+    assert errors == {id(None)}
+    assert len({id(error) for error in kept}) == 10
+    assert {ref() for ref in images} == {None}
+
+
+# Callbacks
+
+
+def test_a_callback_may_use_the_engine(tiny: Engine) -> None:
+    found: list[int] = []
+    texts: list[str] = []
+    done = threading.Event()
+
+    def again(_: Future[Result]) -> None:
+        found.append(len(tiny.detect(IMAGE, "x", 2, 0.0)))
+        texts.append("".join(tiny.stream(IMAGE, Query("?", 5))))
+        done.set()
+
+    held = Held(tiny, IMAGE)
+    tiny.submit(IMAGE, [GOOD]).add_done_callback(again)
+    held.release()
+    assert done.wait(WAIT_S)
+    assert (found, texts) == ([2], [tiny.query(IMAGE, "?", 5).text])
+
+
+@pytest.mark.parametrize("leave", [sys.exit, lambda: 1 / 0])
+def test_a_callback_that_raises_ends_nothing(tiny: Engine, leave: Callable[[], object]) -> None:
+    held = Held(tiny, IMAGE)
+    first, second = (tiny.submit(IMAGE, [GOOD]) for _ in range(2))
+    seen = threading.Event()
+    first.add_done_callback(lambda _: leave())
+    second.add_done_callback(lambda _: seen.set())
+    held.release()
+    assert seen.wait(WAIT_S)
+    assert answered(tiny)
+
+
+def test_callbacks_run_for_what_a_closing_engine_finishes(folder: Path) -> None:
+    engine = Engine.load(str(folder), "cpu", depth=2)
+    futures = [engine.submit(IMAGE, [GOOD, Query("?", 20)]) for _ in range(4)]
+    seen = [threading.Event() for _ in futures]
+    for future, event in zip(futures, seen, strict=True):
+        future.add_done_callback(lambda _, event=event: event.set())
+    engine.close()
+    assert all(event.wait(WAIT_S) for event in seen)
+
+
+# Processes and threads
+
+
+def test_a_forked_child_is_refused_with_an_error(tiny: Engine) -> None:
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            refused = 0
+            for ask in (lambda: tiny.submit(IMAGE, [GOOD]), lambda: tiny.stream(IMAGE, Query("?"))):
+                try:
+                    ask()
+                except EngineError as error:
+                    refused += "fork" in str(error)
+            tiny.close()  # of the parent's threads: nothing
+            code = 0 if refused == 2 else 2
+        finally:
+            os._exit(code)
+    latest = time.monotonic() + WAIT_S
+    while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < latest:
+        time.sleep(0.01)
+    if status[0] == 0:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert (status[0], os.waitstatus_to_exitcode(status[1])) == (child, 0)
+    assert answered(tiny)
+
+
+def test_an_engine_that_is_dropped_ends_its_threads(folder: Path) -> None:
+    before = set(threading.enumerate())
+    engine = Engine.load(str(folder), "cpu")
+    called = threading.Event()
+    future = engine.submit(IMAGE, [GOOD])
+    future.add_done_callback(lambda _: called.set())
+    future.result(WAIT_S)
+    assert called.wait(WAIT_S)
+    mine = set(threading.enumerate()) - before
+    assert {thread.name for thread in mine} >= {"saccade-engine"}
+    del engine
+    gc.collect()
+    for thread in mine:
+        thread.join(WAIT_S)
+    assert [thread.name for thread in mine if thread.is_alive()] == []
+    assert len(future.result().detections) == 2
+
+
+def test_an_engine_that_is_dropped_finishes_what_it_began(folder: Path) -> None:
+    futures = (
+        Engine.load(str(folder), "cpu").submit(IMAGE, [GOOD]),
+        Engine.load(str(folder), "cpu").stream(IMAGE, Query("?", 5)),
+    )
+    gc.collect()
+    assert len(futures[0].result(WAIT_S).detections) == 2
+    assert "".join(futures[1])
+
+
+def test_steps_are_timed_only_while_the_engine_is_idle(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(tiny._executor, "time_step", lambda *sizes: called.append("step") or [0.5])
+    monkeypatch.setattr(tiny._executor, "time_sampling", lambda rows: called.append("sampling") or 0.25)
+    held = Held(tiny, IMAGE)
+    waiting = tiny.submit(IMAGE, [GOOD])
+    with ThreadPoolExecutor(2) as pool:
+        timing = [pool.submit(tiny.time_step, 4, 20, 3), pool.submit(tiny.time_sampling, 4)]
+        latest = time.monotonic() + WAIT_S
+        while len(tiny._loop._inbox) < 3 and time.monotonic() < latest:
+            time.sleep(0.002)
+        held.release()
+        for one in timing:
+            with pytest.raises(EngineError, match="idle"):
+                one.result(WAIT_S)
+    assert called == []
+    waiting.result(WAIT_S)
+    assert at_rest(tiny)
+    assert (tiny.time_step(4, 20, 3), tiny.time_sampling(4)) == ([0.5], 0.25)
+
+
+# Deadlines of large images
+
+
+@pytest.mark.parametrize("tiles", [1, 2])
+def test_a_large_image_that_cannot_make_it_is_not_cut(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch, tiles: int
+) -> None:
+    cut: list[int] = []
+    prepare = tiny._executor.prepare
+    monkeypatch.setattr(tiny._executor, "prepare", lambda image: cut.append(image.size) or prepare(image))
+    large = np.zeros((6000, 8000, 3), np.uint8)
+    future = tiny.submit(large, [GOOD], tiles, deadline_s=0.05)
+    assert future.done()
+    with pytest.raises(DeadlineError, match=r"to cut this image takes .* s, longer than the deadline"):
+        future.result()
+    assert cut == []
+    assert tiny.counters()["requests_failed_total"] == 1
+    assert answered(tiny)
+
+
+def test_the_pace_of_cutting_is_learned_from_large_images() -> None:
+    pace = CropPace(1e-8)
+    pace.measured(10_000, 1.0)
+    assert pace.seconds(1_000_000) == pytest.approx(0.01)
+    pace.measured(1_000_000, 0.08)
+    assert pace.seconds(48_000_000) == pytest.approx(48 * 0.04)
+    pace.measured(2_000_000, 0.04)
+    assert pace.seconds(1_000_000) == pytest.approx(0.01)
+    pace.measured(2_000_000, 4.0)  # the machine was busy
+    assert pace.seconds(1_000_000) == pytest.approx(0.01)
+
+
+def test_one_slow_measurement_does_not_refuse_for_ever() -> None:
+    pace, refusals = CropPace(1e-8), 0
+    pace.measured(1_000_000, 10.0)
+    while pace.seconds(1_000_000) > 0.1:
+        pace.refused()
+        refusals += 1
+    assert 1 < refusals < 60
+    pace.measured(1_000_000, 0.06)
+    assert pace.seconds(1_000_000) == pytest.approx(0.03)
