@@ -82,7 +82,7 @@ def status_of(run: Run) -> StreamStatus:
     connections = 0
     if isinstance(source, LiveSource):
         status = source.status
-        state, reason, connections = status.state, status.reason, status.connections
+        state, reason, connections = status.state, status.explanation, status.connections
     info = source.info
     if isinstance(source, LiveSource) and state == "live":
         if info.codec:

@@ -42,11 +42,16 @@ class LinkStatus:
     connections: int
     retry_s: float | None = None
 
-    def __str__(self) -> str:
+    @property
+    def explanation(self) -> str | None:
+        """The reason, and when the next attempt is if that is more than a minute away; None when all is well."""
         if not self.reason:
-            return self.state
+            return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
-        return f"{self.state} ({self.reason}{later})"
+        return f"{self.reason}{later}"
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.explanation})" if self.reason else self.state
 
 
 class Link:

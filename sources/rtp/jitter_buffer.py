@@ -1,7 +1,7 @@
 """Puts RTP packets back in order and closes a frame at its marker bit, not when the next frame begins.
 
-At 30 fps that saves the 33 ms by which aiortc's own jitter buffer is late. Knows nothing of sockets, threads, codecs
-or aiortc: packets in, coded frames out, and the time is told by whoever calls.
+At 30 fps that saves the 33 ms by which aiortc's own jitter buffer is late. Pure: packets in, coded frames out, and the
+caller passes the time. Knows nothing of sockets, threads, codecs or aiortc.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from saccade.sources.rtp.packet import signed
 CAPACITY = (
     4096  # packets behind a gap: 5 MB, several key frames of 4K; aiortc's 512 are fewer than one of them can have
 )
-PATIENCE_S = 0.2  # for a packet sent again; longer than two round trips on a bad mobile line
-_FAR = 3000  # a sequence number this far off is a sender that began anew, not a late packet
+WAIT_S = 0.2  # for a retransmitted packet; longer than two round trips on a bad mobile line
+_FAR = 3000  # a sequence number this far off is a sender that restarted, not a late packet
 
 
 class Packet(Protocol):
-    """What the buffer needs of an RTP packet; aiortc's `RtpPacket` is one."""
+    """What the buffer needs of an RTP packet; aiortc's `RtpPacket` has it."""
 
     sequence_number: int
     timestamp: int
@@ -37,7 +37,7 @@ class CodedFrame:
         data: the bytes for the decoder.
         timestamp: RTP timestamp, 32 bits, as on the wire.
         payload_type: which codec, by the session's numbers.
-        arrived: when its first packet came, on the clock of `JitterBuffer.add`.
+        arrived: when its first packet arrived, on the clock of `JitterBuffer.add`.
         after_loss: True when something before it is missing, so that only a key frame can be decoded.
     """
 
@@ -51,15 +51,15 @@ class CodedFrame:
 class JitterBuffer:
     """Packets of one video track in any order in, whole frames in their order out.
 
-    A frame ends at the packet with the marker, and at the latest before a packet with another timestamp. A sender
-    that sets the marker elsewhere as well is found out by the packet that follows with the same timestamp; from then on
-    only timestamps count for it. A missing packet is waited for; when it does not come, the frames it
-    tore are left out and the next one is marked `after_loss`.
+    A frame ends at the packet with the marker, and at the latest before a packet with another timestamp. A sender that
+    sets the marker elsewhere as well is detected by the packet that follows with the same timestamp; from then on only
+    timestamps count for it. A missing packet is waited for; when it does not arrive, the frames it belongs to are left
+    out and the next one is marked `after_loss`.
     """
 
-    def __init__(self, capacity: int = CAPACITY, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, capacity: int = CAPACITY, wait_s: float = WAIT_S) -> None:
         self._capacity = capacity
-        self._patience_s = patience_s
+        self._wait_s = wait_s
         self.marker_trusted = True
         """False once the sender has set the marker where no frame ended."""
         self._ssrc: int | None = None
@@ -96,7 +96,7 @@ class JitterBuffer:
             self._blocked_since = None
         elif self._blocked_since is None or self._next != before:
             self._blocked_since = now
-        elif now - self._blocked_since > self._patience_s or len(self._waiting) > self._capacity:
+        elif now - self._blocked_since > self._wait_s or len(self._waiting) > self._capacity:
             self._skip_gap()
             frames += self._take()
         return frames
@@ -111,12 +111,12 @@ class JitterBuffer:
 
     def _place(self, packet: Packet, arrived: float, frames: list[CodedFrame]) -> None:
         if not packet._data and not packet.marker:
-            return  # padding, with which browsers probe the line; it bears the timestamp of the frame before
+            return  # padding, with which browsers probe the bandwidth; it has the timestamp of the frame before
         if self._timestamp is not None and packet.timestamp != self._timestamp:
             self._close(frames)
         if self._timestamp is None:
             if packet._data and packet.timestamp == self._ended:
-                self.marker_trusted = False  # that was not the end of it, and what was handed on was but a part
+                self.marker_trusted = False  # that was not the end of it, and only a part was yielded
                 self._torn = True
             self._timestamp, self._payload_type, self._arrived = packet.timestamp, packet.payload_type, arrived
         self._parts.append(packet._data)
@@ -135,7 +135,7 @@ class JitterBuffer:
         self._parts = []
 
     def _skip_gap(self) -> None:
-        """Give the missing packets up. Which frame they belonged to is unknown: both its neighbours may be torn."""
+        """Give up the missing packets. Which frame they belonged to is unknown: both neighbours may be incomplete."""
         if self._timestamp is not None:
             self._timestamp, self._parts = None, []
         self._ended = None

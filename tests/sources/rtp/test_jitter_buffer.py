@@ -95,7 +95,7 @@ def test_reordered_and_duplicate_packets_give_the_same_frames(seed: int, window:
 def test_a_lost_packet_is_waited_for_then_its_frames_dropped() -> None:
     packets = stream(10)
     del packets[4]  # in the middle of frame 1
-    buffer = JitterBuffer(patience_s=0.2)
+    buffer = JitterBuffer(wait_s=0.2)
     before = feed(buffer, packets[:14], at=1.0)
     assert [p.data for p in before] == [whole(0)]
     after = feed(buffer, packets[14:15], at=1.1) + feed(buffer, packets[15:], at=1.3)
@@ -107,14 +107,14 @@ def test_a_lost_packet_is_waited_for_then_its_frames_dropped() -> None:
 def test_a_packet_that_comes_in_time_after_all_loses_nothing() -> None:
     packets = stream(4)
     late = packets.pop(4)
-    buffer = JitterBuffer(patience_s=0.2)
+    buffer = JitterBuffer(wait_s=0.2)
     assert len(feed(buffer, packets[:8], at=1.0)) == 1
     assert [p.data for p in feed(buffer, [late], at=1.19)] == [whole(1), whole(2)]
 
 
 def test_silence_is_no_gap() -> None:
     packets = stream(4)
-    buffer = JitterBuffer(patience_s=0.2)
+    buffer = JitterBuffer(wait_s=0.2)
     feed(buffer, packets[:3], at=1.0)
     assert feed(buffer, [packets[4]], at=9.0) == []  # one overtook the other, after eight seconds of nothing
     assert [p.data for p in feed(buffer, [packets[3], packets[5]], at=9.01)] == [whole(1)]
