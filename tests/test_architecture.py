@@ -169,3 +169,35 @@ def test_modules_and_packages_begin_with_a_docstring() -> None:
     assert {str(folder) for folder in folders if not (folder / "__init__.py").exists()} == set()
     silent = [name for name, path in modules().items() if not ast.get_docstring(ast.parse(path.read_text()))]
     assert silent == []
+
+
+FORBIDDEN = (
+    "bend", "bent", "doors", "house", "ill", "lane", "lanes", "patience", "picture", "pictures", "said", "somebody",
+    "spoilt", "stranger", "strangers", "told", "whoever", "whom",
+)  # fmt: skip
+"""Words for which the project uses the field's own: frame and image, message, error, client, batch slot, timeout, …"""
+
+
+@unfinished
+def test_the_field_s_own_words_are_used() -> None:
+    words = re.compile(rf"(?<![a-z])(?:{'|'.join(FORBIDDEN)})(?![a-z])")
+    found = {}
+    for path in tracked(".py", ".js", ".html", ".css", ".yaml", ".toml", ".md"):
+        if path.name in ("CHANGELOG.md", Path(__file__).name):
+            continue  # old names, and this list
+        text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", path.read_text(encoding="utf-8")).lower()
+        if hits := sorted(set(words.findall(text))):
+            found[str(path.relative_to(REPO))] = hits
+    assert found == {}
+
+
+@unfinished
+def test_names_of_tests_are_short() -> None:
+    names = [
+        node.name
+        for path in tracked(".py")
+        if path.name.startswith("test_")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) > MAX_TEST_NAME] == []

@@ -18,7 +18,7 @@ def stages() -> dict[str, str]:
     return dict(reversed(found) for found in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE))
 
 
-def test_every_stage_is_made_from_one_before_it_and_the_last_is_for_any_machine() -> None:
+def test_every_stage_is_made_from_an_earlier_one() -> None:
     known: set[str] = set()
     for name, origin in stages().items():
         assert origin in known or origin == "python:${PYTHON}-slim"
