@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -174,6 +175,26 @@ def test_a_broker_of_mqtt_3_is_served_too(broker: Broker, listener: Listener) ->
     wait_for(lambda: sink.stats().backlog == 0)
     assert sink.stats().connected
     sink.close()
+
+
+@pytest.mark.parametrize("refusal", [b"\x20\x02\x00\x01", b"\x20\x03\x00\x84\x00"])
+def test_a_broker_that_refuses_mqtt_5_is_served_in_mqtt_3(refusal: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "saccade.sinks")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(LONG_S)
+        sink = MqttSink(f"mqtt://127.0.0.1:{server.getsockname()[1]}")
+        versions = []
+        for answer in (refusal, b"\x20\x02\x00\x00"):
+            connection, _ = server.accept()
+            with connection:
+                hello = connection.recv(4096)
+                versions.append(hello[hello.index(b"MQTT") + 4])
+                connection.sendall(answer)
+                if answer is not refusal:
+                    wait_for(lambda: sink.stats().connected is True)
+                    sink.close()
+        assert versions == [5, 4]  # 4 is how MQTT 3.1.1 calls itself
+    assert "Unsupported protocol version; trying again" in caplog.text
 
 
 @needs_mosquitto
