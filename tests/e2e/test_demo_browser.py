@@ -67,7 +67,7 @@ def look_for(page: Tab, name: str) -> None:
 
 
 def words(page: Tab, what: str) -> str:
-    """What a part of the page says; "" while it is hidden."""
+    """The text of a part of the page; "" while it is hidden."""
     text: str = page.eval(
         f"document.querySelector({what!r}).checkVisibility() ? {what!r} && "
         f"document.querySelector({what!r}).innerText : ''"
@@ -126,7 +126,7 @@ def test_what_is_looked_for_changes_while_it_runs(demo: Demo, film: Path, tmp_pa
         look_for(page, "zebra crossing")
         page.until("!document.getElementById('unknown').hidden")
         assert "zebra crossing" in words(page, "#unknown")
-        assert "dining table" in words(page, "#unknown")  # it says what there is
+        assert "dining table" in words(page, "#unknown")  # it lists the known names
         look_for(page, "dogs")
         page.until("document.getElementById('chips').innerText.includes('dog')")
         assert words(page, "#unknown") == ""
@@ -180,7 +180,7 @@ def test_a_running_stream_is_watched_either_way(demo: Demo, tmp_path: Path) -> N
             time.sleep(0.4)
         assert max(np.abs(a - b).max() for a, b in itertools.pairwise(frames)) > 40  # it moves
         assert demo.whep.viewers == 1
-        page.do("Page.navigate", url="about:blank")  # a page that is left says goodbye
+        page.do("Page.navigate", url="about:blank")  # a page that is left disconnects
         until(lambda: demo.whep.viewers == 0)
 
 

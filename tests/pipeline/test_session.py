@@ -204,7 +204,7 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None
     deadline = time.monotonic() + LONG_S
     while not what():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
 
 
@@ -264,8 +264,8 @@ def test_a_server_alone_waits_for_streams_until_a_signal(tmp_path: Path) -> None
 def test_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
     with running("--http", "127.0.0.1:0", "--sink", "mqtt://me:secret@127.0.0.1:1/home") as process:
         assert process.stderr is not None
-        told = process.stderr.readline()  # while it runs: it has no end of its own
-        assert told == "saccade: mqtt://127.0.0.1:1: Connection refused; trying again\n"
+        line = process.stderr.readline()  # while it runs: it has no end of its own
+        assert line == "saccade: mqtt://127.0.0.1:1: Connection refused; trying again\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=LONG_S)
     assert process.returncode == 130

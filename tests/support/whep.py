@@ -1,4 +1,4 @@
-"""A stream of numbered frames that anybody can watch over WHEP, and an aiortc viewer; over 127.0.0.1 only."""
+"""A stream of numbered frames to watch over WHEP, and an aiortc viewer; over 127.0.0.1 only."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def engines() -> Iterator[list[Engine]]:
         ([[0.9, 0.5, 0.1], [0.8, 0.7, 0.6]], 1.0, [1, 1]),
         ([[0.9, 0.5, 0.1], [0.8, 0.7, 0.6]], 2.0, [1, 3]),
         ([[0.2, 0.2], [0.5, 0.4]], 1.0, [0, 2]),
-        ([[0.9, 0.8]], 50.0, [1]),  # more than there is: as many as can be told apart
+        ([[0.9, 0.8]], 50.0, [1]),  # more than there is: as many as can be distinguished
     ],
 )
 def test_the_confidence_gives_answers_of_the_length_wanted(
@@ -100,7 +100,7 @@ def test_a_row_adds_up(engines: list[Engine], images: list[RgbImage]) -> None:
     assert row.sampling_ms > 0
     assert min(row.idle_block_ms, row.idle_pipe_ms) >= 0
     assert row.bookkeeping_ms > 0
-    # How fast threads of a tiny model take turns on a busy machine says nothing; but that no time or row is lost does.
+    # How fast threads of a tiny model take turns on a busy machine shows nothing; that no time or sequence is lost does.
     assert row.observed == pytest.approx(row.predicted * row.rows_pipe / row.rows_block, rel=0.1)
     assert row.observed_answers == pytest.approx(row.predicted_answers, rel=0.1)
     assert min(row.answers_per_s, row.prefill_ms) > 0

@@ -21,7 +21,7 @@ def test_what_a_frame_costs_besides_the_model_is_measured() -> None:
     assert timed["frames"] >= 3
     assert timed["fps"] == pytest.approx(10 / 3)
     assert 0 < timed["median_ms"] <= timed["p99_ms"]
-    assert timed["median_ms"] < 100  # 1 to 5 ms when nothing else runs; more would be somebody waiting for a frame
+    assert timed["median_ms"] < 100  # 1 to 5 ms when nothing else runs; more would be a thread that waits for a frame
     assert timed["model_ms"] > timed["before_ms"] >= 0
 
 

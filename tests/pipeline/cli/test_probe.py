@@ -54,10 +54,10 @@ def test_a_file_has_no_age(make_clip: MakeClip) -> None:
 @given(st.integers(-20_000, 20_000))
 def test_the_burnt_in_clock_is_read(age_ms: int) -> None:
     now = 1_795_262_111.0
-    told = (int(now * 1000) - age_ms) % (1 << 32)
+    clock_ms = (int(now * 1000) - age_ms) % (1 << 32)
     image = np.zeros((60, 640, 3), np.uint8)
     for bit in range(32):
-        image[:20, 20 * bit : 20 * bit + 20] = 235 if told >> bit & 1 else 16
+        image[:20, 20 * bit : 20 * bit + 20] = 235 if clock_ms >> bit & 1 else 16
     assert burnt_in_age_ms(image, now) == age_ms
 
 

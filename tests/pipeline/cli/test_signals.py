@@ -1,4 +1,4 @@
-"""How a run ends on signals: files are whole, and the process is gone within 5 s whatever hangs."""
+"""How a run ends on signals: files are whole, and the process ends within 5 s whatever hangs."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def clip(frames: int = 10) -> Source:
 def wait_for(what: object, *, so: bool = True) -> None:
     deadline = time.monotonic() + LONG_S
     while bool(what()) is not so:  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
 
 

@@ -195,7 +195,7 @@ def test_an_error_of_a_callback_ends_the_run(engine: Engine, clip: Source) -> No
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_lost_reader_ends_its_sink_and_a_run_without_another(engine: Engine, clip: Source, alone: bool) -> None:
-    pipe, other = EndingSink(ReaderGoneError("the reader has gone")), EndingSink(SinkError("never"))
+    pipe, other = EndingSink(ReaderGoneError("the reader is gone")), EndingSink(SinkError("never"))
     other.write = GateSink.write.__get__(other)  # type: ignore[method-assign] # it takes everything
     run = Run(clip, engine, TASKS, [Output(pipe), *([] if alone else [Output(other)])])
     run.start()
@@ -255,7 +255,7 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
         assert report.drops["failed"] == 3
         frames = [record["frame"] for record in kept]
         gaps = [after - before - 1 for before, after in pairwise(frames)]
-        assert gaps == [record["dropped_since_last"] for record in kept[1:]]  # whatever the cause, each is told
+        assert gaps == [record["dropped_since_last"] for record in kept[1:]]  # each is reported, whatever the cause
     else:
         assert str(run.error) == "out of memory"
         assert report.drops["failed"] == 10

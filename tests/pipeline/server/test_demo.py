@@ -53,7 +53,7 @@ def ask(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes
             return error.code, error.read(), error.headers
 
 
-def told(url: str) -> Any:
+def get_json(url: str) -> Any:
     return json.loads(ask(url)[1])
 
 
@@ -80,15 +80,15 @@ def test_pages_are_served_with_a_strict_security_policy(demo: Demo) -> None:
 
 
 def test_what_the_model_knows_and_what_it_calls_things(demo: Demo) -> None:
-    model = told(f"{demo.url}model")
+    model = get_json(f"{demo.url}model")
     assert (model["model"], model["prompts"]["detect"]) == ("nano", ["person"])
     assert "dining table" in model["classes"]
     assert model["colors"]["person"].startswith("#")
-    assert told(f"{demo.url}names?of=people%20or%20bikes")["names"] == ["person", "bicycle"]
-    unknown = told(f"{demo.url}names?of=zebra%20crossing")["error"]
+    assert get_json(f"{demo.url}names?of=people%20or%20bikes")["names"] == ["person", "bicycle"]
+    unknown = get_json(f"{demo.url}names?of=zebra%20crossing")["error"]
     assert "zebra crossing" in unknown
     assert "dining table" in unknown  # it lists what it knows
-    assert "error" in told(f"{demo.url}names")
+    assert "error" in get_json(f"{demo.url}names")
 
 
 def test_bodies_that_are_too_large_are_refused(demo: Demo) -> None:
@@ -121,8 +121,8 @@ def test_a_file_runs_on_and_on_at_its_own_pace(engine: Engine) -> None:
     with leaving_no_thread(), Demo(engine, PERSON, port=0) as demo:
         begun = time.monotonic()
         demo.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="clip"))
-        until(lambda: told(f"{demo.url}streams")["streams"][0]["frames_out"] >= 5)
-        (stream,) = told(f"{demo.url}streams")["streams"]
+        until(lambda: get_json(f"{demo.url}streams")["streams"][0]["frames_out"] >= 5)
+        (stream,) = get_json(f"{demo.url}streams")["streams"]
         assert (stream["name"], stream["live"]) == ("clip", True)
         assert stream["frames_in"] <= 2 + 10 * (time.monotonic() - begun)  # the clip has ten a second
 
@@ -135,19 +135,19 @@ class Page:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, url: str) -> None:
         self.publisher = Publisher(loop)
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.publisher.do(self._begin(url))
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        return [one for one in self.said if "schema" in one]
+        return [one for one in self.messages if "schema" in one]
 
     @property
     def answers(self) -> list[dict[str, Any]]:
-        return [one for one in self.said if "schema" not in one]
+        return [one for one in self.messages if "schema" not in one]
 
-    def say(self, message: object) -> dict[str, Any]:
-        """Say something, and return the answer."""
+    def send(self, message: object) -> dict[str, Any]:
+        """Send a message, and return the answer."""
         before = len(self.answers)
         text = message if isinstance(message, str) else json.dumps(message)
         self.publisher.loop.call_soon_threadsafe(self.channel.send, text)
@@ -162,9 +162,9 @@ class Page:
             image = next(clip.decode(video=0)).to_ndarray(format="rgb24")
         self.publisher.connection = connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.channel = connection.createDataChannel("results")
-        self.channel.on("message", lambda text: self.said.append(json.loads(text)))
+        self.channel.on("message", lambda text: self.messages.append(json.loads(text)))
         other = connection.createDataChannel("other")
-        other.on("message", lambda text: self.said.append({"wrong": text}))
+        other.on("message", lambda text: self.messages.append({"wrong": text}))
         offer = await offer_of(connection, "VP8", Drawn(lambda _: image))
         async with ClientSession() as http:
             response = await http.post(f"{url}whip", data=offer, headers={"Content-Type": "application/sdp"})
@@ -199,10 +199,10 @@ def test_a_data_channel_carries_records_and_changes_prompts(demo: Demo) -> None:
     with publishing_page(demo) as page:
         until(lambda: any(page.records[-1]["objects"]))
         assert {one["label"] for one in page.records[-1]["objects"]} == {"person"}
-        answer = page.say({"point": ["people"], "detect": [], "conf": 0.3})
+        answer = page.send({"point": ["people"], "detect": [], "conf": 0.3})
         assert (answer["prompts"]["point"], answer["prompts"]["conf"]) == (["person"], 0.3)
         until(lambda: page.records[-1]["points"] and not page.records[-1]["objects"])
-        assert page.say({})["prompts"]["point"] == ["person"]  # only asks
+        assert page.send({})["prompts"]["point"] == ["person"]  # which changes nothing
 
 
 def test_an_invalid_message_is_answered_and_changes_nothing(demo: Demo) -> None:
@@ -218,11 +218,11 @@ def test_an_invalid_message_is_answered_and_changes_nothing(demo: Demo) -> None:
             ([], "should be"),
         ]
         for message, reason in cases:
-            answer = page.say(message)
+            answer = page.send(message)
             assert reason in answer["error"]
             assert "\n" not in answer["error"]
-        assert page.say({})["prompts"]["detect"] == ["person"]
-        assert not [one for one in page.said if "wrong" in one]
+        assert page.send({})["prompts"]["detect"] == ["person"]
+        assert not [one for one in page.messages if "wrong" in one]
 
 
 # ---- the command
@@ -247,7 +247,7 @@ def test_the_command_prints_the_address_and_ends_on_sigint() -> None:
         line = running.stdout.readline()
         url = line.split()[2]
         assert url.startswith("http://127.0.0.1:"), line
-        until(lambda: told(f"{url}streams/demo")["frames_out"] > 0)
+        until(lambda: get_json(f"{url}streams/demo")["frames_out"] > 0)
         running.send_signal(signal.SIGTERM)
         _, errors = running.communicate(timeout=30)
         assert running.returncode == 0, errors

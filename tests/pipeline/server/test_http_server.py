@@ -79,7 +79,7 @@ def ask(server: HttpServer, method: str, path: str, body: Any = None, **headers:
 def wait_for(what: Callable[[], object]) -> None:
     deadline = time.monotonic() + LONG_S
     while not what():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
 
 
@@ -113,8 +113,11 @@ def test_health_is_that_of_every_stream(server: HttpServer, streams: Streams) ->
     assert ask(server, "GET", "/healthz").status == 200
     assert ask(server, "POST", "/streams", {"source": NOWHERE, "name": "door", "detect": "person"}).status == 201
     wait_for(lambda: ask(server, "GET", "/healthz").status == 503)
-    told = ask(server, "GET", "/healthz")
-    assert told.json == {"ok": False, "streams": 2, "unhealthy": {"door": "connecting: connection failed"}}
+    assert ask(server, "GET", "/healthz").json == {
+        "ok": False,
+        "streams": 2,
+        "unhealthy": {"door": "connecting: connection failed"},
+    }
     assert "secret" not in ask(server, "GET", "/streams").text
     streams.remove("door")
     assert ask(server, "GET", "/healthz").status == 200
@@ -170,7 +173,14 @@ BAD = {
     "deeply nested": ("POST", "/streams", b"[" * 60_000, JSON, 400, "not JSON"),
     "not an object": ("POST", "/streams", [1], {}, 422, "should be"),
     "another type": ("POST", "/streams", b"source=a", {"Content-Type": "text/plain"}, 415, "application/json"),
-    "not as told": ("POST", "/streams", b"{}", {**JSON, "Content-Encoding": "gzip"}, 400, "as its headers declare"),
+    "not encoded as declared": (
+        "POST",
+        "/streams",
+        b"{}",
+        {**JSON, "Content-Encoding": "gzip"},
+        400,
+        "as its headers declare",
+    ),
     "half a path": ("POST", "/streams", {**GOOD, "source": "a\0b"}, {}, 422, "NUL"),
     "not UTF-8": ("POST", "/streams", b"\xff\xfe", JSON, 400, "UTF-8"),
     "unknown key": ("POST", "/streams", {**GOOD, "detct": "a"}, {}, 422, "did you mean 'detect'?"),
@@ -182,7 +192,7 @@ BAD = {
     "no such scheme": ("POST", "/streams", {**GOOD, "source": "gopher://me:secret@x/"}, {}, 422, "not a kind"),
     "wrong name": ("POST", "/streams", {**GOOD, "name": "../../etc"}, {}, 422, "no name for a stream"),
     "name taken": ("POST", "/streams", {**GOOD, "name": "clip"}, {}, 409, "already"),
-    "sinks are not for strangers": ("POST", "/streams", {**GOOD, "sinks": ["/etc/x"]}, {}, 422, "unknown key 'sinks'"),
+    "sinks are not for clients": ("POST", "/streams", {**GOOD, "sinks": ["/etc/x"]}, {}, 422, "unknown key 'sinks'"),
     "wrong conf": ("PATCH", "/streams/clip", {"conf": 2}, {}, 422, "less than or equal to 1"),
     "unknown prompt": ("PATCH", "/streams/clip", {"detect": ["unicorn"]}, {}, 422, "unicorn"),
     "no prompt left": ("PATCH", "/streams/clip", {"detect": []}, {}, 422, "nothing to look for"),
@@ -193,8 +203,8 @@ BAD = {
     "no such page": ("GET", "/nothing", None, {}, 404, "Not Found"),
     "no such method": ("PUT", "/streams", {}, {}, 405, "Method Not Allowed"),
     "too long": ("POST", "/streams", b" " * 70_000, JSON, 413, "at most 65536 bytes"),
-    "a stranger's page": ("POST", "/streams", GOOD, {"Origin": "https://evil.example"}, 403, "origin"),
-    "a stranger's name": ("GET", "/streams", None, {"Host": "evil.example:8080"}, 403, "localhost only"),
+    "a page of another origin": ("POST", "/streams", GOOD, {"Origin": "https://evil.example"}, 403, "origin"),
+    "a foreign host name": ("GET", "/streams", None, {"Host": "evil.example:8080"}, 403, "localhost only"),
 }
 
 
@@ -246,9 +256,9 @@ def test_idle_and_deaf_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -
     async def much(_: web.Request) -> web.Response:
         return web.Response(body=bytes(64 << 20))
 
-    impatient = HttpServer(None, port=0, routes=[web.get("/much", much)])
+    strict = HttpServer(None, port=0, routes=[web.get("/much", much)])
     try:
-        place = urlsplit(impatient.url)
+        place = urlsplit(strict.url)
         half = b"GET /much HTTP/1.1\r\nHost: localhost\r\n"
         with ExitStack() as stack:
             silent, slow, deaf = (
@@ -259,12 +269,12 @@ def test_idle_and_deaf_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -
             deaf.sendall(half + b"\r\n")
             assert (silent.recv(1), slow.recv(1)) == (b"", b"")
             if sys.platform == "linux":  # elsewhere the kernel has no such rule
-                server_of = impatient._runner.server
+                server_of = strict._runner.server
                 assert server_of is not None
                 wait_for(lambda: not server_of.connections)
             assert deaf.fileno() >= 0  # still open at its end
     finally:
-        impatient.close()
+        strict.close()
 
 
 def test_an_unreadable_request_leaves_no_token_in_the_log(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:

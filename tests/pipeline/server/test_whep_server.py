@@ -37,7 +37,7 @@ def test_each_record_comes_with_the_timestamp_of_its_own_frame() -> None:
         times = dict(zip(watcher.numbers, watcher.times, strict=False))
         both = stamps.keys() & times.keys()
         assert len(both) >= 10
-        # The viewer's clock begins with his first frame: it is as far behind each timestamp.
+        # The viewer's clock starts at its first frame: it is as far behind each timestamp.
         assert len({(stamps[number] - times[number]) % 2**32 for number in both}) == 1
 
 
@@ -45,9 +45,9 @@ def test_several_watch_and_leave_as_they_like() -> None:
     with staging() as stage, watching(stage) as stays:
         until(lambda: stays.numbers)
         for _ in range(3):
-            with watching(stage) as guest:
-                until(lambda guest=guest: len(guest.numbers) >= 5)  # a key frame is made for him
-            assert stage.ask("DELETE", guest.location)[0] in (200, 404)
+            with watching(stage) as viewer:
+                until(lambda viewer=viewer: len(viewer.numbers) >= 5)  # a key frame is made for it
+            assert stage.ask("DELETE", viewer.location)[0] in (200, 404)
         before = len(stays.numbers)
         until(lambda: len(stays.numbers) > before + 5)
         assert stage.whep.viewers == 1
@@ -92,15 +92,15 @@ def test_the_end_of_the_stream_ends_the_session() -> None:
 
 
 def test_a_message_of_a_viewer_is_answered() -> None:
-    with staging(answer=lambda stream, text: json.dumps({"stream": stream, "said": text})) as stage:
+    with staging(answer=lambda stream, text: json.dumps({"stream": stream, "received": text})) as stage:
         with watching(stage) as watcher:
             until(lambda: watcher.records)
             stage.loop.call_soon_threadsafe(watcher.channel.send, "hello")
             stage.loop.call_soon_threadsafe(watcher.channel.send, b"bytes")
             stage.loop.call_soon_threadsafe(watcher.channel.send, "x" * 5000)
-            until(lambda: any("said" in one for one in watcher.records))
+            until(lambda: any("received" in one for one in watcher.records))
             time.sleep(0.2)
-        assert [one for one in watcher.records if "said" in one] == [{"stream": "door", "said": "hello"}]
+        assert [one for one in watcher.records if "received" in one] == [{"stream": "door", "received": "hello"}]
 
 
 # ---- who may come in

@@ -28,7 +28,7 @@ def status(url: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("whep:door", "not a valid address"),
         ("whep:99999", "not a valid address"),
@@ -40,10 +40,10 @@ def status(url: str) -> int:
         ("whep://192.0.2.1:8082?token=sesame", "cannot listen"),
     ],
 )
-def test_a_bad_address_is_refused_in_one_line_without_its_secret(target: str, told: str) -> None:
+def test_a_bad_address_is_refused_in_one_line_without_its_secret(target: str, message: str) -> None:
     with leaving_no_thread(), pytest.raises(SinkError) as caught:
         open_whep(target)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "sesame" not in str(caught.value)
 

@@ -92,7 +92,7 @@ def test_health_answers_while_every_opening_hangs(streams: Streams, monkeypatch:
         assert error_of(answers[0]) == "too many streams are being opened; try again"
         assert error_of(answers[-1]) == "the stream did not open within 3 s"
         add.release.set()
-        wait_for(lambda: len(add.runs) == 8 and not streams.names)  # nobody waits for them any more
+        wait_for(lambda: len(add.runs) == 8 and not streams.names)  # which no client waits for any more
         assert all(run.error is None for run in add.runs)
     finally:
         add.release.set()
