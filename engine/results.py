@@ -142,60 +142,6 @@ class ExtraPart(Protocol):
         ...
 
 
-@dataclass(slots=True, frozen=True)
-class ZoneState:
-    """A zone on one frame.
-
-    Attributes:
-        name: of the zone.
-        polygon: its corners as fractions of the image's width and height.
-        now: how many objects are in it, by label.
-        entered, left: how often one came into it and went out of it since the stream began, by label.
-        loitering: numbers of the tracks that are in it for longer than the zone's `loitering`.
-        dwell_s: seconds for which each track that is in it has been there, by its number.
-    """
-
-    name: str
-    polygon: tuple[tuple[float, float], ...]
-    now: Mapping[str, int] = field(default_factory=dict)
-    entered: Mapping[str, int] = field(default_factory=dict)
-    left: Mapping[str, int] = field(default_factory=dict)
-    loitering: tuple[int, ...] = ()
-    dwell_s: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True, frozen=True)
-class LineState:
-    """A line on one frame.
-
-    Attributes:
-        name: of the line.
-        start, end: its ends as fractions of the image's width and height.
-        forward, backward: how many objects crossed it since the stream began, by label: forward from its left to its
-            right, as seen from `start` towards `end`.
-    """
-
-    name: str
-    start: tuple[float, float]
-    end: tuple[float, float]
-    forward: Mapping[str, int] = field(default_factory=dict)
-    backward: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, frozen=True)
-class Scene:
-    """What is known of a stream over time, on one of its frames; set by `pipeline.analytics`.
-
-    Attributes:
-        zones, lines: in the order of the configuration.
-        trails: where each track has been in the last second, oldest first, by its number.
-    """
-
-    zones: tuple[ZoneState, ...] = ()
-    lines: tuple[LineState, ...] = ()
-    trails: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-
-
 ResultPart = Box | Spot | Text | ExtraPart
 """What one task contributes to a result."""
 
@@ -206,7 +152,6 @@ class Result:
 
     Attributes:
         extras: parts of other tasks than those of this package, by their keys.
-        scene: tracks, zones and lines of the stream; None from the engine, which knows no streams.
     """
 
     detections: Detections
@@ -214,7 +159,6 @@ class Result:
     texts: tuple[Text, ...] = ()
     timings: Timings = field(default_factory=Timings)
     extras: Mapping[str, tuple[ExtraPart, ...]] = field(default_factory=dict)
-    scene: Scene | None = None
 
     @classmethod
     def of(cls, parts: Iterable[ResultPart], width: int, height: int, timings: Timings) -> Result:

@@ -9,16 +9,17 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from saccade.engine.results import Result
+from saccade.engine.results import Box, Result, Spot
 from saccade.sources.frame import Frame
 
-SCHEMA = "saccade/1"
+SCHEMA = "saccade/2"
 
 # Coordinates are bins of 1/1024: five decimals keep them apart, and are 0.04 pixels of an image 3840 pixels wide.
 _NORM_DIGITS = 5
 _PIXEL_DIGITS = 1
 _SCORE_DIGITS = 3
 _MS_DIGITS = 2
+_SPEED_DIGITS = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +77,7 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
                 "score": round(box.score, _SCORE_DIGITS),
                 "box": [round(v, _PIXEL_DIGITS) for v in box.pixels(width, height)],
                 "box_norm": [round(v, _NORM_DIGITS) for v in (box.x1, box.y1, box.x2, box.y2)],
-                **({} if box.track_id is None else {"track": box.track_id}),
+                **_over_time(box),
             }
             for box in result.detections.boxes
         ],
@@ -88,12 +89,27 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
                 "y": round(spot.y * height, _PIXEL_DIGITS),
                 "x_norm": round(spot.x, _NORM_DIGITS),
                 "y_norm": round(spot.y, _NORM_DIGITS),
+                **_over_time(spot),
             }
             for spot in result.points.points
         ],
         "answers": [{"prompt": text.prompt, "text": text.text} for text in result.texts],
         **_extras(result, width, height),
     }
+
+
+def _over_time(found: Box | Spot) -> dict[str, Any]:
+    """What stages know of an object over time; nothing of one without a track."""
+    known: dict[str, Any] = {}
+    if found.track_id is not None:
+        known = {"track_id": found.track_id, "track": found.track_id}  # the latter as in saccade/1
+    if found.speed is not None:
+        known["speed"] = round(found.speed, _SPEED_DIGITS)
+    if found.zones:
+        known["zones"] = list(found.zones)
+    if found.predicted:
+        known["predicted"] = True
+    return known
 
 
 def _extras(result: Result, width: int, height: int) -> dict[str, Any]:

@@ -2,17 +2,142 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from saccade.pipeline.settings import setting
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from saccade.pipeline.analytics.geometry import Point, area
+from saccade.pipeline.settings import Names, Seconds, Text, setting
+
+MAX_REGIONS = 64
+
+K = TypeVar("K", bound="RegionSettings")
 
 
-class AnalyticsSettings(BaseModel):
+def _points(value: object) -> object:
+    """Read `.1,.2,.5,.2,.5,.9` as points; leave anything else to the validator."""
+    if isinstance(value, str):
+        try:
+            value = [float(number) for number in value.split(",")]
+        except ValueError:
+            raise ValueError("should be numbers with commas between them, such as .1,.2,.5,.2,.5,.9") from None
+    if isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value):
+        if len(value) % 2:
+            raise ValueError(f"should be pairs of x and y, and is {len(value)} numbers")
+        return list(zip(value[::2], value[1::2], strict=True))
+    return value
+
+
+def _inside_the_image(points: list[Point]) -> list[Point]:
+    if not all(math.isfinite(one) and 0 <= one <= 1 for point in points for one in point):
+        raise ValueError("should be fractions of the image's width and height, from 0 to 1")
+    return points
+
+
+Points = Annotated[list[Point], BeforeValidator(_points), AfterValidator(_inside_the_image)]
+
+
+def _polygon(points: list[Point]) -> list[Point]:
+    if len(points) < 3 or area(points) <= 0:
+        raise ValueError("should have at least three corners that are not on one line")
+    return points
+
+
+def _line(points: list[Point]) -> list[Point]:
+    if len(points) != 2 or points[0] == points[1]:
+        raise ValueError("should be two different points: x1,y1,x2,y2")
+    return points
+
+
+class RegionSettings(BaseModel):
+    """What a zone and a line have in common: which objects concern it, and where they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    classes: Names = Field([], description="labels that count; all if empty")
+    anchor: Literal["bottom", "center", "top"] = Field("bottom", description="the point of a box that counts")
+    min_size: float = Field(0.0, ge=0, le=1, description="least area of a box, as a fraction of the image's")
+    min_score: float = Field(0.0, ge=0, le=1, description="least score")
+
+
+class ZoneSettings(RegionSettings):
+    """A polygon."""
+
+    polygon: Annotated[Points, AfterValidator(_polygon)] = Field(description="corners, as x1,y1,x2,y2,…")
+    inertia: Seconds = Field(0.2, description="for how long an object must be inside to be in it, and outside to leave")
+    loitering: Seconds | None = Field(None, description="for how long an object must be in it to loiter")
+
+
+class LineSettings(RegionSettings):
+    """A line from a first point to a second."""
+
+    points: Annotated[Points, AfterValidator(_line)] = Field(description="both ends, as x1,y1,x2,y2")
+    margin: float = Field(0.01, ge=0, le=0.5, description="how far from the line an object is on one side for certain")
+
+
+def _regions(points_key: str) -> BeforeValidator:
+    """Reads `name=.1,.2,…` texts, and points alone in place of a mapping with their key."""
+
+    def read(value: object) -> object:
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, list):
+            named: dict[str, Any] = {}
+            for one in value:
+                name, equals, points = one.partition("=") if isinstance(one, str) else ("", "", "")
+                if not (equals and name.strip()):
+                    raise ValueError("should be NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
+                if name.strip() in named:
+                    raise ValueError(f"'{name.strip()}' is there twice")
+                named[name.strip()] = points
+            value = named
+        if isinstance(value, Mapping):
+            return {
+                name: {points_key: region} if isinstance(region, str | list | tuple) else region
+                for name, region in value.items()
+            }
+        return value
+
+    return BeforeValidator(read)
+
+
+Zones = Annotated[dict[Text, ZoneSettings], _regions("polygon"), Field(max_length=MAX_REGIONS)]
+Lines = Annotated[dict[Text, LineSettings], _regions("points"), Field(max_length=MAX_REGIONS)]
+
+
+class Regions(BaseModel):
+    """The zones and lines of a stream, as they are configured and as the HTTP API takes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    zones: Zones = setting(
+        {},
+        "A zone to count in, as NAME=X,Y,X,Y,… of its corners, in fractions of the image; the flag again for more.",
+        more="In a file {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: bottom (or center "
+        "or top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, loitering: 10}}: an object is in "
+        "it after inertia seconds inside, and loiters after loitering seconds. Tracks objects by itself.",
+        metavar="NAME=POINTS",
+        flags=("--zone",),
+    )
+    lines: Lines = setting(
+        {},
+        "A line to count crossings of, as NAME=X,Y,X,Y; forward is to its right; the flag again for more.",
+        more="In a file {gate: '.1,.5,.9,.5'}, or {gate: {points: …, margin: 0.01, …}} with classes, anchor, min_size "
+        "and min_score as of zones: an object has crossed it when it is margin away on the other side. Each track "
+        "counts once in each direction. Tracks objects by itself.",
+        metavar="NAME=POINTS",
+        flags=("--line",),
+    )
+
+
+class AnalyticsSettings(Regions):
     """What to do with the results of a stream over time."""
 
     track: bool = setting(
         False,
-        "Number objects over time: each keeps its number from frame to frame.",
+        "Number objects over time: each keeps its number from frame to frame; by itself where zones or lines are.",
         more="Records then have `track_id` and `speed`, and drawn boxes a number and a trail.",
     )
     track_conf: float = setting(

@@ -6,21 +6,22 @@ Knows frames and results; the tracker itself (`tracker`) knows numbers only.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.engine.results import Box, Detections, Points, Result, Scene, Spot
+from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline.analytics.association import Floats, Ints
 from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
+from saccade.sinks.overlay.scene import Trail
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
 
 _POINT_SIZE = 0.1  # side of the square around a point that stands for its object, of the shorter side of the frame
-_TRAIL_S = 1.5
-_TRAIL_POINTS = 45
+_TRAIL_S = 1.2
+_TRAIL_STEP_S = 0.09  # between two of its points: with all of them, the drawing took longer than the tracking
 
 Place = tuple[float, float]
 
@@ -43,7 +44,7 @@ class TrackStage:
         self._tracker = Tracker(TrackerSettings(high=start_score, new=start_score, low=0.0))
         self._kinds: dict[tuple[type, str], int] = {}
         self._labels: list[tuple[type, str]] = []
-        self._trails: dict[int, tuple[deque[float], deque[Place]]] = {}  # times and places
+        self._trails: dict[int, tuple[deque[float], deque[Place]]] = {}  # times and places, but for the present
 
     @property
     def tracker(self) -> Tracker:
@@ -73,8 +74,7 @@ class TrackStage:
             Points(spots, result.points.width, result.points.height),
             result.texts,
             result.timings,
-            result.extras,
-            replace(result.scene or Scene(), trails=self._follow(tracked, seconds)),
+            {**result.extras, Trail.key: tuple(self._follow(tracked, seconds))},
         )
 
     def _arrays(self, found: list[Box | Spot], frame: Frame) -> tuple[Floats, Floats, Ints]:
@@ -96,23 +96,23 @@ class TrackStage:
             self._labels.append((of, label))
         return known
 
-    def _follow(self, tracked: list[Box | Spot], seconds: float) -> dict[int, tuple[Place, ...]]:
-        """Note where each track is now, and return where each that is seen has been of late."""
-        trails = {}
+    def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:
+        """Note where each track is now, and yield where each that is seen has been of late."""
         for one in tracked:
             if one.track_id is None:
                 continue
             times, places = self._trails.setdefault(one.track_id, (deque(), deque()))
-            times.append(seconds)
-            places.append(bottom_of(one))
-            while not 0 <= seconds - times[0] <= _TRAIL_S or len(times) > _TRAIL_POINTS:
+            place = bottom_of(one)
+            while times and not 0 <= seconds - times[0] <= _TRAIL_S:
                 times.popleft()
                 places.popleft()
-            trails[one.track_id] = tuple(places)
+            yield Trail(one.track_id, one.label, (*places, place))
+            if not times or seconds - times[-1] >= _TRAIL_STEP_S:
+                times.append(seconds)
+                places.append(place)
         if len(self._trails) > 2 * len(tracked) + 16:
             alive = set(self._tracker.ids.tolist())
             self._trails = {number: trail for number, trail in self._trails.items() if number in alive}
-        return trails
 
 
 def bottom_of(one: Box | Spot) -> Place:

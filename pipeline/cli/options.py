@@ -22,7 +22,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and
 def help_of(key: str) -> str:
     """The description of a setting, with its default."""
     field = RunConfig.model_fields[key]
-    shown = field.default not in (None, "", [], False)
+    shown = field.default not in (None, "", [], {}, False)
     return f"{field.description}{f' (default {field.default})' if shown else ''}"
 
 
@@ -79,7 +79,7 @@ def _flag(key: str) -> inspect.Parameter:
     assert isinstance(extra, dict)
     text: dict[str, Any] = extra
     kind: Any = field.annotation if field.annotation in (int, float, bool) else str
-    if isinstance(field.default, list):
+    if isinstance(field.default, list | dict):
         kind = list[str]
     option = typer.Option(
         *([] if kind is bool else flags_of(key)), help=help_of(key), metavar=text["metavar"], envvar=text["env"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import TASKS, ObjectsTask
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
@@ -131,7 +132,7 @@ def open_stream(
         if repeat and not source.info.live:
             source.close()
             source = on_failure.enter_context(ReplaySource(partial(_open_source, config, check)))
-        stages = [*analytics_of(config), *(STAGES[name]() for name in config.stages)]
+        stages = [AnalyzeStage(config), *(STAGES[name]() for name in config.stages)]
         gates = [GATES[name]() for name in config.gates]
         stream = on_failure.enter_context(OpenedStream(config, source, stages, gates))
         if engine is not None:
@@ -151,13 +152,6 @@ def add_stream(
     """
     with open_stream(config, streams.engine, repeat=repeat, check=check) as stream, stream.reserve(streams) as name:
         return stream.start(streams, name)
-
-
-def analytics_of(config: StreamConfig) -> list[Stage]:
-    """The stages that a stream's settings ask for, before those that it names."""
-    from saccade.pipeline.analytics.track import TrackStage  # brings numpy's solver: only when a stream is opened
-
-    return [TrackStage(config.track_conf)] if config.track else []
 
 
 def _open_source(config: StreamConfig, check: CheckSource | None) -> Source:

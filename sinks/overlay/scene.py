@@ -7,8 +7,8 @@ below boxes, and their labels above all. Two zones, a line and four trails cost 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, TypeVar
 
@@ -37,6 +37,9 @@ class Zone:
         corners: at least three, in order.
         inside: how many objects are in it now.
         entered, left: how many have entered and left it so far; None where that is not counted.
+        counts: `inside`, `entered` and `left` by label.
+        dwell_s: for how many seconds each track that is inside has been there, by its number.
+        loitering: the tracks that have been there for longer than they should.
     """
 
     key: ClassVar[str] = "zones"
@@ -45,6 +48,9 @@ class Zone:
     inside: int = 0
     entered: int | None = None
     left: int | None = None
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    dwell_s: Mapping[int, float] = field(default_factory=dict)
+    loitering: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.corners) < 3:
@@ -52,9 +58,17 @@ class Zone:
         _check_finite(self.corners)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Its name and counts."""
-        counts = {"inside": self.inside, "entered": self.entered, "left": self.left}
-        return {"name": self.name, **{name: count for name, count in counts.items() if count is not None}}
+        """Its name and counts, and who is in it."""
+        totals = {"inside": self.inside, "entered": self.entered, "left": self.left}
+        record: dict[str, object] = {name: count for name, count in totals.items() if count is not None}
+        if self.counts:
+            record["counts"] = {label: dict(counts) for label, counts in self.counts.items()}
+        if self.dwell_s:
+            record["tracks"] = [
+                {"track_id": number, "dwell_s": round(seconds, 2), "loitering": number in self.loitering}
+                for number, seconds in self.dwell_s.items()
+            ]
+        return {"name": self.name, **record}
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,6 +79,7 @@ class Line:
         name: of the line.
         start, end: its ends. `forward` is from left to right for one who looks from `start` to `end`.
         forward, backward: how many have crossed it in each direction so far; drawn as in (along the arrow) and out.
+        counts: `forward` and `backward` by label.
     """
 
     key: ClassVar[str] = "lines"
@@ -73,13 +88,17 @@ class Line:
     end: Point
     forward: int = 0
     backward: int = 0
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_finite((self.start, self.end))
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
         """Its name and counts."""
-        return {"name": self.name, "forward": self.forward, "backward": self.backward}
+        record: dict[str, object] = {"name": self.name, "forward": self.forward, "backward": self.backward}
+        if self.counts:
+            record["counts"] = {label: dict(counts) for label, counts in self.counts.items()}
+        return record
 
 
 @dataclass(slots=True, frozen=True)

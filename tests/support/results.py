@@ -30,7 +30,7 @@ RESULT = Result(
 )
 LATENCY = Latency(decode=2.5, queue=0.126, prefill=12.0, decode_tokens=9.5, total=24.126)
 RECORD = {
-    "schema": "saccade/1",
+    "schema": "saccade/2",
     "stream": "door",
     "frame": 1042,
     "pts": 3751200,

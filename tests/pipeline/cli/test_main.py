@@ -144,7 +144,7 @@ def test_an_image_is_annotated_and_described(folder: Path, saccade: Command) -> 
     done = saccade("image", "photo.png", "--detect", "person", "--out", "found.png", "--json", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     record = json.loads(done.stdout)
-    assert (record["schema"], record["width"], record["height"]) == ("saccade/1", 64, 48)
+    assert (record["schema"], record["width"], record["height"]) == ("saccade/2", 64, 48)
     with Image.open(folder / "found.png") as annotated:
         assert annotated.size == (64, 48)
 

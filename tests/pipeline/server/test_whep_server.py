@@ -32,7 +32,7 @@ def test_a_viewer_sees_the_newest_frames(codecs: tuple[str, ...], sent: str) -> 
 def test_each_record_comes_with_the_timestamp_of_its_own_frame() -> None:
     with staging() as stage, watching(stage, "?overlay=off") as watcher:
         until(lambda: len(watcher.records) >= 20 and len(watcher.times) >= 20)
-        assert watcher.records[0]["schema"] == "saccade/1"
+        assert watcher.records[0]["schema"] == "saccade/2"
         stamps = {record["frame"]: record["rtp_timestamp"] for record in watcher.records}
         times = dict(zip(watcher.numbers, watcher.times, strict=False))
         both = stamps.keys() & times.keys()

@@ -23,7 +23,7 @@ from saccade.sinks.websocket.server import WebSocketSink
 from tests.support.feed import UNREAD, ask, feed, hear, make_certificate, port_of, until, write
 from tests.support.results import FRAME, LATENCY, RECORD, RESULT
 
-SCHEMA = {"schema": "saccade/1"}
+SCHEMA = {"schema": "saccade/2"}
 
 # ---- who gets what
 

@@ -1,0 +1,130 @@
+"""The stage of every stream for what happens over time: tracks, zones and lines, as they are set at the moment.
+
+Zones and lines may be changed from any thread while the stream runs. Knows frames and results.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from saccade.engine.results import Box, Detections, Points, Result, Spot
+from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
+from saccade.pipeline.analytics.track import TrackStage, time_of
+from saccade.pipeline.analytics.zones import LineCounter, Sighting, ZoneCounter
+from saccade.sinks.overlay.scene import Line, Zone
+
+if TYPE_CHECKING:
+    from saccade.sources import Frame
+
+
+class AnalyzeStage:
+    """Tracks objects and counts them in zones and over lines; without settings for any of it, it changes nothing.
+
+    Args:
+        settings: what to do.
+    """
+
+    def __init__(self, settings: AnalyticsSettings | None = None) -> None:
+        self._settings = settings or AnalyticsSettings()
+        self._track: TrackStage | None = None
+        self._lock = threading.Lock()  # over the counters, which other threads read and replace
+        self._zones: dict[str, ZoneCounter] = {}
+        self._lines: dict[str, LineCounter] = {}
+        self.regions = Regions(zones=self._settings.zones, lines=self._settings.lines)
+
+    @property
+    def regions(self) -> Regions:
+        """The zones and lines. May be set at any time; what stays as it is keeps its counts."""
+        with self._lock:
+            zones = {name: counter.settings for name, counter in self._zones.items()}
+            lines = {name: counter.settings for name, counter in self._lines.items()}
+        return Regions.model_construct(zones=zones, lines=lines)
+
+    @regions.setter
+    def regions(self, regions: Regions) -> None:
+        with self._lock:
+            old_zones, old_lines = self._zones, self._lines
+            self._zones = {name: ZoneCounter(zone) for name, zone in regions.zones.items()}
+            self._zones |= {name: old for name, old in old_zones.items() if regions.zones.get(name) == old.settings}
+            self._lines = {name: LineCounter(line) for name, line in regions.lines.items()}
+            self._lines |= {name: old for name, old in old_lines.items() if regions.lines.get(name) == old.settings}
+
+    def process(self, frame: Frame, result: Result) -> Result:
+        """The result with tracks, zones and lines."""
+        if not (self._settings.track or self._zones or self._lines):
+            return result
+        if self._track is None:
+            self._track = TrackStage(self._settings.track_conf)
+        result = self._track.process(frame, result)
+        with self._lock:
+            if self._zones or self._lines:
+                result = self._count(result, time_of(frame))
+        return result
+
+    def _count(self, result: Result, seconds: float) -> Result:
+        assert self._track is not None
+        alive = set(self._track.tracker.ids.tolist())
+        found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
+        sightings = [
+            Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
+        ]
+        zones_of: dict[int, tuple[str, ...]] = {}
+        for name, zone in self._zones.items():
+            for number in zone.update(sightings, alive, seconds):
+                zones_of[number] = (*zones_of.get(number, ()), name)
+        for line in self._lines.values():
+            line.update(sightings, alive)
+        extras = dict(result.extras)
+        if self._zones:
+            extras[Zone.key] = tuple(_zone_part(name, zone, seconds) for name, zone in self._zones.items())
+        if self._lines:
+            extras[Line.key] = tuple(_line_part(name, line) for name, line in self._lines.items())
+        boxes, spots = result.detections.boxes, result.points.points
+        if zones_of:
+            boxes = tuple(replace(one, zones=z) if (z := zones_of.get(one.track_id or 0)) else one for one in boxes)
+            spots = tuple(replace(one, zones=z) if (z := zones_of.get(one.track_id or 0)) else one for one in spots)
+        return Result(
+            Detections(boxes, result.detections.width, result.detections.height),
+            Points(spots, result.points.width, result.points.height),
+            result.texts,
+            result.timings,
+            extras,
+        )
+
+
+def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
+    return (one.x1, one.y1, one.x2, one.y2) if isinstance(one, Box) else (one.x, one.y, one.x, one.y)
+
+
+def _zone_part(name: str, zone: ZoneCounter, seconds: float) -> Zone:
+    inside = zone.inside
+    now: dict[str, int] = {}
+    for visit in inside.values():
+        now[visit.label] = now.get(visit.label, 0) + 1
+    counts = {
+        label: {"inside": now.get(label, 0), "entered": zone.entered[label], "left": zone.left[label]}
+        for label in sorted(zone.entered)
+    }
+    dwell_s = {number: zone.dwell_of(number, seconds) for number in inside}
+    limit = zone.settings.loitering
+    return Zone(
+        name,
+        tuple(zone.settings.polygon),
+        len(inside),
+        zone.entered.total(),
+        zone.left.total(),
+        counts,
+        dwell_s,
+        () if limit is None else tuple(number for number, dwell in dwell_s.items() if dwell >= limit),
+    )
+
+
+def _line_part(name: str, line: LineCounter) -> Line:
+    counts = {
+        label: {"forward": line.forward[label], "backward": line.backward[label]}
+        for label in sorted(line.forward | line.backward)
+    }
+    start, end = line.settings.points
+    return Line(name, start, end, line.forward.total(), line.backward.total(), counts)

@@ -1,0 +1,178 @@
+"""What goes on in a zone and over a line: who is in it, came and went, and for how long; who crossed it, which way.
+
+Times are those of the frames, in seconds, so that lost frames change nothing. Knows sightings and settings only: no
+frames, no results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from saccade.pipeline.analytics.geometry import Point, contains, cross, distance
+from saccade.pipeline.analytics.settings import LineSettings, RegionSettings, ZoneSettings
+
+
+@dataclass(slots=True, frozen=True)
+class Sighting:
+    """An object with a track on one frame: its number, label, score, and box as fractions of the image."""
+
+    track_id: int
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+
+
+def concerns(region: RegionSettings, seen: Sighting) -> bool:
+    """Whether a zone or line takes note of an object."""
+    if region.classes and seen.label not in region.classes:
+        return False
+    x1, y1, x2, y2 = seen.box
+    return seen.score >= region.min_score and (x2 - x1) * (y2 - y1) >= region.min_size
+
+
+def anchor_of(region: RegionSettings, seen: Sighting) -> Point:
+    """The point of an object that counts as where it is."""
+    x1, y1, x2, y2 = seen.box
+    y = {"bottom": y2, "top": y1, "center": (y1 + y2) / 2}[region.anchor]
+    return (x1 + x2) / 2, y
+
+
+@dataclass(slots=True)
+class Visit:
+    """A track and a zone: where it was seen last, and since when it has been inside.
+
+    Attributes:
+        label: of the object.
+        since: the first time of those without a break inside.
+        last: the last time that it was inside.
+        counted: whether it has been inside for as long as the zone's inertia.
+    """
+
+    label: str
+    since: float
+    last: float
+    counted: bool = False
+
+    @property
+    def dwell_s(self) -> float:
+        """For how long it has been, or was, inside, in seconds."""
+        return self.last - self.since
+
+
+class ZoneCounter:
+    """The objects in one zone.
+
+    An object is in it once it has been inside for `inertia` seconds, and is not any more once it has been outside for
+    as long, or its track has ended; the times are those of its first and last frame inside. One that is hidden for a
+    while inside is still there.
+
+    Args:
+        settings: of the zone.
+
+    Attributes:
+        entered, left: how many objects have come and gone, by label.
+        dwells: seconds that each of the last 1000 that left was there.
+    """
+
+    def __init__(self, settings: ZoneSettings) -> None:
+        self.settings = settings
+        self.entered: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+        self.dwells: list[float] = []
+        self._visits: dict[int, Visit] = {}
+
+    def update(self, sightings: Iterable[Sighting], alive: Collection[int], seconds: float) -> set[int]:
+        """Take the objects of one frame; return the numbers of those that are in the zone.
+
+        Args:
+            sightings: the objects that were found.
+            alive: the numbers of all tracks that go on or may be found again.
+            seconds: time of the frame.
+        """
+        zone = self.settings
+        for seen in sightings:
+            if not concerns(zone, seen):
+                continue
+            visit = self._visits.get(seen.track_id)
+            if contains(zone.polygon, anchor_of(zone, seen)):
+                if visit is None:
+                    visit = self._visits[seen.track_id] = Visit(seen.label, seconds, seconds)
+                visit.last = seconds
+                if not visit.counted and seconds - visit.since >= zone.inertia:
+                    visit.counted = True
+                    self.entered[visit.label] += 1
+            elif visit is not None and (not visit.counted or seconds - visit.last >= zone.inertia):
+                self._end(seen.track_id)
+        for number in [number for number in self._visits if number not in alive]:
+            self._end(number)
+        return {number for number, visit in self._visits.items() if visit.counted}
+
+    @property
+    def inside(self) -> dict[int, Visit]:
+        """Those that are in the zone, by the number of the track."""
+        return {number: visit for number, visit in self._visits.items() if visit.counted}
+
+    def dwell_of(self, track_id: int, seconds: float) -> float:
+        """For how long a track has been in the zone at a time, in seconds."""
+        return max(0.0, seconds - self._visits[track_id].since)
+
+    def _end(self, number: int) -> None:
+        visit = self._visits.pop(number)
+        if visit.counted:
+            self.left[visit.label] += 1
+            self.dwells = [*self.dwells[-999:], visit.dwell_s]
+
+
+@dataclass(slots=True)
+class _Side:
+    """A track and a line: on which side it was last seen clearly, and where; which crossings of it have counted."""
+
+    right: bool
+    at: Point
+    forward: bool = False
+    backward: bool = False
+
+
+class LineCounter:
+    """The crossings of one line: forward from its left to its right, as seen from its start towards its end.
+
+    A track counts once in each direction, when it is clearly on the other side, `margin` away from the line, and its
+    way there led between the ends of the line.
+
+    Args:
+        settings: of the line.
+
+    Attributes:
+        forward, backward: how many objects have crossed, by label.
+    """
+
+    def __init__(self, settings: LineSettings) -> None:
+        self.settings = settings
+        self.forward: Counter[str] = Counter()
+        self.backward: Counter[str] = Counter()
+        self._sides: dict[int, _Side] = {}
+
+    def update(self, sightings: Iterable[Sighting], alive: Collection[int]) -> None:
+        """Take the objects of one frame; `alive` as in `ZoneCounter.update`."""
+        line = self.settings
+        start, end = line.points
+        for seen in sightings:
+            if not concerns(line, seen):
+                continue
+            at = anchor_of(line, seen)
+            away = distance(start, end, at)
+            if abs(away) < line.margin:
+                continue
+            side = self._sides.setdefault(seen.track_id, _Side(away > 0, at))
+            if (away > 0) != side.right and cross(side.at, at, start, end):
+                if away > 0 and not side.forward:
+                    side.forward = True
+                    self.forward[seen.label] += 1
+                elif away < 0 and not side.backward:
+                    side.backward = True
+                    self.backward[seen.label] += 1
+            side.right, side.at = away > 0, at
+        if len(self._sides) > 2 * len(alive) + 16:
+            self._sides = {number: side for number, side in self._sides.items() if number in alive}
