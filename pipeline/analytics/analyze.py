@@ -6,10 +6,13 @@ Zones and lines may be changed from any thread while the stream runs. Knows fram
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
+from saccade.pipeline.analytics.counts import CountLog, Minute, Totals
 from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
 from saccade.pipeline.analytics.track import TrackStage, time_of
 from saccade.pipeline.analytics.zones import LineCounter, Sighting, ZoneCounter
@@ -32,6 +35,9 @@ class AnalyzeStage:
         self._lock = threading.Lock()  # over the counters, which other threads read and replace
         self._zones: dict[str, ZoneCounter] = {}
         self._lines: dict[str, LineCounter] = {}
+        self._objects: Counter[str] = Counter()
+        self._newest = 0  # the highest number of a track that has been counted
+        self._log = CountLog()
         self.regions = Regions(zones=self._settings.zones, lines=self._settings.lines)
 
     @property
@@ -59,17 +65,34 @@ class AnalyzeStage:
             self._track = TrackStage(self._settings.track_conf)
         result = self._track.process(frame, result)
         with self._lock:
-            if self._zones or self._lines:
-                result = self._count(result, time_of(frame))
-        return result
+            if self._log.due(frame.captured_at):
+                self._log.turn(frame.captured_at, self._totals())
+            return self._count(result, time_of(frame), self._track)
 
-    def _count(self, result: Result, seconds: float) -> Result:
-        assert self._track is not None
-        alive = set(self._track.tracker.ids.tolist())
+    def totals(self) -> Totals:
+        """What has been counted so far."""
+        with self._lock:
+            return self._totals()
+
+    def minutes(self, since: float = 0.0) -> list[Minute]:
+        """What was counted in each of the last minutes that end after a time, as frames have it in `captured_at`."""
+        with self._lock:
+            return self._log.since(since, self._totals())
+
+    def _totals(self) -> Totals:
+        zones = {name: zone.counts() for name, zone in self._zones.items()}
+        return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
+
+    def _count(self, result: Result, seconds: float, track: TrackStage) -> Result:
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
         ]
+        self._objects.update(seen.label for seen in sightings if seen.track_id > self._newest)
+        self._newest = max(self._newest, max((seen.track_id for seen in sightings), default=0))
+        if not (self._zones or self._lines):
+            return result
+        alive = set(track.tracker.ids.tolist())
         zones_of: dict[int, tuple[str, ...]] = {}
         for name, zone in self._zones.items():
             for number in zone.update(sightings, alive, seconds):
@@ -94,37 +117,23 @@ class AnalyzeStage:
         )
 
 
+def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:
+    """The stage among those of a stream that analyzes it over time; None if there is none."""
+    return next((stage for stage in stages if isinstance(stage, AnalyzeStage)), None)
+
+
 def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
     return (one.x1, one.y1, one.x2, one.y2) if isinstance(one, Box) else (one.x, one.y, one.x, one.y)
 
 
 def _zone_part(name: str, zone: ZoneCounter, seconds: float) -> Zone:
-    inside = zone.inside
-    now: dict[str, int] = {}
-    for visit in inside.values():
-        now[visit.label] = now.get(visit.label, 0) + 1
-    counts = {
-        label: {"inside": now.get(label, 0), "entered": zone.entered[label], "left": zone.left[label]}
-        for label in sorted(zone.entered)
-    }
-    dwell_s = {number: zone.dwell_of(number, seconds) for number in inside}
+    dwell_s = {number: zone.dwell_of(number, seconds) for number in zone.inside}
     limit = zone.settings.loitering
-    return Zone(
-        name,
-        tuple(zone.settings.polygon),
-        len(inside),
-        zone.entered.total(),
-        zone.left.total(),
-        counts,
-        dwell_s,
-        () if limit is None else tuple(number for number, dwell in dwell_s.items() if dwell >= limit),
-    )
+    loitering = () if limit is None else tuple(number for number, dwell in dwell_s.items() if dwell >= limit)
+    corners, entered, left = tuple(zone.settings.polygon), zone.entered.total(), zone.left.total()
+    return Zone(name, corners, len(dwell_s), entered, left, zone.counts(), dwell_s, loitering)
 
 
 def _line_part(name: str, line: LineCounter) -> Line:
-    counts = {
-        label: {"forward": line.forward[label], "backward": line.backward[label]}
-        for label in sorted(line.forward | line.backward)
-    }
     start, end = line.settings.points
-    return Line(name, start, end, line.forward.total(), line.backward.total(), counts)
+    return Line(name, start, end, line.forward.total(), line.backward.total(), line.counts())

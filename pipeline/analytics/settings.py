@@ -115,8 +115,8 @@ class Regions(BaseModel):
     zones: Zones = setting(
         {},
         "A zone to count in, as NAME=X,Y,X,Y,… of its corners, in fractions of the image; the flag again for more.",
-        more="In a file {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: bottom (or center "
-        "or top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, loitering: 10}}: an object is in "
+        more="In a file {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: bottom (center, "
+        "top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, loitering: 10}}: an object is in "
         "it after inertia seconds inside, and loiters after loitering seconds. Tracks objects by itself.",
         metavar="NAME=POINTS",
         flags=("--zone",),

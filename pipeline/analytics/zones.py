@@ -114,6 +114,14 @@ class ZoneCounter:
         """Those that are in the zone, by the number of the track."""
         return {number: visit for number, visit in self._visits.items() if visit.counted}
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """`inside`, `entered` and `left` by label."""
+        now = Counter(visit.label for visit in self.inside.values())
+        return {
+            label: {"inside": now[label], "entered": self.entered[label], "left": self.left[label]}
+            for label in sorted(self.entered)
+        }
+
     def dwell_of(self, track_id: int, seconds: float) -> float:
         """For how long a track has been in the zone at a time, in seconds."""
         return max(0.0, seconds - self._visits[track_id].since)
@@ -153,6 +161,13 @@ class LineCounter:
         self.forward: Counter[str] = Counter()
         self.backward: Counter[str] = Counter()
         self._sides: dict[int, _Side] = {}
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """`forward` and `backward` by label."""
+        return {
+            label: {"forward": self.forward[label], "backward": self.backward[label]}
+            for label in sorted(self.forward | self.backward)
+        }
 
     def update(self, sightings: Iterable[Sighting], alive: Collection[int]) -> None:
         """Take the objects of one frame; `alive` as in `ZoneCounter.update`."""

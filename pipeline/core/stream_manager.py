@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from saccade.engine.scheduling.task import Task
+from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.errors import StreamError
@@ -55,6 +57,7 @@ class StreamStatus:
         detail: of a live source that is live: codec, size and decoder, in half a line.
         tasks: what is found in each frame.
         report: its counters.
+        counts: what has been counted over time; None where nothing is.
     """
 
     name: str
@@ -66,6 +69,7 @@ class StreamStatus:
     detail: str | None
     tasks: tuple[Task, ...]
     report: Report
+    counts: Totals | None = None
 
     @property
     def ok(self) -> bool:
@@ -94,7 +98,9 @@ def status_of(run: Run) -> StreamStatus:
     elif (waited_s := run.waiting_s) > _STUCK_S:
         state, reason = "stuck", f"the model has not answered for {waited_s:.0f} s"
     url = redact(info.url)
-    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.tasks, run.report())
+    analysis = analyze_stage(run.stages)
+    counts = analysis.totals() if analysis else None
+    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.tasks, run.report(), counts)
 
 
 class Streams:

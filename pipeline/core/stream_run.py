@@ -132,6 +132,11 @@ class Run:
         self._tasks = tuple(tasks)
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What each result passes on its way to the sinks."""
+        return self._stages
+
+    @property
     def expected_frames(self) -> int | None:
         """About how many frames the source has; None when unknown."""
         return self._source.info.frames

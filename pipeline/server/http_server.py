@@ -19,6 +19,7 @@ from aiohttp import web
 from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.server.analytics_api import AnalyticsApi
 from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, AddStream, Api
 from saccade.sources.http.app_server import AppServer
@@ -78,6 +79,7 @@ class HttpServer(AppServer):
         policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
         if streams is not None:
             application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams), policy).routes())
+            application.add_routes(AnalyticsApi(streams, self._auth).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)

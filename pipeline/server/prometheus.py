@@ -42,6 +42,7 @@ class Metrics:
         statuses = self._streams.snapshot()
         yield from _streams(statuses)
         yield from _latencies(statuses)
+        yield from _counts(statuses)
         yield from _sinks(self._streams.sink_statuses())
         counters = getattr(self._streams.engine, "counters", None)
         if counters is not None:
@@ -117,6 +118,29 @@ def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
             buckets = [(edge, float(n)) for edge, n in zip(_EDGES, accumulate(histogram.counts), strict=True)]
             family.add_metric([status.name, stage], buckets, histogram.sum_ms / 1000)
     yield family
+
+
+def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
+    zone, line = ["stream", "zone", "class"], ["stream", "line", "direction", "class"]
+    tracks = CounterMetricFamily("saccade_tracks", "Objects that were tracked, each once", labels=["stream", "class"])
+    inside = GaugeMetricFamily("saccade_zone_objects", "Objects in the zone", labels=zone)
+    entered = CounterMetricFamily("saccade_zone_entered", "Objects that have entered the zone", labels=zone)
+    left = CounterMetricFamily("saccade_zone_left", "Objects that have left the zone", labels=zone)
+    crossed = CounterMetricFamily("saccade_line_crossings", "Objects that have crossed the line", labels=line)
+    for status in statuses:
+        if status.counts is None:
+            continue
+        for label, count in status.counts.objects.items():
+            tracks.add_metric([status.name, label], count)
+        for name, labels in status.counts.zones.items():
+            for label, counts in labels.items():
+                for family, what in ((inside, "inside"), (entered, "entered"), (left, "left")):
+                    family.add_metric([status.name, name, label], counts[what])
+        for name, labels in status.counts.lines.items():
+            for label, counts in labels.items():
+                for direction, count in counts.items():
+                    crossed.add_metric([status.name, name, direction, label], count)
+    return tracks, inside, entered, left, crossed
 
 
 def _sinks(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:

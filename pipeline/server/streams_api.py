@@ -113,7 +113,7 @@ class Api:
         return web.json_response(_as_json(self._find(request)))
 
     async def _begin(self, request: web.Request) -> web.Response:
-        wanted = await _body(request, StreamConfig)
+        wanted = await read_body(request, StreamConfig)
         if wanted.nothing:
             raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
         try:
@@ -135,7 +135,7 @@ class Api:
         return self._add(config, check=self._policy.check if self._policy.restricted else None)
 
     async def _change(self, request: web.Request) -> web.Response:
-        wanted = await _body(request, Prompts)
+        wanted = await read_body(request, Prompts)
         run = self._run(request)
         try:
             change_prompts(run, self._streams.engine, wanted)
@@ -159,16 +159,21 @@ class Api:
         return await self._auth.preflight(request, "GET, POST, PATCH, DELETE", "application/json")
 
     def _run(self, request: web.Request) -> Run:
-        try:
-            return self._streams.get(request.match_info["name"])
-        except StreamError as error:
-            raise refusal(web.HTTPNotFound, str(error)) from None
+        return run_of(self._streams, request)
 
     def _find(self, request: web.Request) -> StreamStatus:
         """The status of the stream that is asked for, which may have failed."""
         name = request.match_info["name"]
         found = next((status for status in self._streams.snapshot() if status.name == name), None)
         return found or status_of(self._run(request))
+
+
+def run_of(streams: Streams, request: web.Request) -> Run:
+    """The run of the stream that a request names; raises an HTTP error if there is none."""
+    try:
+        return streams.get(request.match_info["name"])
+    except StreamError as error:
+        raise refusal(web.HTTPNotFound, str(error)) from None
 
 
 def parse_json(text: str) -> Any:
@@ -183,8 +188,8 @@ def parse_json(text: str) -> Any:
     return value
 
 
-async def _body(request: web.Request, kind: type[M]) -> M:
-    """The body of a request as an object of a kind."""
+async def read_body(request: web.Request, kind: type[M]) -> M:
+    """The body of a request as an object of a kind; raises an HTTP error that says what is wrong with it."""
     if request.content_type != "application/json":
         raise refusal(web.HTTPUnsupportedMediaType, "the body must be of type application/json")
     try:

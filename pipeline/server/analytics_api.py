@@ -1,0 +1,79 @@
+"""The zones and lines of a running stream, and what was counted, over HTTP, as routes for any aiohttp application.
+
+    GET    /streams/door/zones            {"zones": {…}, "lines": {…}} as in a configuration
+    PUT    /streams/door/zones            replaces them, from the next frame on; what stays the same keeps its counts
+    DELETE /streams/door/zones            removes them all
+    GET    /streams/door/counts?since=T   the totals, and what came in each minute of the last day from T on
+
+Times are Unix times for live streams, and seconds from the start for files. Authentication is elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from aiohttp import web
+
+from saccade.pipeline.analytics.analyze import AnalyzeStage, analyze_stage
+from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.server.streams_api import read_body, run_of
+from saccade.sources.http.auth import HttpAuth, refusal
+
+
+class AnalyticsApi:
+    """The routes.
+
+    Args:
+        streams: whose zones and counts.
+        auth: answers preflight requests.
+    """
+
+    def __init__(self, streams: Streams, auth: HttpAuth) -> None:
+        self._streams = streams
+        self._auth = auth
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """All of them."""
+        zones, counts = "/streams/{name}/zones", "/streams/{name}/counts"
+        return [
+            web.get(zones, self._show),
+            web.put(zones, self._replace),
+            web.delete(zones, self._remove),
+            web.get(counts, self._counts),
+            *(web.options(path, self._preflight) for path in (zones, counts)),
+        ]
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return web.json_response(self._stage(request).regions.model_dump(mode="json"))
+
+    async def _replace(self, request: web.Request) -> web.Response:
+        wanted = await read_body(request, Regions)
+        stage = self._stage(request)
+        stage.regions = wanted
+        return web.json_response(stage.regions.model_dump(mode="json"))
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        self._stage(request).regions = Regions()
+        return web.Response(status=204)
+
+    async def _counts(self, request: web.Request) -> web.Response:
+        try:
+            since = float(request.query.get("since", "0"))
+        except ValueError:
+            since = math.nan
+        if not math.isfinite(since):
+            raise refusal(web.HTTPUnprocessableEntity, "since should be a time in seconds, such as 1795262111")
+        stage = self._stage(request)
+        minutes = [{"start": minute.start, **asdict(minute.counts)} for minute in stage.minutes(since)]
+        return web.json_response({"totals": asdict(stage.totals()), "minutes": minutes})
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        return await self._auth.preflight(request, "GET, PUT, DELETE", "application/json")
+
+    def _stage(self, request: web.Request) -> AnalyzeStage:
+        stage = analyze_stage(run_of(self._streams, request).stages)
+        if stage is None:
+            raise refusal(web.HTTPConflict, "the stream was started by a program without a stage for zones")
+        return stage
