@@ -64,7 +64,7 @@ class Spot:
 
 @dataclass(slots=True, frozen=True)
 class Detections:
-    """Boxes found by one or more `Detect` tasks on a image of `width` × `height` pixels."""
+    """Boxes found by one or more `Detect` tasks on an image of `width` × `height` pixels."""
 
     boxes: tuple[Box, ...]
     width: int
@@ -101,7 +101,7 @@ class Detections:
 
 @dataclass(slots=True, frozen=True)
 class Points:
-    """Points found by one or more `Point` tasks on a image of `width` × `height` pixels."""
+    """Points found by one or more `Point` tasks on an image of `width` × `height` pixels."""
 
     points: tuple[Spot, ...]
     width: int
@@ -121,7 +121,7 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Timings:
-    """Where the engine spent a image's time, in milliseconds: waiting, image and prompts, answer tokens."""
+    """Where the engine spent an image's time, in milliseconds: waiting, image and prompts, answer tokens."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0

@@ -148,4 +148,4 @@ def _read(path: Path) -> tuple[RgbImage, str]:
             return np.array(upright.convert("RGB")), codec
     # Pillow's readers of damaged files raise nearly anything: OSError, SyntaxError, ValueError, struct.error, …
     except Exception as error:
-        raise SourceError(f"{path} cannot be read as a image: it is damaged or no image at all") from error
+        raise SourceError(f"{path} cannot be read as an image: it is damaged or no image at all") from error

@@ -22,7 +22,7 @@ def save(
 def test_a_folder_is_read_in_the_order_people_expect(tmp_path: Path) -> None:
     for n in (10, 9, 1, 100):
         save(tmp_path / f"shot{n}.png", (n, 0, 0))
-    (tmp_path / "notes.txt").write_text("not a image")
+    (tmp_path / "notes.txt").write_text("not an image")
     source = open_source(tmp_path, stream="album")
     frames = list(source)
     assert [int(f.image[0, 0, 0]) for f in frames] == [1, 9, 10, 100]
@@ -107,8 +107,8 @@ def test_close_ends_iteration(tmp_path: Path) -> None:
     [
         ("photo.jpg", None, "no such file"),
         ("photo.jpg", b"", "is empty"),
-        ("photo.jpg", b"hello", "cannot be read as a image"),
-        ("photo.webp", bytes(100), "cannot be read as a image"),
+        ("photo.jpg", b"hello", "cannot be read as an image"),
+        ("photo.webp", bytes(100), "cannot be read as an image"),
     ],
 )
 def test_bad_pictures_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
