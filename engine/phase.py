@@ -11,4 +11,8 @@ class Phase(IntEnum):
     X_OR_EOS = 0  # one more object or stop, and its x
     Y = 1
     SIZE = 2
-    TOKEN = 3
+    TOKEN = 3  # of text, any that a grammar allows
+    LATER_TOKEN = 4  # of free text after its first: ids that the model suppresses there are never sampled
+
+
+TEXT_PHASES = frozenset({Phase.TOKEN, Phase.LATER_TOKEN})

@@ -30,7 +30,7 @@ from saccade.engine.scheduling.task import Answers, OnText, Task, shorten
 from saccade.engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from saccade.engine.models.protocol import Prompts
+    from saccade.engine.models.protocol import ModelLimits, Prompts
 
 CaptionLength = Literal["short", "normal", "long"]
 
@@ -111,11 +111,14 @@ class Detect(ObjectsTask):
         """Objects of x, y and size."""
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
-    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
-        """Boxes: those of one answer without repetitions, or those of all windows merged."""
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
+        """Boxes: those of one answer, without repetitions where the model has a limit; those of all windows merged."""
         found = _placed(answers, width, height)
-        kept = merge(found)[: self.max_objects] if len(answers) > 1 else distinct(found)
-        return [_box(self.label, one) for one in kept]
+        if len(answers) > 1:
+            found = merge(found)[: self.max_objects]
+        elif limits.repeat_iou is not None:
+            found = distinct(found, limits.repeat_iou)
+        return [_box(self.label, one) for one in found]
 
 
 @register_task
@@ -129,7 +132,7 @@ class Point(ObjectsTask):
         """Objects of x and y."""
         return PointsOutput(self.max_objects, self.conf, max_steps)
 
-    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """Points in the order of the answer."""
         return [Spot(self.label, one.score, one.x, one.y) for one in _placed(answers, width, height)]
 
@@ -173,7 +176,7 @@ class TextTask(Task):
         """Free text."""
         return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
 
-    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """The text, empty if nothing was wanted."""
         text = ""
         for output, _ in answers:

@@ -76,7 +76,7 @@ class Runner(Protocol):
 
         Args:
             hidden: (rows, dim) hidden states.
-            phases: (rows,) `Phase`; what TOKEN rows get has no meaning.
+            phases: (rows,) `Phase`; what rows of text get has no meaning.
             batch_slots: (rows,) rows of `state` that get the embedding of what was sampled.
             coords: whether any row is at X_OR_EOS or Y.
             sizes: whether any row is at SIZE.
@@ -162,6 +162,12 @@ class PlainRunner(PlainSampling):
         return None if prompts is None else self.forward_tokens(prompts, positions, owners, tables, together=True)
 
 
+def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Logits (rows, vocab), in place with those of `ids` (n,) at -inf where a row's phase is LATER_TOKEN."""
+    later = (phases == Phase.LATER_TOKEN).unsqueeze(1)
+    return logits.index_copy_(1, ids, logits.index_select(1, ids).masked_fill(later, -torch.inf))
+
+
 def take_tokens(
     text: TextDecoder,
     token: torch.Tensor,
@@ -170,16 +176,16 @@ def take_tokens(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Make a token the sample of each TOKEN row, and its embedding what the next step begins with.
+    """Make a token the sample of each row of text, and its embedding what the next step begins with.
 
     Args:
         text: the decoder.
-        token: (rows,) ids; of no meaning where a row's phase is not TOKEN.
+        token: (rows,) ids; of no meaning where a row's phase is neither TOKEN nor LATER_TOKEN.
         phases: (rows,).
         batch_slots: (rows,) rows of `state`.
         sampled: (rows, 3) float32.
         state: (batch slots, dim).
     """
-    wanted, slots = (phases == Phase.TOKEN).unsqueeze(1), batch_slots.long()
+    wanted, slots = (phases >= Phase.TOKEN).unsqueeze(1), batch_slots.long()
     sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
     state[slots] = torch.where(wanted, text.embed(token), state[slots])

@@ -1,76 +1,58 @@
 """Holds a model to a reference implementation's numbers: every quantity of a golden folder, and its worst disagreement.
 
-A golden folder has config.json, model.safetensors, cases.json, arrays.safetensors and images/. It was written with
-greedy decoding, at most 6 objects, 24 tokens, the question 'how many?', and a bias added to the end token's score; to
-continue while coord > eos + bias is to continue while the score is above sigmoid(bias). The stored logits are those of
-the question as it is; the stored texts answer it with a space before it, as the reference's own `query` asks.
+A golden folder has config.json, model.safetensors, cases.json and images/, and one of two forms. With
+arrays.safetensors it holds every quantity on the way: it was written with greedy decoding, at most 6 objects, 24
+tokens, the question 'how many?', and a bias added to the end token's score; to continue while coord > eos + bias is to
+continue while the score is above sigmoid(bias). Its stored logits are those of the question in the bare template. The
+plain loop is held to all of it, then the engine, with all prompts of all images in flight at once. The other form is a
+list of calls of the reference's own face with the prompts' ids and the answers: the engine is held to these
+(`golden_engine`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from saccade.engine.backends.dense_cache import DenseCache
 from saccade.engine.errors import EngineError, ModelFilesError
+from saccade.engine.evaluation.golden_engine import MAX_OBJECTS, MAX_TOKENS, compare_engine, read_image
+from saccade.engine.evaluation.quantity import ANY_NUMBER, ANYTHING, Quantity
 from saccade.engine.evaluation.reference import Generator
 from saccade.engine.model_loader import choose_device, load_folder
 from saccade.engine.models.protocol import Prompts
 from saccade.engine.scheduling.output_state import DecodedObject
 
-MAX_OBJECTS, MAX_TOKENS, QUESTION, FIRST_OBJECT = 6, 24, "how many?", "person"
-ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
-"""Tolerances of what is only shown; the second one's numbers must be numbers still."""
+QUESTION, FIRST_OBJECT = "how many?", "person"
 
 
-@dataclass(slots=True)
-class Quantity:
-    """One kind of number: how many were compared and differ, the largest disagreement, and the largest allowed."""
-
-    name: str
-    tolerance: float
-    compared: int = 0
-    differing: int = 0
-    worst: float = 0.0
-    where: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether all that was compared agrees. A disagreement that is not a number is one."""
-        return self.worst <= self.tolerance
-
-    def add(self, difference: float, where: str) -> None:
-        """Note one comparison."""
-        self.compared += 1
-        self.differing += difference != 0
-        if math.isnan(difference):
-            difference = math.inf
-        if difference > self.worst:
-            self.worst, self.where = difference, where
-
-
-def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: float | None = None) -> list[Quantity]:
+def check(
+    folder: Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    tolerance: float | None = None,
+    *,
+    through_engine: bool = True,
+) -> list[Quantity]:
     """Compare everything that a golden folder holds, which was made in float32.
 
     In float32, boxes, points and texts must agree exactly, and embeddings, hidden states and logits to a tolerance. In
-    another dtype nobody can say what they must be, and they are only shown. ImageCrops must agree exactly in any.
+    another dtype there is no reference for them, and they are only shown. Crops must agree exactly in any.
 
     Args:
         folder: the golden folder.
         device: as for `Engine.load`.
-        dtype: likewise. The model's plain modules compute, as on a CPU, whatever kernels a GPU has for it.
+        dtype: likewise. The plain loop computes with the model's own modules, whatever kernels a GPU has for it.
         tolerance: of embeddings, hidden states and logits; by default 1e-4 in float32, and anything else in others.
+        through_engine: whether the engine is held to it as well as the plain loop.
 
     Raises:
         EngineError: if there is no such device or dtype.
@@ -79,11 +61,16 @@ def check(folder: Path, device: str = "cpu", dtype: str = "float32", tolerance: 
     place = choose_device(device)
     try:
         loaded = load_folder(folder, place, dtype, torch.float32)
-        arrays = load_file(folder / "arrays.safetensors")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
-        quantities = _quantities(loaded.model.dtype == torch.float32, tolerance)
-        generator = Generator(loaded.model, loaded.prompts.eos_id)
-        return _Checker(generator, loaded.prompts, folder, arrays, quantities).run(cases)
+        if not cases:
+            raise ModelFilesError(f"{folder} holds no case: it proves nothing")
+        exact, compared = loaded.model.dtype == torch.float32, []
+        if "calls" not in cases[0]:
+            arrays = load_file(folder / "arrays.safetensors")
+            generator = Generator(loaded.model, loaded.prompts.eos_id)
+            quantities = _quantities(exact, tolerance)
+            compared = _Checker(generator, loaded.prompts, folder, arrays, quantities).run(cases)
+        return compared + (compare_engine(loaded, folder, cases, exact) if through_engine else [])
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
 
@@ -110,8 +97,6 @@ class _Checker:
         self.quantities = quantities
 
     def run(self, cases: list[dict[str, Any]]) -> list[Quantity]:
-        if not cases:
-            raise ModelFilesError(f"{self.folder} holds no case: it proves nothing")
         for number, case in enumerate(cases):
             self._case(number, case)
         return [quantity for quantity in self.quantities.values() if quantity.compared]
@@ -119,8 +104,7 @@ class _Checker:
     def _case(self, number: int, case: dict[str, Any]) -> None:
         generator, prompts = self.generator, self.prompts
         where = str(case["image"])
-        with Image.open(self.folder / where) as file:
-            image = np.asarray(file.convert("RGB"))
+        image = read_image(self.folder / where)
         cut = generator.model.vision.make_crops(image)
         crops = np.repeat(cut.pixels, 2, axis=0) if cut.tiling == (1, 1) else cut.pixels  # the reference cuts it twice
         self._exact("tiling", (*cut.tiling, len(crops)), (*case["tiling"], case["crops"]), where)

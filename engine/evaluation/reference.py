@@ -117,11 +117,15 @@ class Generator:
     @torch.inference_mode()
     def tokens(self, state: Prefilled) -> Iterator[int]:
         """Greedy token ids of one free-text answer, up to the end token or the end of the context."""
-        text = self.model.text
+        text, suppressed = self.model.text, list(self.limits.suppressed_ids)
         hidden, positions = state.hidden, state.positions
         capacity = state.cache.keys.shape[3]
+        first = True
         while True:
-            token = text.logits(hidden).argmax(-1)
+            logits = text.logits(hidden)
+            if not first:
+                logits[:, suppressed] = -torch.inf
+            token, first = logits.argmax(-1), False
             identity = int(token.item())
             if identity == self._eos_id:
                 return

@@ -167,7 +167,7 @@ def sample(
     *,
     pdl: bool = False,
 ) -> None:
-    """Sample rows of detect and point; rows of phase TOKEN are left alone.
+    """Sample rows of detect and point; rows of text are left alone.
 
     Args:
         hidden: (rows, dim) before the last norm.

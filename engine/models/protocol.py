@@ -31,6 +31,8 @@ class ModelLimits:
         dim: width of an embedding and of a hidden state.
         n_layers, n_kv_heads, head_dim: shape of the keys and of the values of one position.
         bos_id: the token in front of an image's tokens.
+        suppressed_ids: tokens that are never sampled in free text after its first token.
+        repeat_iou: a box that overlaps an earlier one of its answer by more than this is dropped; None keeps all.
     """
 
     prefix_length: int
@@ -41,6 +43,8 @@ class ModelLimits:
     n_kv_heads: int
     head_dim: int
     bos_id: int
+    suppressed_ids: tuple[int, ...] = ()
+    repeat_iou: float | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
 from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.plain_runner import SAMPLED, PlainSampling, take_tokens
+from saccade.engine.backends.plain_runner import SAMPLED, PlainSampling, suppress, take_tokens
 from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
-from saccade.engine.phase import Phase
+from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import set_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, greedy
@@ -53,6 +53,7 @@ class CpuExecutor:
         self._decoder = cpu_decoder(model)
         self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
         self._plain = PlainSampling(model)
+        self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64)
         self._sampling_inputs = SamplingInputs(depth, rows, limits.vocab_size, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
@@ -113,9 +114,7 @@ class CpuExecutor:
         """
         present = {row.phase for row in step.sequences}
         count = len(step.sequences)
-        sampler = (
-            self._sampling_inputs.send(slot, step, self._copy, self._compute) if Phase.TOKEN in present else greedy
-        )
+        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute) if present & TEXT_PHASES else greedy
         self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, sampler)))
         self._copy.wait(self._compute.record())
 
@@ -199,8 +198,9 @@ class CpuExecutor:
         coords, sizes = not present.isdisjoint({Phase.X_OR_EOS, Phase.Y}), Phase.SIZE in present
         if coords or sizes:
             self._plain.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
-        if Phase.TOKEN in present:
-            take_tokens(self.model.text, sampler(self._plain.logits(hidden)), phases, batch_slots, sampled, self._state)
+        if present & TEXT_PHASES:
+            logits = suppress(self._plain.logits(hidden), phases, self._suppressed)
+            take_tokens(self.model.text, sampler(logits), phases, batch_slots, sampled, self._state)
 
     def _tables(self, rows: abc.Sequence[ScheduledSequence[ImageCrops]], length: int) -> list[list[int]]:
         """Pages of each row that hold `length` positions; page 0 where there is none."""

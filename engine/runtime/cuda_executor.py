@@ -23,11 +23,11 @@ from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.backends.plain_runner import SAMPLED, PlainRunner, Runner, take_tokens
+from saccade.engine.backends.plain_runner import SAMPLED, PlainRunner, Runner, suppress, take_tokens
 from saccade.engine.backends.select import cuda_runner
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import Model
-from saccade.engine.phase import Phase
+from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES, CudaCrops, CudaImageEncoder, Graphs, bucket_of
 from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
 from saccade.engine.runtime.executor import Progress
@@ -38,7 +38,7 @@ from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence,
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph
 _COORDS, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
-_KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT}
+_KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT, Phase.LATER_TOKEN: _TEXT}
 
 
 class _Slot:
@@ -94,6 +94,7 @@ class CudaExecutor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self._bos = torch.full((1, 1), limits.bos_id, device=device)
+        self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64, device=device)
         self._tables = buffer(rows + 1, width, dtype=torch.int32)
         self._state = buffer(rows + 1, limits.dim)
         self._last = buffer(rows, limits.dim)  # hidden states at the ends of a prefill's prompts
@@ -130,7 +131,7 @@ class CudaExecutor:
         To be called once the step ahead is committed.
         """
         held, count = self._slots[slot], len(step.sequences)
-        if any(row.phase is Phase.TOKEN for row in step.sequences):
+        if any(row.phase in TEXT_PHASES for row in step.sequences):
             sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
             if sampler is not greedy:
 
@@ -250,6 +251,7 @@ class CudaExecutor:
             self._runner.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if kind & _TEXT:
             logits = slot.logits[: len(hidden)].copy_(self._runner.logits(hidden))
+            suppress(logits, phases, self._suppressed)
             take_tokens(self.model.text, greedy(logits), phases, batch_slots, sampled, self._state)
 
     # ---- prefill

@@ -84,7 +84,7 @@ class OutputState(ABC):
 
         Args:
             sampled: by phase: X_OR_EOS (coord logit − eos logit, x, –), Y (y, –, –), SIZE (width, height, –),
-                TOKEN (token id, –, –).
+                TOKEN and LATER_TOKEN (token id, –, –).
         """
 
     def finish(self) -> None:  # noqa: B027 - most answers hold nothing back
@@ -170,6 +170,12 @@ class TextOutput(OutputState):
         super().__init__(min(max_tokens, max_steps), sampling)
         self._eos, self._on_token, self._on_finish = eos, on_token, on_finish
         self.tokens: list[int] = []
+
+    def next_phase(self) -> Phase | None:
+        """TOKEN for the first, LATER_TOKEN from then on."""
+        first = not self._launched
+        phase = super().next_phase()
+        return phase if phase is None or first else Phase.LATER_TOKEN
 
     def commit(self, sampled: tuple[float, float, float]) -> bool:
         """Take a token; True at the end of the text."""

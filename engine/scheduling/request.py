@@ -156,7 +156,7 @@ class Request(Generic[ImageT]):
         parts: list[ResultPart] = []
         for task, group in zip(self._tasks, answers, strict=True):
             outputs = [(sequence.output, window) for sequence, window in group]
-            parts += task.collect(outputs, self._width, self._height)
+            parts += task.collect(outputs, self._width, self._height, self._limits)
         return Result.of(parts, self._width, self._height, self._timings())
 
     def _timings(self) -> Timings:

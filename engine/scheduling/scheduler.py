@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from saccade.engine.errors import DeadlineError, RequestTooLargeError
-from saccade.engine.phase import Phase
+from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
 from saccade.engine.scheduling.output_state import OutputState
 from saccade.engine.scheduling.page_pool import PagePool
@@ -254,7 +254,7 @@ class Scheduler(Generic[ImageT]):
     def finalize(self, step: Step[ImageT]) -> None:
         """Ask what each sequence may sample. To be called once the step ahead is committed: it depends on that."""
         for scheduled in step.sequences:
-            if scheduled.phase is Phase.TOKEN and not scheduled.sequence.finalized:
+            if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
                     scheduled.allowed = scheduled.sequence.output.allowed()
                 except Exception as error:  # an output state's mistake is its own request's

@@ -14,7 +14,6 @@ from saccade.engine.scheduling.output_state import DecodedObject
 
 _OVERLAP = 0.24  # of a window's side: an object up to that size is whole in some window
 _EDGE = 0.02  # an object this close to a window's inner edge was cut by it, and is whole in another window
-_REPEAT_IOU = 0.7  # above it a box repeats an earlier one of its answer; val AP50 of person .395 → .404
 _MERGE_IOU = 0.5  # above it two objects of different windows are one
 _INSIDE = 0.8  # so are two of which the smaller lies in the larger by this part: the halves of a cut object
 
@@ -73,9 +72,9 @@ def merge(objects: Iterable[DecodedObject]) -> list[DecodedObject]:
     return _first_of(sorted(objects, key=lambda one: -one.score), _same)
 
 
-def distinct(objects: Iterable[DecodedObject]) -> list[DecodedObject]:
-    """The objects of one answer without those that repeat an earlier box."""
-    return _first_of(objects, lambda a, b: _iou(a, b) > _REPEAT_IOU)
+def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
+    """The objects of one answer without those that overlap an earlier box by an IoU of more than the limit."""
+    return _first_of(objects, lambda a, b: _iou(a, b) > limit)
 
 
 def _first_of(

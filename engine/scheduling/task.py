@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
-from saccade.engine.models.protocol import Prompts
+from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.results import ResultPart
 from saccade.engine.scheduling.output_state import OutputState
 from saccade.engine.scheduling.slicing import Window
@@ -69,7 +69,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """Its part of the result on a `width` × `height` image; without answers if it is `empty`."""
 
 

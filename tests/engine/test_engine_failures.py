@@ -35,7 +35,7 @@ from saccade.engine import (
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
-from saccade.engine.models.protocol import Prompts
+from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.phase import Phase
 from saccade.engine.results import ResultPart, Text
 from saccade.engine.scheduling.crop_pace import CropPace
@@ -177,7 +177,7 @@ class BrokenTask(Task):
             raise BrokenError("output")
         return BrokenOutput(self.part, self.calls)
 
-    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         if self.part == "collect":
             raise BrokenError("collect")
         return [Text("?", "")]

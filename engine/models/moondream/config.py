@@ -1,7 +1,7 @@
 """The shape of one model of the Moondream family, read from its config.json. Knows no torch.
 
 Field names are those of the public configuration files, so a published config is read as it is. What only our own
-models have (`vision.stem`, `vision.stem_*`, `classes`) has defaults that mean "as published".
+models have (`vision.stem`, `vision.stem_*`, `classes`, `repeat_iou`) has defaults that mean "as published".
 """
 
 from __future__ import annotations
@@ -119,13 +119,20 @@ class TokenizerConfig:
 
 @dataclass(slots=True, frozen=True)
 class MoondreamConfig:
-    """A whole model. `classes` is None for an open vocabulary, else the only names that may be asked for."""
+    """A whole model.
+
+    Attributes:
+        text, vision, region, tokenizer: its parts.
+        classes: the only names that may be asked for; None for an open vocabulary.
+        repeat_iou: as in `ModelLimits`; published models keep every box, as their reference does.
+    """
 
     text: TextConfig = field(default_factory=TextConfig)
     vision: VisionConfig = field(default_factory=VisionConfig)
     region: RegionConfig = field(default_factory=RegionConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     classes: tuple[str, ...] | None = None
+    repeat_iou: float | None = None
 
     @property
     def limits(self) -> ModelLimits:
@@ -140,6 +147,8 @@ class MoondreamConfig:
             n_kv_heads=text.n_kv_heads,
             head_dim=text.head_dim,
             bos_id=self.tokenizer.bos_id,
+            suppressed_ids=(self.tokenizer.answer_id,),
+            repeat_iou=self.repeat_iou,
         )
 
     @classmethod
@@ -149,18 +158,22 @@ class MoondreamConfig:
         Raises:
             ModelConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
         """
-        unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes"}
+        unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou"}
         if unknown:
             raise ModelConfigError(f"unknown section '{min(unknown)}'")
         classes = values.get("classes")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise ModelConfigError("field 'classes' is not a list of names")
+        repeat_iou = values.get("repeat_iou")
+        if repeat_iou is not None and not (isinstance(repeat_iou, int | float) and 0 < repeat_iou <= 1):
+            raise ModelConfigError("field 'repeat_iou' is not a number above 0 and at most 1")
         config = cls(
             text=_section(TextConfig, "text", values),
             vision=_section(VisionConfig, "vision", values),
             region=_section(RegionConfig, "region", values),
             tokenizer=_section(TokenizerConfig, "tokenizer", values),
             classes=None if classes is None else tuple(classes),
+            repeat_iou=repeat_iou,
         )
         config._check()
         return config

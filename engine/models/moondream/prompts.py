@@ -92,8 +92,8 @@ class MoondreamPrompts:
         return self.wrap(skill, f" {label}")
 
     def query(self, question: str) -> list[int]:
-        """Ids that ask a question."""
-        return self.wrap("query", f" {question}")
+        """Ids that ask a question: no space before it, and the suffix twice, as the reference asks it."""
+        return [*self.wrap("query", question), *self._templates["query"]["suffix"]]
 
     def caption(self, length: str) -> list[int]:
         """Ids that ask for a description of some length."""

@@ -58,7 +58,7 @@ def test_text_ends_when_the_listener_has_heard_enough() -> None:
 
 def test_text_ends_at_the_end_token_or_the_last_one() -> None:
     output = TextOutput(EOS, 3, 100)
-    assert [output.next_phase() for _ in range(4)] == [Phase.TOKEN] * 3 + [None]
+    assert [output.next_phase() for _ in range(4)] == [Phase.TOKEN, Phase.LATER_TOKEN, Phase.LATER_TOKEN, None]
     assert not output.commit((7, 0, 0))
     assert output.commit((EOS, 0, 0))
     assert output.tokens == [7]

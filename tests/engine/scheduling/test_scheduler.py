@@ -130,7 +130,7 @@ class Device:
 
 def model(image: int, prompt: tuple[int, ...], number: int, phase: Phase) -> tuple[float, float, float]:
     noise = random.Random(f"{image} {prompt} {number}")
-    if phase is Phase.TOKEN:
+    if phase >= Phase.TOKEN:
         return float(noise.choice([EOS, 1, 2, 3, 4, 5])), 0.0, 0.0
     if phase is Phase.X_OR_EOS:
         return noise.uniform(-1, 2), noise.random(), 0.0

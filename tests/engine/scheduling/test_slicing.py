@@ -97,11 +97,11 @@ def test_two_views_of_one_object_become_the_better_one_and_neighbours_stay() -> 
     assert merge([half, worse, beside, better]) == [better, beside]
 
 
-def test_an_answer_that_says_a_box_again_counts_once() -> None:
+def test_a_box_that_repeats_an_earlier_one_is_dropped() -> None:
     first, again = DecodedObject(0.9, 0.5, 0.5, 0.2, 0.4), DecodedObject(0.8, 0.51, 0.5, 0.2, 0.4)
     beside, inside = DecodedObject(0.7, 0.6, 0.5, 0.2, 0.4), DecodedObject(0.6, 0.5, 0.45, 0.1, 0.2)
-    assert distinct([first, again, beside, inside]) == [first, beside, inside]
+    assert distinct([first, again, beside, inside], 0.7) == [first, beside, inside]
 
 
 def test_points_are_never_the_same() -> None:
-    assert len(distinct([DecodedObject(0.9, 0.5, 0.5), DecodedObject(0.8, 0.5, 0.5)])) == 2
+    assert len(distinct([DecodedObject(0.9, 0.5, 0.5), DecodedObject(0.8, 0.5, 0.5)], 0.7)) == 2

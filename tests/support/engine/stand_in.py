@@ -43,7 +43,7 @@ def begin(image: int, adapter: Adapter | None, prompt: Sequence[int]) -> int:
 def decide(state: int, phase: Phase, sampling: Sampling, number: int, allowed: Sequence[int] | None) -> Values:
     """What a step samples from a state; `number` is its place in the sequence."""
     h = mix(state, phase)
-    if phase is Phase.TOKEN:
+    if phase >= Phase.TOKEN:
         tokens = sorted(range(VOCAB) if allowed is None else allowed)
         if sampling.temperature > 0:
             h = mix(sampling.seed, number)
