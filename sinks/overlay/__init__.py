@@ -1,7 +1,8 @@
 """Draws results onto images: boxes, points, answers, and what is known over time."""
 
 from saccade.sinks.overlay.draw import draw
+from saccade.sinks.overlay.drawings import register_drawing
 from saccade.sinks.overlay.scene import Line, Trail, Zone
 from saccade.sinks.overlay.style import PALETTE, color_of
 
-__all__ = ["PALETTE", "Line", "Trail", "Zone", "color_of", "draw"]
+__all__ = ["PALETTE", "Line", "Trail", "Zone", "color_of", "draw", "register_drawing"]

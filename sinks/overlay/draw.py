@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Result, Spot
+from saccade.sinks.overlay.drawings import draw_extras
 from saccade.sinks.overlay.scene import draw_scene, label_scene
 from saccade.sinks.overlay.style import (
     CASING_PX,
@@ -35,7 +36,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
 
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
-        result: what to draw: boxes, points, texts, and of the extras zones, lines and trails.
+        result: what to draw: boxes, points, texts, and of the extras zones, lines, trails, and what is registered.
         latency_ms: shown in the top left corner, in milliseconds.
 
     Returns:
@@ -52,6 +53,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     spots = result.points.points
     for spot in spots:
         _draw_dot(canvas, spot.pixels(width, height), color_of(spot.label), scale)
+    draw_extras(canvas, result, scale)
 
     taken: list[Rect] = []
     margin = round(MARGIN_PX * scale)
