@@ -1,4 +1,4 @@
-// The page: where the pictures come from, who draws the boxes, and what is said when something goes wrong.
+// The page: where the frames come from, who draws the boxes, and what is shown when something goes wrong.
 
 import {ask, Link, Problem} from "./link.js";
 import {Delayed, Paired} from "./match.js";
@@ -7,7 +7,7 @@ import {Stage} from "./stage.js";
 
 const $ = (id) => document.getElementById(id);
 const CAMERA = {width: {ideal: 1280}, height: {ideal: 720}, frameRate: {ideal: 30, max: 30}};
-const NOTHING_MS = 4000;  // without a result for so long, something is said
+const NOTHING_MS = 4000;  // without a result for so long, a note is shown
 const LIST_MS = 3000;
 
 let prompts, stage;
@@ -15,7 +15,7 @@ const figures = new Figures();
 let now = null;  // what goes on: {kind: "mine" | "watched", stream, link, burnt, matcher, release, heardAt, way}
 let again = null;  // what to do when "Try again" is pressed
 
-// ---- where the pictures come from
+// ---- where the frames come from
 
 async function useCamera(deviceId) {
   const mine = stop();
@@ -80,8 +80,8 @@ function useFile(file) {
 
 function publish(name, title, source, release) {
   begin(stage.own, {kind: "mine", title, release, matcher: new Delayed()});
-  const open = () => now.link.say(prompts.wanted);
-  now.link = new Link(`whip?stream=${name}`, source, {state, said, open, track() {}});
+  const open = () => now.link.send(prompts.wanted);
+  now.link = new Link(`whip?stream=${name}`, source, {state, received, open, track() {}});
   if (burntIn()) stage.burnt = true;
 }
 
@@ -99,11 +99,11 @@ function look() {
   const track = (one) => stage.play(one);
   if (now.kind === "watched") {
     now.link?.close();
-    now.link = new Link(path, null, {state, said, track, open: () => now.link.say({})});
+    now.link = new Link(path, null, {state, received, track, open: () => now.link.send({})});
   } else {
     now.burnt?.close();
     const heard = (kind, words) => { if (kind === "failed") state(kind, words); };
-    now.burnt = burntIn() ? new Link(path, null, {state: heard, said() {}, open() {}, track}) : null;
+    now.burnt = burntIn() ? new Link(path, null, {state: heard, received() {}, open() {}, track}) : null;
   }
 }
 
@@ -139,7 +139,7 @@ function fail(words) {
   stop();
   again = retry;
   status("failed", "stopped");
-  tell(words);
+  notify(words);
 }
 
 // ---- what comes back
@@ -147,11 +147,11 @@ function fail(words) {
 function state(kind, words) {
   if (kind === "failed") return fail(words);
   status(kind, kind === "lost" ? "connecting again…" : words);
-  if (kind === "lost") tell(words, "lost");
+  if (kind === "lost") notify(words, "lost");
   else if (kind === "live" && $("message").dataset.kind === "lost") hush();
 }
 
-function said(message) {
+function received(message) {
   if (!now) return;
   if (message.error) return prompts.refuse(message.error);
   if (message.prompts) return prompts.take(message.prompts, message.colors);
@@ -165,7 +165,7 @@ function said(message) {
     return figures.note(seen, latency, now.way, prompts.color);
   }
   const here = performance.timeOrigin + performance.now();
-  // The sender's clock is ours. Until the server has learnt it, a picture is as old as the server says, and a bit.
+  // The sender uses this clock. Until the server knows it, a frame is a little older than reported.
   const age = message.capture_clock === "rtcp" ? here - 1000 * message.captured_at : latency.total + 15;
   now.matcher.record(here - age, seen);
   figures.note(seen, latency, Math.max(0, age - latency.total), prompts.color);
@@ -179,21 +179,21 @@ function watchSilence() {
   if (!now) return;
   const silent = performance.now() - now.heardAt > NOTHING_MS && $("status").dataset.state === "live";
   if (silent && $("message").hidden) {
-    tell("No results come: the stream stands still, or the model is busy with others.", "silent");
+    notify("No results come: the stream stands still, or the model is busy with others.", "silent");
   } else if (!silent && $("message").dataset.kind === "silent") {
     hush();
   }
 }
 
-// ---- what is told
+// ---- notes
 
 function status(kind, words) {
   $("status").dataset.state = kind;
   $("status").querySelector("span").textContent = words;
 }
 
-/** Say something over the picture; with buttons if it is the end of what was tried. */
-function tell(words, kind = "failed") {
+/** Show a note over the frame; with buttons if nothing more is tried. */
+function notify(words, kind = "failed") {
   const box = $("message");
   box.dataset.kind = kind;
   box.querySelector("p").textContent = words;
@@ -238,7 +238,7 @@ async function listStreams() {
     }));
     if ($("message").dataset.kind === "lost") hush();
   } catch (problem) {
-    tell(problem.message, "lost");
+    notify(problem.message, "lost");
   }
 }
 
@@ -249,7 +249,7 @@ async function snapshot() {
   const link = Object.assign(document.createElement("a"), {href: URL.createObjectURL(png), download: name});
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  $("told").textContent = "Snapshot saved";
+  $("announcement").textContent = "Snapshot saved";
 }
 
 function listen() {
@@ -290,21 +290,21 @@ function listen() {
 
 async function open() {
   if (!("requestVideoFrameCallback" in HTMLVideoElement.prototype)) {
-    return tell("This browser is too old for this page. Any of the last two years will do.");
+    return notify("This browser is too old for this page. Any of the last two years will do.");
   }
   let model;
   while (!model) {
     try {
       model = await (await ask("model")).json();
     } catch (problem) {
-      tell(problem.message, "lost");
+      notify(problem.message, "lost");
       if (problem.final) return;
       await new Promise((done) => setTimeout(done, LIST_MS));
     }
   }
   hush();
   $("model").textContent = `${model.model} on ${model.device}`;
-  prompts = new Prompts(model, () => now?.link?.say(prompts.wanted));
+  prompts = new Prompts(model, () => now?.link?.send(prompts.wanted));
   stage = new Stage(prompts.color);
   window.saccade = {stage};  // for tests and the curious
   listen();

@@ -6,7 +6,7 @@ try {
   token ??= sessionStorage.getItem("token");
   if (asked.has("token")) {
     sessionStorage.setItem("token", token);
-    history.replaceState(null, "", location.pathname);  // so that nobody copies it along with the address
+    history.replaceState(null, "", location.pathname);  // so that it is not copied along with the address
   }
 } catch { /* no storage here; then it stays in the address */ }
 
@@ -32,19 +32,19 @@ export async function ask(path, init = {}) {
     throw new Problem("The server does not answer. Is saccade demo still running?");
   }
   if (response.ok) return response;
-  const said = await response.json().then(({error}) => error, () => "");
+  const reason = await response.json().then(({error}) => error, () => "");
   switch (response.status) {
     case 401: throw new Problem("This server wants a token: open the address that saccade demo printed.", true);
     case 403: throw new Problem("The server wants another address: open the one that saccade demo printed.", true);
-    case 404: throw new Problem("There is no picture of that stream now.");
-    case 503: throw new Problem(`The server has no room: ${said}.`);
-    default: throw new Problem(`The server says: ${said || response.statusText}.`, response.status < 500);
+    case 404: throw new Problem("There is no video of that stream now.");
+    case 503: throw new Problem(`The server has no room: ${reason}.`);
+    default: throw new Problem(`The server answers: ${reason || response.statusText}.`, response.status < 500);
   }
 }
 
 /**
  * A session that sends one track (WHIP) or watches a stream (WHEP), with the data channel "results" beside the video.
- * Told through `on`: state(state, words), open(), said(message), track(track).
+ * Reports through `on`: state(state, words), open(), received(message), track(track).
  */
 export class Link {
   #on; #path; #source; #peer = null; #channel = null; #session = null; #wanted = true; #wake = () => {};
@@ -58,7 +58,7 @@ export class Link {
   }
 
   /** Send a message, if the channel is open. */
-  say(message) {
+  send(message) {
     if (this.#channel?.readyState !== "open") return false;
     this.#channel.send(JSON.stringify(message));
     return true;
@@ -114,14 +114,14 @@ export class Link {
     if (this.#source) await send(peer, this.#source);
     else peer.addTransceiver("video", {direction: "recvonly"});
     peer.ontrack = ({track, receiver}) => {
-      receiver.jitterBufferTarget = 0;  // the newest picture, not the smoothest
+      receiver.jitterBufferTarget = 0;  // the newest frame, not the smoothest
       this.#on.track(track);
     };
     const channel = this.#channel = peer.createDataChannel("results");
     let end, opened, failed;
     const ended = new Promise((done) => { end = done; });
     const open = new Promise((done, fail) => { [opened, failed] = [done, fail]; });
-    channel.onmessage = ({data}) => this.#on.said(JSON.parse(data));
+    channel.onmessage = ({data}) => this.#on.received(JSON.parse(data));
     channel.onopen = opened;
     channel.onclose = end;
     peer.onconnectionstatechange = () => {

@@ -1,13 +1,13 @@
-// Brings each record and its own picture together, though they come by different ways and at different times.
+// Brings each record and its own frame together, though they come by different ways and at different times.
 
-const MOST_DELAY_MS = 700;  // a model slower than that shows its boxes late, rather than the picture
-const SAME_MS = 15;  // a time is told to the millisecond, and a file is off by some: nearer than this it is the same
+const MOST_DELAY_MS = 700;  // a model slower than that shows its boxes late, rather than the frame
+const SAME_MS = 15;  // a time is given to the millisecond, and a file is off by some: nearer than this it is the same
 const SAME_OBJECT = 0.2;  // boxes of one name that overlap by as much are one object, a moment later
-const LONE_MS = 120;  // a picture whose record was lost is shown without, after so long
+const LONE_MS = 120;  // a frame whose record was lost is shown without, after so long
 
 const unixNow = () => performance.timeOrigin + performance.now();
 
-/** Pictures by time, oldest first; closed when they leave. */
+/** Frames by time, oldest first; closed when they leave. */
 class Ring {
   #frames = [];
 
@@ -30,7 +30,7 @@ class Ring {
 }
 
 /**
- * One's own camera: its pictures are here at once, their records a little later, and not every picture has one. All are
+ * One's own camera: its frames are here at once, their records a little later, and not every frame has one. All are
  * shown so much later that the records before and after have come; between two records the boxes move from one to the
  * other. Times are Unix ms.
  */
@@ -49,7 +49,7 @@ export class Delayed {
     if (this.#records.length > 60) this.#records.shift();
   }
 
-  /** The picture to show now and its record, or null. */
+  /** The frame to show now and its record, or null. */
   pick() {
     const frame = this.#ring.take((one) => one.time <= unixNow() - this.#delay);
     if (!frame) return null;
@@ -89,7 +89,7 @@ function overlap([ax1, ay1, ax2, ay2], [bx1, by1, bx2, by2]) {
   return inner / ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inner);
 }
 
-/** A watched stream: pictures and records come side by side, each with the picture's RTP timestamp. */
+/** A watched stream: frames and records come side by side, each with the frame's RTP timestamp. */
 export class Paired {
   #ring = new Ring();
   #records = new Map();

@@ -1,19 +1,19 @@
-// Draws a picture and what was found on it, as the server does where it burns boxes in (sinks/overlay.py).
+// Draws a frame and what was found on it, as the server does where it burns boxes in (sinks/overlay).
 
 const INK = "#10131a";
 const PAPER = "#f5f7fa";
 
 /**
  * @param canvas - filled whole; its size in pixels is the caller's
- * @param picture - anything that can be drawn, of the canvas's shape
+ * @param frame - anything that can be drawn, of the canvas's shape
  * @param seen - a record's objects and points: {objects, points}
  * @param color - the colour of a label
  * @param density - pixels of the canvas for one of the page
  */
-export function paint(canvas, picture, seen, color, density = 1) {
+export function paint(canvas, frame, seen, color, density = 1) {
   const {width, height} = canvas;
   const context = canvas.getContext("2d", {alpha: false});
-  context.drawImage(picture, 0, 0, width, height);
+  context.drawImage(frame, 0, 0, width, height);
   const unit = density * Math.max(0.8, Math.min(width, height) / density / 360) ** 0.6;
   const boxes = seen.objects.map(({label, score, box_norm: [x1, y1, x2, y2]}) => {
     return {label, score, x1: x1 * width, y1: y1 * height, x2: x2 * width, y2: y2 * height};
@@ -92,7 +92,7 @@ function measure(context, label, score, unit) {
   return {text, font, size, width: context.measureText(text).width + 0.9 * size, height: 1.5 * size};
 }
 
-/** Write at the first of the places that is in the picture and free, else where least is covered. */
+/** Write at the first of the places that is in the frame and free, else where least is covered. */
 function place(context, {text, font, size, width, height}, color, taken, places) {
   const most = context.canvas;
   const common = (from, to, other, end) => Math.max(0, Math.min(to, end) - Math.max(from, other));

@@ -1,4 +1,4 @@
-// What stands beside the picture: what to find, what was found, and how long it took.
+// What stands beside the frame: what to find, what was found, and how long it took.
 
 import {ask} from "./link.js";
 
@@ -35,7 +35,7 @@ export class Prompts {
       this.add($("name").value);
     };
     $("name").oninput = ({inputType}) => {
-      this.#tell("");
+      this.#warn("");
       if (!inputType || inputType === "insertReplacementText") this.add($("name").value);  // taken from the list
     };
     $("name").onkeydown = ({key}) => {
@@ -54,7 +54,7 @@ export class Prompts {
   /** Whether a label is looked for now; what is still on its way for an old name is not shown. */
   has = (label) => this.#names.includes(label);
 
-  /** Show what the server says is looked for. */
+  /** Show the prompts that the server reports. */
   take(prompts, colors) {
     for (const [label, color] of Object.entries(colors)) this.#colors.set(label, color);
     this.#names = [...new Set([...prompts.detect, ...prompts.point])];
@@ -71,31 +71,31 @@ export class Prompts {
     try {
       const response = await ask(`names?of=${encodeURIComponent(phrase)}`);
       const {names, colors, error} = await response.json();
-      if (error) return this.#tell(error);
+      if (error) return this.#warn(error);
       for (const [label, color] of Object.entries(colors)) this.#colors.set(label, color);
       this.#names = [...new Set([...this.#names, ...names])];
     } catch (problem) {
-      return this.#tell(problem.message);
+      return this.#warn(problem.message);
     }
     $("name").value = "";
-    this.#tell("");
+    this.#warn("");
     this.#show();
     this.#changed();
   }
 
-  /** Say what is wrong with a name, in plain words; nothing if "". */
-  #tell(words) {
+  /** Show what is wrong with a name; nothing if "". */
+  #warn(words) {
     $("unknown").hidden = !words;
     const [wrong, known] = words.split(/ (?=It knows: )/);  // the list is long, and no reproach
     $("unknown").replaceChildren(make("b", {textContent: wrong}), known ?? "");
   }
 
-  refuse(words) { this.#tell(words); }
+  refuse(words) { this.#warn(words); }
 
   #remove(name) {
-    if (this.#names.length === 1) return this.#tell("Something must be looked for: add another name first.");
+    if (this.#names.length === 1) return this.#warn("At least one name is needed: add another first.");
     this.#names = this.#names.filter((one) => one !== name);
-    this.#tell("");
+    this.#warn("");
     this.#show();
     this.#changed();
   }
@@ -131,8 +131,8 @@ export class Prompts {
 export class Figures {
   #times = [];
   #means = null;
-  #said = "";
-  #saidAt = 0;
+  #announced = "";
+  #announcedAt = 0;
   #shownAt = 0;
 
   /**
@@ -145,7 +145,7 @@ export class Figures {
     this.#times = [...this.#times.filter((time) => now - time < 2000), now];
     const parts = [network + latency.decode, latency.queue, latency.prefill, latency.decode_tokens];
     this.#means = (this.#means ?? parts).map((mean, part) => mean + 0.15 * (parts[part] - mean));
-    if (now - this.#shownAt < 200) return;  // five times a second is as much as anybody reads
+    if (now - this.#shownAt < 200) return;  // five times a second is enough to read
     this.#shownAt = now;
     this.#showFound(seen, color);
     this.#showSpeed();
@@ -175,14 +175,14 @@ export class Figures {
     for (const {prompt, text} of answers ?? []) {
       lines.push(make("li", {className: "answer", textContent: `${prompt} ${text}`}));
     }
-    const none = make("li", {className: "dim", textContent: "nothing in this picture"});
+    const none = make("li", {className: "dim", textContent: "nothing in this frame"});
     $("found").replaceChildren(...(lines.length ? lines : [none]));
     const words = [...found].sort().map(([label, {count}]) => `${count} ${label}`).join(", ") || "nothing found";
     const now = performance.now();
-    if (words !== this.#said && now - this.#saidAt > 4000) {  // for those who hear the page
-      [this.#said, this.#saidAt] = [words, now];
-      $("told").textContent = words;
-      $("picture").setAttribute("aria-label", `The live picture: ${words}`);
+    if (words !== this.#announced && now - this.#announcedAt > 4000) {  // for screen readers
+      [this.#announced, this.#announcedAt] = [words, now];
+      $("announcement").textContent = words;
+      $("frame").setAttribute("aria-label", `The live video: ${words}`);
     }
   }
 

@@ -1,4 +1,4 @@
-// The picture on the screen: from a video, matched with its record and drawn; or the server's own drawing as it comes.
+// The frame on the screen: from a video, matched with its record and drawn; or the server's own drawing as it comes.
 
 import {paint} from "./paint.js";
 
@@ -9,10 +9,10 @@ const NONE = {objects: [], points: []};
 export class Stage {
   own = $("own");
   theirs = $("theirs");
-  #canvas = $("picture");
+  #canvas = $("frame");
   #color;
   #matcher = null;
-  #source = null;  // the video that the pictures are taken from
+  #source = null;  // the video that the frames are taken from
   #burnt = false;
   #shown = null;
 
@@ -26,7 +26,7 @@ export class Stage {
     draw();
   }
 
-  /** Take pictures from `video` (`own` or `theirs`) and match them by `matcher`; after `end`. */
+  /** Take frames from `video` (`own` or `theirs`) and match them by `matcher`; after `end`. */
   begin(video, matcher) {
     [this.#source, this.#matcher] = [video, matcher];
     $("stage").classList.add("on");
@@ -60,21 +60,21 @@ export class Stage {
     $("stage").classList.remove("on");
   }
 
-  /** The picture now on the screen, in its own size, as a PNG; null if there is none for a second. */
+  /** The frame now on the screen, in its own size, as a PNG; null if there is none for a second. */
   async snapshot(tries = 20) {
-    const picture = this.#burnt ? this.theirs : this.#shown?.bitmap;
-    const [width, height] = [picture?.videoWidth ?? picture?.width, picture?.videoHeight ?? picture?.height];
-    if (!width) {  // between two pictures, or before the first of a view
+    const frame = this.#burnt ? this.theirs : this.#shown?.bitmap;
+    const [width, height] = [frame?.videoWidth ?? frame?.width, frame?.videoHeight ?? frame?.height];
+    if (!width) {  // between two frames, or before the first of a view
       if (!tries) return null;
       await new Promise((done) => setTimeout(done, 50));
       return this.snapshot(tries - 1);
     }
     const canvas = Object.assign(document.createElement("canvas"), {width, height});
-    paint(canvas, picture, this.#burnt ? NONE : this.#shown.record ?? NONE, this.#color);
+    paint(canvas, frame, this.#burnt ? NONE : this.#shown.record ?? NONE, this.#color);
     return new Promise((done) => canvas.toBlob(done, "image/png"));
   }
 
-  /** The picture on the screen and its record; null before the first. */
+  /** The frame on the screen and its record; null before the first. */
   get shown() {
     return this.#shown;
   }
@@ -88,7 +88,7 @@ export class Stage {
       createImageBitmap(video).then((bitmap) => {
         if (this.#matcher === matcher && !this.#burnt) matcher.frame(time, bitmap);
         else bitmap.close();
-      }, () => {});  // no picture after all
+      }, () => {});  // no frame after all
     };
     video.requestVideoFrameCallback(next);
   }

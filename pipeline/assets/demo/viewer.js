@@ -1,4 +1,4 @@
-// Shows one of the streams as the server draws it; #NAME in the address says which.
+// Shows one of the streams as the server draws it; #NAME in the address selects it.
 
 import {ask, Link} from "./link.js";
 
@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 const LIST_MS = 3000;
 let link = null, name = null;
 
-function tell(words) {
+function notify(words) {
   $("message").hidden = !words;
   $("message").querySelector("p").textContent = words;
 }
@@ -15,7 +15,7 @@ function state(kind, words) {
   $("status").dataset.state = kind;
   const short = {lost: "connecting again…", failed: "stopped"}[kind];
   $("status").querySelector("span").textContent = short ?? words;
-  tell(short ? words : "");
+  notify(short ? words : "");
 }
 
 function watch(stream) {
@@ -24,7 +24,7 @@ function watch(stream) {
   name = stream;
   location.hash = encodeURIComponent(stream);
   document.title = `${stream} · Saccade`;
-  link = new Link(`whep/${encodeURIComponent(stream)}`, null, {state, open() {}, said() {}, track(track) {
+  link = new Link(`whep/${encodeURIComponent(stream)}`, null, {state, open() {}, received() {}, track(track) {
     $("theirs").srcObject = new MediaStream([track]);
     $("theirs").play().catch(() => {});
   }});
@@ -35,7 +35,7 @@ async function list() {
     const {streams} = await (await ask("streams")).json();
     const names = streams.map((stream) => stream.name);
     const wanted = decodeURIComponent(location.hash.slice(1));
-    if (!name && !names.length) tell("No picture has come yet. This page shows the first one by itself.");
+    if (!name && !names.length) notify("No frame has come yet. This page shows the first one by itself.");
     else if (!name) watch(names.includes(wanted) ? wanted : names[0]);
     $("streams").replaceChildren(...names.map((stream) => {
       const button = document.createElement("button");

@@ -100,7 +100,7 @@ def test_a_row_adds_up(engines: list[Engine], images: list[RgbImage]) -> None:
     assert row.sampling_ms > 0
     assert min(row.idle_block_ms, row.idle_pipe_ms) >= 0
     assert row.bookkeeping_ms > 0
-    # How fast threads of a tiny model alternate on a busy machine shows nothing; that none is lost does.
+    # How fast threads of a tiny model alternate on a busy machine shows nothing; lost time or sequences would.
     assert row.observed == pytest.approx(row.predicted * row.rows_pipe / row.rows_block, rel=0.1)
     assert row.observed_answers == pytest.approx(row.predicted_answers, rel=0.1)
     assert min(row.answers_per_s, row.prefill_ms) > 0
