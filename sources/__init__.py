@@ -1,7 +1,7 @@
 """Where frames come from: files, images, cameras, publishers. Knows nothing of models, results or sinks.
 
 Imports run one way: errors, frame < urls < rgb, timestamps < base < file < images, replay; rtp, http < live < rtsp,
-webrtc < factory.
+webrtc, onvif < factory.
 """
 
 from saccade.sources.base import Source, SourceInfo

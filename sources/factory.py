@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from saccade.sources.base import Source
 from saccade.sources.errors import LiveError, SourceError
@@ -20,6 +21,9 @@ from saccade.sources.rtsp.session import UnhandledCodecError
 from saccade.sources.rtsp.tls import TlsPolicy
 from saccade.sources.rtsp.transport import Transport, TransportChoice
 from saccade.sources.urls import RtspAddress, redact, stream_name
+
+if TYPE_CHECKING:
+    from saccade.sources.onvif.device import OnvifAddress
 
 _RTSP = ("rtsp", "rtsps")
 _STREAMS = ("http", "https", "rtmp", "rtmps", "srt", "tcp", "udp")
@@ -92,16 +96,21 @@ def _live_opener(
             return None
         address = FfmpegInput.of_camera(int(text))
     elif scheme in _RTSP:
-        RtspAddress.parse(text)  # to refuse a malformed one now
-        policy = TlsPolicy.parse(tls)
-        choice = TransportChoice(transport)
-        return lambda closed: _open_rtsp(text, closed, hwaccel, choice, loss, policy, check)
+        rtsp = RtspAddress.parse(text)
+        policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
+        return lambda closed: _open_rtsp(rtsp, closed, hwaccel, choice, loss, policy, check)
+    elif scheme == "onvif":
+        from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
+
+        device = OnvifAddress.parse(text)
+        policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
+        return lambda closed: _open_onvif(device, closed, hwaccel, choice, loss, policy, check)
     elif scheme in _STREAMS:
         if check is not None:
             return lambda closed: FfmpegConnection(_checked(text, check), closed, hwaccel=hwaccel)
         address = FfmpegInput.of_url(text)
     else:  # only the scheme is shown, since the rest may hold a password
-        known = ", ".join((*(f"{name}://" for name in (*_RTSP, *_STREAMS)), "webrtc:PORT"))
+        known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// is not a kind of source; use {known}, a file, a folder or a webcam's number")
     return lambda closed: FfmpegConnection(address, closed, hwaccel=hwaccel)
 
@@ -114,8 +123,30 @@ def _checked(url: str, check: CheckAddress) -> FfmpegInput:
     return FfmpegInput.of_url(url)
 
 
+def _open_onvif(
+    device: OnvifAddress,
+    closed: threading.Event,
+    hwaccel: HwAccel,
+    choice: TransportChoice,
+    loss: Loss,
+    tls: TlsPolicy,
+    check: CheckAddress | None,
+) -> LiveConnection:
+    """Ask the device where it streams, for each connection, since its configuration may have changed."""
+    from saccade.sources.onvif.device import best_profile, read_profiles
+
+    if check is not None:
+        check(device.url)
+    profiles = read_profiles(device)
+    chosen = [profile for profile in profiles if profile.token == device.token] if device.token else profiles
+    if not chosen:
+        known = ", ".join(profile.token for profile in profiles)
+        raise LiveError("not found", f"{device.host} has no profile '{device.token}'; there are {known}")
+    return _open_rtsp(device.stream(best_profile(chosen)), closed, hwaccel, choice, loss, tls, check)
+
+
 def _open_rtsp(
-    url: str,
+    address: RtspAddress,
     closed: threading.Event,
     hwaccel: HwAccel,
     choice: TransportChoice,
@@ -124,10 +155,10 @@ def _open_rtsp(
     check: CheckAddress | None,
 ) -> LiveConnection:
     try:
-        return RtspConnection(url, closed, choice=choice, hwaccel=hwaccel, loss=loss, tls=tls, check_address=check)
+        return RtspConnection(address, closed, choice=choice, hwaccel=hwaccel, loss=loss, tls=tls, check_address=check)
     except UnhandledCodecError:
         if check is not None:  # FFmpeg would follow any redirect
             raise LiveError(
-                "codec unsupported", f"{redact(url)}: only H.264 and H.265 where sources are restricted"
+                "codec unsupported", f"{redact(address.url)}: only H.264 and H.265 where sources are restricted"
             ) from None
-        return FfmpegConnection(FfmpegInput.of_rtsp(url, choice.way), closed, hwaccel=hwaccel)
+        return FfmpegConnection(FfmpegInput.of_rtsp(address.with_credentials, choice.way), closed, hwaccel=hwaccel)

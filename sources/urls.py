@@ -136,6 +136,14 @@ class RtspAddress:
             default_port=not port,
         )
 
+    @property
+    def with_credentials(self) -> str:
+        """The URL for a library that takes credentials within it."""
+        if self.user is None:
+            return self.url
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{quote(self.user, safe='')}:{quote(self.password or '', safe='')}@{rest}"
+
     def redirected(self, location: str) -> RtspAddress:
         """The address that a redirect leads to; credentials go along to the same host only.
 

@@ -189,6 +189,25 @@ def probe(
 
 
 @app.command()
+def discover(
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long to wait for answers.")] = 3.0,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="User of the cameras, to list streams.")] = None,
+    password: Annotated[
+        str | None, typer.Option(metavar="TEXT", envvar="SACCADE_ONVIF_PASSWORD", help="Their password.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the ONVIF cameras on the network, and with a user their streams.
+
+    saccade discover --user admin
+    """
+    from saccade.pipeline.cli.discover import find_cameras
+
+    found = find_cameras(seconds, user, password)
+    print(found.as_json() if as_json else found.as_text())
+
+
+@app.command()
 def models() -> None:
     """List the models that ship with the package; a checkpoint folder or a hub id is as good a `--model`."""
     from saccade.engine import EMBEDDED

@@ -39,7 +39,7 @@ class RtspConnection:
     A reader or decoder that falls behind gets the newest frames: those skipped are counted in `LiveFrame.lost_before`.
 
     Args:
-        url: the URL, with credentials.
+        address: the URL, with credentials.
         closed: ends every wait when set.
         choice: how packets are to come.
         hwaccel: whether to decode on the GPU.
@@ -54,7 +54,7 @@ class RtspConnection:
 
     def __init__(
         self,
-        url: str,
+        address: RtspAddress,
         closed: threading.Event,
         *,
         choice: TransportChoice | None = None,
@@ -64,7 +64,7 @@ class RtspConnection:
         check_address: Callable[[str], None] | None = None,
     ) -> None:
         choice = choice or TransportChoice("tcp")
-        session = open_session(RtspAddress.parse(url), closed, choice, tls, check_address)
+        session = open_session(address, closed, choice, tls, check_address)
         self._show_damaged = loss == "show"
         self._media = session.media
         self._codec = session.codec

@@ -75,7 +75,9 @@ def test_frames_arrive_one_interval_earlier_than_with_pyav(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
-def test_a_fast_consumer_gets_every_frame(camera: Camera, transport: str) -> None:
+def test_a_fast_consumer_gets_every_frame(camera: Camera, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a machine with other things to do no consumer is fast all the time: frames that are late are handed on as well.
+    monkeypatch.setattr("saccade.sources.rtsp.connection.CATCH_UP_S", 10.0)
     with Watcher(live(camera.url(), rtsp_transport=transport)) as watcher:
         wait_for(lambda: len(watcher.pts) >= (1500 if LONG else 100), 90)
     assert watcher.error is None

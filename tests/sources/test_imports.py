@@ -19,7 +19,7 @@ ORDER = [
     ["images", "replay"],
     ["rtp", "http"],
     ["live"],
-    ["rtsp", "webrtc"],
+    ["rtsp", "webrtc", "onvif"],
     ["factory"],
     ["__init__"],
 ]

@@ -1,0 +1,6 @@
+"""ONVIF cameras: found on the network, and asked for their profiles and stream URIs. Needs the extra `onvif`."""
+
+from saccade.sources.onvif.device import OnvifAddress, Profile, best_profile, read_profiles
+from saccade.sources.onvif.discovery import DiscoveredDevice, discover
+
+__all__ = ["DiscoveredDevice", "OnvifAddress", "Profile", "best_profile", "discover", "read_profiles"]

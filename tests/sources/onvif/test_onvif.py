@@ -1,0 +1,77 @@
+"""ONVIF devices: found on the network, asked for profiles, and opened as sources."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.sources import LiveError, SourceError, open_source, redact
+from saccade.sources.onvif import OnvifAddress, Profile, best_profile, discover, read_profiles
+from saccade.sources.onvif.discovery import parse_matches
+from tests.sources.rtsp.test_faults import numbers, take
+from tests.support.cameras.onvif_device import answering_probes, onvif_device
+from tests.support.cameras.scripted import Packetizer, ScriptedCamera, coded_frames
+
+pytest.importorskip("onvif")
+
+
+def test_devices_that_answer_a_probe_are_found() -> None:
+    with answering_probes(8899) as group:
+        (device,) = discover(0.5, group)
+    assert (device.host, device.port, device.name, device.hardware) == ("127.0.0.1", 8899, "Front Door", "IPC-1")
+
+
+@given(st.binary(max_size=200))
+def test_no_answer_raises(data: bytes) -> None:
+    assert parse_matches(data, "127.0.0.1") == []
+    assert parse_matches(b"<!DOCTYPE x>" + data, "127.0.0.1") == []
+
+
+def test_profiles_are_read_and_the_nearest_is_chosen() -> None:
+    with onvif_device("rtsp://127.0.0.1:1") as port:
+        profiles = read_profiles(OnvifAddress.parse(f"onvif://bob:secret@127.0.0.1:{port}"))
+    main, sub = profiles
+    assert (main.token, main.codec, main.width, main.height, main.fps, main.key_interval) == (
+        "main", "H264", 3840, 2160, 25.0, 50,
+    )  # fmt: skip
+    assert sub.uri == "rtsp://127.0.0.1:1/sub"
+    assert best_profile(profiles) is sub
+
+
+def test_a_codec_that_is_not_decoded_here_is_the_last_choice() -> None:
+    jpeg = Profile("a", "a", "JPEG", 1280, 720, None, None, "rtsp://x")
+    tiny = Profile("b", "b", "H265", 320, 240, None, None, "rtsp://x")
+    assert best_profile([jpeg, tiny]) is tiny
+    assert best_profile([jpeg]) is jpeg
+
+
+@pytest.mark.parametrize(("token", "path"), [("", "sub"), ("/main", "main")])
+def test_an_onvif_address_is_opened_as_a_source(token: str, path: str) -> None:
+    frames = coded_frames(20)
+    with (
+        ScriptedCamera(lambda call: call.play(frames, Packetizer(), 0.02)) as camera,
+        onvif_device(f"rtsp://127.0.0.1:{camera.port}") as port,
+    ):
+        source = open_source(f"onvif://bob:secret@127.0.0.1:{port}{token}", hwaccel="none")
+        assert numbers(take(source, 5)) == list(range(5))  # type: ignore[arg-type]
+        assert source.info.url == f"onvif://127.0.0.1:{port}{token}"
+        assert camera.calls[0].requests[0].url.endswith(f"/{path}")
+
+
+def test_a_refused_password_and_an_absent_device_have_their_reasons() -> None:
+    with onvif_device("rtsp://127.0.0.1:1") as port, pytest.raises(LiveError) as caught:
+        take(open_source(f"onvif://eve:secret@127.0.0.1:{port}", retry=False), 1)  # type: ignore[arg-type]
+    assert caught.value.reason == "auth failed"
+    assert caught.value.refused
+    with pytest.raises(LiveError) as caught:
+        take(open_source(f"onvif://eve:secret@127.0.0.1:{port}", retry=False), 1)  # type: ignore[arg-type]
+    assert caught.value.reason in ("timeout", "connection failed")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_malformed_onvif_address_is_refused_in_one_line() -> None:
+    with pytest.raises(SourceError, match="is not an ONVIF address") as caught:
+        open_source("onvif://bob:secret@a..b")
+    assert "secret" not in str(caught.value)
+    assert redact("onvif://bob:secret@cam") == "onvif://cam"
