@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -77,26 +77,29 @@ class Detections:
         """The boxes as `supervision.Detections`: xyxy in pixels, `confidence`, `class_id` and `data["class_name"]`.
 
         `class_id` numbers the labels of these detections in alphabetical order. `tracker_id` is the track's number,
-        -1 for a box without one, and None if none of them has one. The boxes of one prompt never lose their order.
+        -1 for a box without one, and None if none of them has one. Boxes that are only predicted are left out; the
+        others keep their order.
 
         Raises:
             ImportError: if supervision is not installed (`pip install saccade[supervision]`).
         """
         import supervision
 
-        names = sorted({box.label for box in self.boxes})
-        xyxy = np.array([box.pixels(self.width, self.height) for box in self.boxes], dtype=np.float32).reshape(-1, 4)
+        boxes = [box for box in self.boxes if not box.predicted]
+        names = sorted({box.label for box in boxes})
+        xyxy = np.array([box.pixels(self.width, self.height) for box in boxes], dtype=np.float32).reshape(-1, 4)
         return supervision.Detections(
             xyxy=xyxy,
-            confidence=np.array([box.score for box in self.boxes], dtype=np.float32),
-            class_id=np.array([names.index(box.label) for box in self.boxes], dtype=int),
-            tracker_id=self._tracker_ids(),
-            data={"class_name": np.array([box.label for box in self.boxes], dtype=str)},
+            confidence=np.array([box.score for box in boxes], dtype=np.float32),
+            class_id=np.array([names.index(box.label) for box in boxes], dtype=int),
+            tracker_id=_tracker_ids(boxes),
+            data={"class_name": np.array([box.label for box in boxes], dtype=str)},
         )
 
-    def _tracker_ids(self) -> NDArray[np.int64] | None:
-        ids = [-1 if box.track_id is None else box.track_id for box in self.boxes]
-        return np.array(ids, dtype=np.int64) if any(number >= 0 for number in ids) else None
+
+def _tracker_ids(boxes: Sequence[Box]) -> NDArray[np.int64] | None:
+    ids = [-1 if box.track_id is None else box.track_id for box in boxes]
+    return np.array(ids, dtype=np.int64) if any(number >= 0 for number in ids) else None
 
 
 @dataclass(slots=True, frozen=True)

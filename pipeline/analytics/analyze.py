@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline.analytics.counts import CountLog, Minute, Totals
+from saccade.pipeline.analytics.motion import StillBefore
 from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
 from saccade.pipeline.analytics.track import TrackStage, time_of
 from saccade.pipeline.analytics.zones import LineCounter, Sighting, ZoneCounter
@@ -27,10 +28,12 @@ class AnalyzeStage:
 
     Args:
         settings: what to do.
+        still_before: for how many seconds nothing moved before a frame, where a gate knows it: no track ages in them.
     """
 
-    def __init__(self, settings: AnalyticsSettings | None = None) -> None:
+    def __init__(self, settings: AnalyticsSettings | None = None, still_before: StillBefore | None = None) -> None:
         self._settings = settings or AnalyticsSettings()
+        self._still_before = still_before
         self._track: TrackStage | None = None
         self._lock = threading.Lock()  # over the counters, which other threads read and replace
         self._zones: dict[str, ZoneCounter] = {}
@@ -63,11 +66,17 @@ class AnalyzeStage:
             return result
         if self._track is None:
             self._track = TrackStage(self._settings.track_conf)
+        if self._still_before and (still_s := self._still_before(frame.index)):
+            self._track.tracker.hold(still_s)
         result = self._track.process(frame, result)
         with self._lock:
             if self._log.due(frame.captured_at):
                 self._log.turn(frame.captured_at, self._totals())
-            return self._count(result, time_of(frame), self._track)
+            result = self._count(result, time_of(frame), self._track)
+        if self._settings.smooth and (predicted := self._track.predicted()):
+            found = result.detections
+            return replace(result, detections=replace(found, boxes=found.boxes + predicted))
+        return result
 
     def totals(self) -> Totals:
         """What has been counted so far."""

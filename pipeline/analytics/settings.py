@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -12,8 +12,6 @@ from saccade.pipeline.analytics.geometry import Point, area
 from saccade.pipeline.settings import Names, Seconds, Text, setting
 
 MAX_REGIONS = 64
-
-K = TypeVar("K", bound="RegionSettings")
 
 
 def _points(value: object) -> object:
@@ -45,6 +43,14 @@ def _polygon(points: list[Point]) -> list[Point]:
     return points
 
 
+def _polygons(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Polygon = Annotated[Points, AfterValidator(_polygon)]
+Polygons = Annotated[list[Polygon], BeforeValidator(_polygons), Field(max_length=MAX_REGIONS)]
+
+
 def _line(points: list[Point]) -> list[Point]:
     if len(points) != 2 or points[0] == points[1]:
         raise ValueError("should be two different points: x1,y1,x2,y2")
@@ -65,7 +71,7 @@ class RegionSettings(BaseModel):
 class ZoneSettings(RegionSettings):
     """A polygon."""
 
-    polygon: Annotated[Points, AfterValidator(_polygon)] = Field(description="corners, as x1,y1,x2,y2,…")
+    polygon: Polygon = Field(description="corners, as x1,y1,x2,y2,…")
     inertia: Seconds = Field(0.2, description="for how long an object must be inside to be in it, and outside to leave")
     loitering: Seconds | None = Field(None, description="for how long an object must be in it to loiter")
 
@@ -147,4 +153,32 @@ class AnalyticsSettings(Regions):
         metavar="SCORE",
         ge=0,
         le=1,
+    )
+    smooth: bool = setting(
+        True,
+        "Keep boxes of tracks for 0.3 s where they are not found, marked as predicted and never counted.",
+        more="So that what is drawn does not flicker; only with tracks.",
+    )
+    heatmap: Text | None = setting(
+        None,
+        "Image of where objects have been, to write when the stream ends: heat.png.",
+        more="{stream} in it is the stream's name. An existing file is replaced.",
+        metavar="FILE",
+        pattern=r"(?i)\.(png|jpe?g)$",
+    )
+    motion_area: float = setting(
+        0.002,
+        "Least fraction of the image that must change for the gate `motion` to admit a frame.",
+        more="With gates: [motion] frames on which nothing moves do not reach the model; tracks wait meanwhile.",
+        metavar="FRACTION",
+        gt=0,
+        le=1,
+    )
+    motion_mask: Polygons = setting(
+        [],
+        "An area in which movement does not count, as X,Y,X,Y,… of its corners; the flag again for more.",
+        metavar="POINTS",
+    )
+    motion_heartbeat: Seconds = setting(
+        5.0, "After how many seconds of stillness the gate `motion` admits a frame all the same.", metavar="SECONDS"
     )

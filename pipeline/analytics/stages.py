@@ -55,7 +55,14 @@ def _track() -> Stage:
 STAGES: dict[str, Callable[[], Stage]] = {"track": _track}
 """Name in a configuration → what makes the stage for one stream."""
 
-GATES: dict[str, Callable[[], Gate]] = {}
+
+def _motion() -> Gate:
+    from saccade.pipeline.analytics.motion import MotionGate
+
+    return MotionGate()
+
+
+GATES: dict[str, Callable[[], Gate]] = {"motion": _motion}
 """Name in a configuration → what makes the gate for one stream."""
 
 

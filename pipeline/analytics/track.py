@@ -19,6 +19,7 @@ from saccade.sinks.overlay.scene import Trail
 if TYPE_CHECKING:
     from saccade.sources import Frame
 
+BRIDGE_S = 0.3  # for which a box that is not found is expected where its track would be
 _POINT_SIZE = 0.1  # side of the square around a point that stands for its object, of the shorter side of the frame
 _TRAIL_S = 1.2
 _TRAIL_STEP_S = 0.09  # between two of its points: with all of them, the drawing took longer than the tracking
@@ -43,7 +44,7 @@ class TrackStage:
     def __init__(self, start_score: float = 0.5) -> None:
         self._tracker = Tracker(TrackerSettings(high=start_score, new=start_score, low=0.0))
         self._kinds: dict[tuple[type, str], int] = {}
-        self._labels: list[tuple[type, str]] = []
+        self._last: dict[int, Box] = {}  # as each track was found last
         self._trails: dict[int, tuple[deque[float], deque[Place]]] = {}  # times and places, but for the present
 
     @property
@@ -51,10 +52,16 @@ class TrackStage:
         """The tracks of the stream."""
         return self._tracker
 
-    @property
-    def kinds(self) -> list[tuple[type, str]]:
-        """For each class of the tracker, whether it is of a `Box` or a `Spot`, and the label."""
-        return self._labels
+    def predicted(self) -> tuple[Box, ...]:
+        """Boxes of tracks that were not found on the last frame, but shortly before it, with their last scores."""
+        unseen = self._tracker.unseen()
+        boxes = []
+        for number, corners, for_s in zip(unseen.ids.tolist(), unseen.boxes, unseen.for_s, strict=True):
+            last = self._last.get(number)
+            x1, y1, x2, y2 = np.clip(corners, 0, 1).tolist()
+            if last is not None and for_s <= BRIDGE_S and x1 < x2 and y1 < y2:
+                boxes.append(Box(last.label, last.score, x1, y1, x2, y2, number, last.speed, last.zones, True))
+        return tuple(boxes)
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result with numbers, speeds and trails."""
@@ -68,6 +75,7 @@ class TrackStage:
             for one, number, speed in zip(found, numbers, speeds, strict=True)
         ]
         boxes = tuple(one for one in tracked if isinstance(one, Box))
+        self._last.update((one.track_id, one) for one in boxes if one.track_id is not None)
         spots = tuple(one for one in tracked if isinstance(one, Spot))
         return Result(
             Detections(boxes, result.detections.width, result.detections.height),
@@ -93,7 +101,6 @@ class TrackStage:
         known = self._kinds.get((of, label))
         if known is None:
             known = self._kinds[of, label] = len(self._kinds)
-            self._labels.append((of, label))
         return known
 
     def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:
@@ -113,6 +120,7 @@ class TrackStage:
         if len(self._trails) > 2 * len(tracked) + 16:
             alive = set(self._tracker.ids.tolist())
             self._trails = {number: trail for number, trail in self._trails.items() if number in alive}
+            self._last = {number: box for number, box in self._last.items() if number in alive}
 
 
 def bottom_of(one: Box | Spot) -> Place:

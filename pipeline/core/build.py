@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import TASKS, ObjectsTask
 from saccade.pipeline.analytics.analyze import AnalyzeStage
+from saccade.pipeline.analytics.heatmap import HeatmapStage
+from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
@@ -132,8 +134,11 @@ def open_stream(
         if repeat and not source.info.live:
             source.close()
             source = on_failure.enter_context(ReplaySource(partial(_open_source, config, check)))
-        stages = [AnalyzeStage(config), *(STAGES[name]() for name in config.stages)]
-        gates = [GATES[name]() for name in config.gates]
+        motion = MotionGate(config) if "motion" in config.gates else None
+        stages: list[Stage] = [AnalyzeStage(config, motion.still_before if motion else None)]
+        stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
+        stages += [STAGES[name]() for name in config.stages]
+        gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
         stream = on_failure.enter_context(OpenedStream(config, source, stages, gates))
         if engine is not None:
             stream.resolve_tasks(engine)

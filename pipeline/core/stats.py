@@ -132,7 +132,8 @@ class Stats:
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
         """A frame's result is about to be handed to the sinks."""
         now = time.monotonic()
-        labels = [box.label for box in result.detections.boxes] + [spot.label for spot in result.points.points]
+        labels = [box.label for box in result.detections.boxes if not box.predicted]
+        labels += [spot.label for spot in result.points.points]
         objects = len(labels)
         with self._lock:
             self._frames += 1

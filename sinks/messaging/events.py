@@ -36,6 +36,7 @@ def observations_of(result: Result, width: int, height: int) -> list[Observation
     found = [
         Observation(box.label, round(box.score, 3), _whole(box.pixels(width, height)))
         for box in result.detections.boxes
+        if not box.predicted
     ]
     boxed = {observation.label for observation in found}
     for spot in result.points.points:

@@ -49,7 +49,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     boxes = sorted(result.detections.boxes, key=lambda b: (b.x1 - b.x2) * (b.y2 - b.y1))
     draw_scene(canvas, result, scale)
     for box in boxes:
-        _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale)
+        _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale * (0.5 if box.predicted else 1))
     spots = result.points.points
     for spot in spots:
         _draw_dot(canvas, spot.pixels(width, height), color_of(spot.label), scale)
@@ -130,7 +130,8 @@ def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Re
 
 def box_label(box: Box, scale: float) -> Bitmap:
     """Class and score, and before them the number of its track, if any: apart, so that both stay cached."""
-    chip = label(f"{box.label} {box.score:.0%}", color_of(box.label), font_px(scale))
+    wording = box.label if box.predicted else f"{box.label} {box.score:.0%}"
+    chip = label(wording, color_of(box.label), font_px(scale))
     if box.track_id is None:
         return chip
     return joined(label(str(box.track_id), PAPER, font_px(scale)), chip)
