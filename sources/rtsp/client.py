@@ -140,6 +140,7 @@ class RtspClient:
         if self._udp is None:
             numbers = port_pair(fields.get("interleaved", "")) or (0, 1)
             self._channels = {numbers[0]: RTP, numbers[1]: RTCP}
+            self._parser.channels = frozenset(numbers)
         elif self._way == "multicast":
             ports = port_pair(fields.get("port", "")) or port_pair(fields.get("client_port", ""))
             if not ports or "destination" not in fields:

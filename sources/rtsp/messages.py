@@ -47,9 +47,14 @@ class Reply:
 
 
 class MessageParser:
-    """Splits a byte stream into its items. What lies between them is skipped, once the other side has proved RTSP."""
+    """Splits a byte stream into its items. What lies between them is skipped, once the other side has proved RTSP.
+
+    Attributes:
+        channels: of the packets that are expected; where the stream has lost its order, only these are believed.
+    """
 
     def __init__(self) -> None:
+        self.channels: frozenset[int] = frozenset({0, 1})
         self._buffer = bytearray()
         self._proved = False
 
@@ -67,7 +72,12 @@ class MessageParser:
         while buffer:
             if buffer[0] == _DOLLAR:
                 end = 4 + int.from_bytes(buffer[2:4], "big")
-                if len(buffer) < 4 or len(buffer) < end:
+                if len(buffer) < 4 or (end > 4 and len(buffer) == 4):
+                    return None
+                if end > 4 and not _is_rtp(buffer[4]):
+                    self._resynchronize()
+                    continue
+                if len(buffer) < end:
                     return None
                 item = Interleaved(buffer[1], bytes(buffer[4:end]))
                 del buffer[:end]
@@ -113,8 +123,18 @@ class MessageParser:
         if not self._proved:
             raise ProtocolError
         buffer = self._buffer
-        found = [at for at in (buffer.find(b"$", 1), buffer.find(b"RTSP/", 1)) if at > 0]
+        packet = buffer.find(b"$", 1)
+        while 0 < packet < len(buffer) - 4 and not (
+            buffer[packet + 1] in self.channels and _is_rtp(buffer[packet + 4])
+        ):
+            packet = buffer.find(b"$", packet + 1)
+        found = [at for at in (packet, buffer.find(b"RTSP/", 1)) if at > 0]
         del buffer[: min(found, default=len(buffer))]
+
+
+def _is_rtp(first: int) -> bool:
+    """Whether a packet with this first byte is RTP or RTCP: both are version 2."""
+    return first >> 6 == 2
 
 
 def _may_begin_message(buffer: bytearray) -> bool:
