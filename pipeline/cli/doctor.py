@@ -70,6 +70,57 @@ def examine() -> Iterator[Finding]:
     yield _try("model nano", True, _nano)
 
 
+def examine_gpu() -> Iterator[Finding]:
+    """Run the embedded model on every GPU, and hold its answers to those on the CPU; takes a minute for each GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding(
+            "gpu", False, True, "torch finds no CUDA device: check the driver, and that torch is a CUDA build"
+        )
+    for index in range(torch.cuda.device_count()):
+        device = f"cuda:{index}"
+        yield _try(device, True, _gpu, device)
+        yield _try(f"{device} kernels", False, _kernels, device)
+        for dtype in ("float32", "bfloat16", "float16"):
+            yield _try(f"{device} {dtype}", True, agreement, device, dtype)
+
+
+def _gpu(device: str) -> str:
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    build = f"torch {torch.__version__} for CUDA {torch.version.cuda}"
+    return (
+        f"{found.name}, {found.total_memory / 2**30:.0f} GiB, compute capability {found.major}.{found.minor}; {build}"
+    )
+
+
+def _kernels(device: str) -> str:
+    import torch
+
+    from saccade.engine import kernels
+
+    if not kernels.available(torch.device(device)):
+        raise RuntimeError("plain torch runs in their place: they need Triton and compute capability 8.0")
+    return "Triton compiles them"
+
+
+def agreement(device: str, dtype: str) -> str:
+    """What a device answers, compared with the CPU; other dtypes than float32 only have to run.
+
+    Raises:
+        RuntimeError: if it answers otherwise.
+    """
+    from saccade.engine.evaluation.self_check import compare_devices
+
+    found = compare_devices(device, dtype)
+    detail = f"{found.compared - found.differing} of {found.compared} answers are the CPU's"
+    if dtype == "float32" and not found.ok:
+        raise RuntimeError(f"only {detail}: the largest difference is {found.largest:.3f} of the image's size")
+    return detail
+
+
 def _try(what: str, needed: bool, check: Callable[..., str], *args: str) -> Finding:
     try:
         return Finding(what, True, needed, check(*args))

@@ -284,16 +284,22 @@ def golden(
 
 
 @app.command()
-def doctor() -> int:
+def doctor(
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Hold what the embedded model finds on each GPU to the CPU.")
+    ] = False,
+) -> int:
     """Report what is installed, which device and codecs there are, and whether anything needed is missing."""
+    from itertools import chain
+
     from rich.console import Console
     from rich.markup import escape
 
-    from saccade.pipeline.cli.doctor import examine
+    from saccade.pipeline.cli.doctor import examine, examine_gpu
 
     console = Console(soft_wrap=True, highlight=False)
     broken = []
-    for finding in examine():
+    for finding in chain(examine(), examine_gpu() if gpu else ()):
         mark = "[green]ok     [/]" if finding.ok else "[red]BROKEN [/]" if finding.needed else "[yellow]missing[/]"
         console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
         if finding.needed and not finding.ok:
