@@ -14,11 +14,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := out/demo.mp4
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-gpu lint clean
 
 help:
 	@echo 'make demo    find people in the clip that ships with the project → $(DEMO)'
 	@echo 'make test    run the tests'
+	@echo 'make test-gpu  the same for what runs on a GPU: self-check, golden set, CUDA tests'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make clean   remove $(VENV), out/ and caches'
 
@@ -37,6 +38,14 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST)
+
+# All three run, whatever the first finds; it fails where there is no GPU, on which the tests would only be skipped.
+test-gpu: $(INSTALLED)
+	@failed=; \
+	$(BIN)/saccade doctor --gpu || failed="$$failed doctor"; \
+	$(BIN)/saccade golden tests/data/golden-tiny --device cuda || failed="$$failed golden"; \
+	$(BIN)/python -m pytest -m gpu || failed="$$failed tests"; \
+	test -z "$$failed" || { echo "failed on this GPU:$$failed"; exit 1; }
 
 lint: $(INSTALLED)
 	$(BIN)/python -m ruff check .

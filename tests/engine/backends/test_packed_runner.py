@@ -21,7 +21,10 @@ from saccade.engine.phase import Phase
 from tests.support.engine import noise, random_model
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
 
 PAGE, WIDTH = 16, 12
 TEXT = TextConfig(

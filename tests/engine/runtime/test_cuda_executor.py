@@ -20,7 +20,10 @@ from saccade.engine.evaluation.golden import check
 from saccade.engine.tasks import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

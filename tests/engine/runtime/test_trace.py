@@ -276,6 +276,7 @@ def test_a_stream_tells_when_its_work_ran() -> None:
     assert len(notes.told) == 2
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 def test_a_cuda_stream_tells_on_the_hosts_clock_and_never_waits() -> None:
     device = torch.device("cuda")
