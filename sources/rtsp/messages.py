@@ -124,9 +124,9 @@ class MessageParser:
             raise ProtocolError
         buffer = self._buffer
         packet = buffer.find(b"$", 1)
-        while 0 < packet < len(buffer) - 4 and not (
-            buffer[packet + 1] in self.channels and _is_rtp(buffer[packet + 4])
-        ):
+        while 0 < packet < len(buffer) - 4:
+            if buffer[packet + 1] in self.channels and _is_rtp(buffer[packet + 4]):
+                break
             packet = buffer.find(b"$", packet + 1)
         found = [at for at in (packet, buffer.find(b"RTSP/", 1)) if at > 0]
         del buffer[: min(found, default=len(buffer))]
