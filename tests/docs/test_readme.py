@@ -42,7 +42,7 @@ from tests.support import REPO, tracked
 from tests.support.cameras import free_port
 from tests.support.documents import Block, blocks_of, commands_of, indented_code
 from tests.support.engine import TINY, random_model, write_model
-from tests.support.feed import feed, until, write
+from tests.support.sinks.feed import feed, until, write
 
 pytestmark = pytest.mark.e2e
 

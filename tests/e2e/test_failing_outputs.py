@@ -24,7 +24,7 @@ from saccade.sinks import backoff as backoff_module
 from saccade.sources import FileSource, open_source
 from saccade.sources.replay import ReplaySource
 from tests.support import REPO
-from tests.support.disk import full_disk
+from tests.support.sinks.disk import full_disk
 
 pytestmark = pytest.mark.e2e
 

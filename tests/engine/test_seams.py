@@ -25,7 +25,7 @@ from saccade.sinks import draw, make_record
 from saccade.sinks.overlay import register_drawing
 from tests.support.count_task import Count, Counted, draw_counts
 from tests.support.engine import TINY, noise, random_model, write_model
-from tests.support.results import FRAME, LATENCY
+from tests.support.sinks.results import FRAME, LATENCY
 from tests.support.toy_model import EOS, load_toy, write_toy
 
 WAIT_S = 60

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import disk
+from tests.support.sinks import disk
 
 
 @pytest.fixture

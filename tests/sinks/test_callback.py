@@ -11,7 +11,7 @@ from saccade.sinks import (
     CallbackSink,
     SinkClosedError,
 )
-from tests.support.results import FRAME, LATENCY, RESULT
+from tests.support.sinks.results import FRAME, LATENCY, RESULT
 
 
 def test_a_callback_is_called_for_every_frame_until_it_is_closed() -> None:

@@ -11,8 +11,8 @@ import pytest
 from websockets.sync.client import connect
 
 from saccade.sinks import Sink, open_sink
-from tests.support.feed import UNREAD, until, write
-from tests.support.results import LATENCY, live_frame, showing
+from tests.support.sinks.feed import UNREAD, until, write
+from tests.support.sinks.results import LATENCY, live_frame, showing
 
 LIMIT_S = 4.7  # what the command line gives a process
 

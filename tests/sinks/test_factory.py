@@ -20,7 +20,7 @@ from saccade.sinks import (
 from saccade.sinks import factory as factory_module
 from saccade.sinks.factory import SinkKind
 from saccade.sources import Frame
-from tests.support.results import FRAME, LATENCY, RESULT
+from tests.support.sinks.results import FRAME, LATENCY, RESULT
 
 
 def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from saccade.sinks import CallbackSink, Latency, ReaderGoneError, SinkError, Sin
 from saccade.sinks import backoff as backoff_module
 from saccade.sinks import guard as guard_module
 from saccade.sources import Frame
-from tests.support.results import FRAME, LATENCY, RESULT
+from tests.support.sinks.results import FRAME, LATENCY, RESULT
 
 
 class FailingSink:

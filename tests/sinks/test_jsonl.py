@@ -21,8 +21,8 @@ from saccade.sinks import (
 )
 from saccade.sinks.record import to_json
 from tests.support import REPO
-from tests.support.disk import FullDisk
-from tests.support.results import FRAME, LATENCY, RECORD, RESULT
+from tests.support.sinks.disk import FullDisk
+from tests.support.sinks.results import FRAME, LATENCY, RECORD, RESULT
 
 
 def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
 STDOUT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tests.support.results import FRAME, RESULT, LATENCY
+from tests.support.sinks.results import FRAME, RESULT, LATENCY
 from saccade.sinks import SinkClosedError, open_sink
 sink = open_sink("-")
 try:

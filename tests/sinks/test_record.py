@@ -11,7 +11,7 @@ from saccade.sinks import (
     make_record,
 )
 from saccade.sinks.record import drawn_latency
-from tests.support.results import FRAME, LATENCY, RECORD, RESULT
+from tests.support.sinks.results import FRAME, LATENCY, RECORD, RESULT
 
 
 def test_the_record_has_exactly_these_fields() -> None:

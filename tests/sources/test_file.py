@@ -18,7 +18,7 @@ import pytest
 from saccade.sinks import Mp4Sink
 from saccade.sources import FileSource, SourceError, open_source
 from tests.support.clips import MakeClip, number_of
-from tests.support.results import LATENCY, NOTHING
+from tests.support.sinks.results import LATENCY, NOTHING
 
 VFR = [0, 33, 100, 101, 150, 400, 433, 1200, 1233, 1299]  # milliseconds
 

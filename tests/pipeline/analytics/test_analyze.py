@@ -26,7 +26,7 @@ from saccade.sinks.overlay import draw
 from saccade.sinks.record import make_record
 from saccade.sources import open_source
 from saccade.sources.replay import ReplaySource
-from tests.support.results import live_frame
+from tests.support.sinks.results import live_frame
 
 LONG_S = 60
 REGIONS = {"zones": {"hall": "0,0,.5,0,.5,1,0,1"}, "lines": {"gate": ".5,1,.5,0"}}

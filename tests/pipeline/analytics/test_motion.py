@@ -12,7 +12,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.sources import Frame
-from tests.support.results import live_frame
+from tests.support.sinks.results import live_frame
 
 DICE = np.random.default_rng(0)
 ROOM = DICE.integers(60, 180, (18, 32, 3)).repeat(20, 0).repeat(20, 1).astype(np.uint8)

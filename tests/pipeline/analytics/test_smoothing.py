@@ -18,7 +18,7 @@ from saccade.sinks import Latency
 from saccade.sinks.messaging.events import observations_of
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import make_record
-from tests.support.results import live_frame
+from tests.support.sinks.results import live_frame
 
 
 def results_of(seconds: int = 3, missing: tuple[int, ...] = (), **values: object) -> list[Result]:

@@ -14,7 +14,7 @@ from saccade.pipeline.analytics import STAGES
 from saccade.pipeline.analytics.track import TrackStage
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.sinks.overlay.scene import Trail
-from tests.support.results import live_frame
+from tests.support.sinks.results import live_frame
 
 LONG_S = 60
 

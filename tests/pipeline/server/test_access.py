@@ -28,7 +28,7 @@ from saccade.sources.http import self_signed, server_context
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support.cameras import free_port
 from tests.support.command import LONG_S, start_saccade
-from tests.support.feed import make_certificate
+from tests.support.sinks.feed import make_certificate
 
 
 @pytest.fixture(scope="module")

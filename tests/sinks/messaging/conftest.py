@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import Broker, Listener
-from tests.support.receiver import Receiver
+from tests.support.sinks.broker import Broker, Listener
+from tests.support.sinks.receiver import Receiver
 
 
 @pytest.fixture

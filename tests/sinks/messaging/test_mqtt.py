@@ -15,8 +15,8 @@ from saccade.sinks import MqttSink, SinkError, SupportsStreamEnd, make_record, o
 from saccade.sinks.messaging import events as events_module
 from saccade.sinks.messaging import mqtt as mqtt_module
 from saccade.sinks.messaging.mqtt_topics import Topics
-from tests.support.broker import Broker, Listener, needs_mosquitto, wait_for
-from tests.support.results import LATENCY, live_frame, showing
+from tests.support.sinks.broker import Broker, Listener, needs_mosquitto, wait_for
+from tests.support.sinks.results import LATENCY, live_frame, showing
 
 
 @needs_mosquitto

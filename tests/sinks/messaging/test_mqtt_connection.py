@@ -20,8 +20,8 @@ from saccade.sinks import backoff as backoff_module
 from saccade.sinks.messaging import mqtt as mqtt_module
 from saccade.sinks.outbox import MAX_RECORDS
 from tests.support import REPO
-from tests.support.broker import LONG_S, Broker, Listener, needs_mosquitto, wait_for
-from tests.support.results import LATENCY, live_frame, showing
+from tests.support.sinks.broker import LONG_S, Broker, Listener, needs_mosquitto, wait_for
+from tests.support.sinks.results import LATENCY, live_frame, showing
 
 
 def heard_frame(listener: Listener) -> int | None:
@@ -120,7 +120,7 @@ WILL = """
 import sys, os, time
 sys.path.insert(0, sys.argv[1])
 from saccade.sinks import MqttSink
-from tests.support.results import LATENCY, live_frame, showing
+from tests.support.sinks.results import LATENCY, live_frame, showing
 sink = MqttSink(sys.argv[2])
 sink.write(live_frame(0), showing("person", "person"), LATENCY)
 print("written", flush=True)

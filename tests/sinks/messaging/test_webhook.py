@@ -13,9 +13,9 @@ from saccade.sinks import SinkError, SupportsStreamEnd, WebhookSink, make_record
 from saccade.sinks import backoff as backoff_module
 from saccade.sinks.messaging import events as events_module
 from saccade.sinks.messaging import webhook as webhook_module
-from tests.support.broker import wait_for
-from tests.support.receiver import Receiver, cut
-from tests.support.results import LATENCY, live_frame, showing
+from tests.support.sinks.broker import wait_for
+from tests.support.sinks.receiver import Receiver, cut
+from tests.support.sinks.results import LATENCY, live_frame, showing
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from saccade.sinks import WebhookSink
 from saccade.sinks import backoff as backoff_module
 from saccade.sinks.messaging import webhook as webhook_module
 from saccade.sinks.messaging.webhook_request import WebhookRequest
-from tests.support.broker import wait_for
-from tests.support.receiver import Answer, Receiver, busy, cut, hang
-from tests.support.results import LATENCY, live_frame, showing
+from tests.support.sinks.broker import wait_for
+from tests.support.sinks.receiver import Answer, Receiver, busy, cut, hang
+from tests.support.sinks.results import LATENCY, live_frame, showing
 
 
 @pytest.fixture(autouse=True)

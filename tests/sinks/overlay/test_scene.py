@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from saccade.engine.results import Box, Detections, ExtraPart, Points, Result, Timings
 from saccade.sinks import color_of, draw, make_record
 from saccade.sinks.overlay import Line, Trail, Zone
-from tests.support.results import FRAME, LATENCY
+from tests.support.sinks.results import FRAME, LATENCY
 
 SIZES = [(640, 360), (1920, 1080), (3840, 2160), (360, 640)]
 SQUARE = ((0.25, 0.25), (0.75, 0.25), (0.75, 0.75), (0.25, 0.75))

@@ -20,9 +20,9 @@ from saccade.sinks.video import part_file as part_file_module
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
 from tests.support.clips import MakeClip, number_of
-from tests.support.disk import FullDisk
-from tests.support.mp4 import audio_packets, frame_times, top_boxes
-from tests.support.results import LATENCY, NOTHING, file_frame
+from tests.support.sinks.disk import FullDisk
+from tests.support.sinks.mp4 import audio_packets, frame_times, top_boxes
+from tests.support.sinks.results import LATENCY, NOTHING, file_frame
 
 
 def write(path: Path, stamps: list[int], base: Fraction, rate: Fraction | None = None) -> None:
@@ -184,7 +184,7 @@ KILLED = """
 import sys, os, signal
 from fractions import Fraction
 sys.path.insert(0, sys.argv[1])
-from tests.support.results import LATENCY, NOTHING, file_frame
+from tests.support.sinks.results import LATENCY, NOTHING, file_frame
 from saccade.sinks import Mp4Sink
 sink = Mp4Sink(sys.argv[2], audio_from=sys.argv[3] if len(sys.argv) > 3 else None)
 for n in range(130):

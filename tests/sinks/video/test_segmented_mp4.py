@@ -23,8 +23,8 @@ from saccade.sinks.video.segments import GAP_S, Segmenter, SegmentNames
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
 from tests.support.clips import MakeClip, number_of
-from tests.support.mp4 import audio_packets, top_boxes
-from tests.support.results import LATENCY, NOTHING, file_frame
+from tests.support.sinks.mp4 import audio_packets, top_boxes
+from tests.support.sinks.results import LATENCY, NOTHING, file_frame
 
 BASE = Fraction(1, 90000)
 NTSC = Fraction(1001, 30000)
@@ -179,7 +179,7 @@ KILLED = """
 import sys, os, signal
 from fractions import Fraction
 sys.path.insert(0, sys.argv[1])
-from tests.support.results import LATENCY, NOTHING, file_frame
+from tests.support.sinks.results import LATENCY, NOTHING, file_frame
 from saccade.sinks import open_sink
 sink = open_sink(sys.argv[2] + "?segment=3")
 for n in range(200):

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 from saccade.sinks.websocket.server import WebSocketSink
 from tests.support import REPO
-from tests.support.feed import ASKING, UNREAD, feed, hear, make_certificate, port_of, until, write
+from tests.support.sinks.feed import ASKING, UNREAD, feed, hear, make_certificate, port_of, until, write
 
 
 @pytest.mark.parametrize("received", [b"GET / HTTP/1.1\r\nX: " + b"x" * 8000, b"\x16\x03\x01 no HTTP at all\r\n\r\n"])
@@ -105,7 +105,7 @@ def is_cut_off(untrusted_client: socket.socket) -> bool:
 SERVER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from tests.support.feed import WebSocketSink, write
+from tests.support.sinks.feed import WebSocketSink, write
 
 def rss():
     with open("/proc/self/statm") as file:

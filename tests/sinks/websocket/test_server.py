@@ -20,8 +20,8 @@ from websockets.sync.client import connect
 from saccade.sinks import SinkError, open_sink
 from saccade.sinks.websocket import server as websocket_module
 from saccade.sinks.websocket.server import WebSocketSink
-from tests.support.feed import UNREAD, ask, feed, hear, make_certificate, port_of, until, write
-from tests.support.results import FRAME, LATENCY, RECORD, RESULT
+from tests.support.sinks.feed import UNREAD, ask, feed, hear, make_certificate, port_of, until, write
+from tests.support.sinks.results import FRAME, LATENCY, RECORD, RESULT
 
 SCHEMA = {"schema": "saccade/2"}
 

@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection
 
 from saccade.engine.results import Result, Text
 from saccade.sinks.websocket.server import WebSocketSink
-from tests.support.results import FRAME, LATENCY, RESULT
+from tests.support.sinks.results import FRAME, LATENCY, RESULT
 
 UNREAD: dict[str, Any] = {"compression": None, "max_queue": 1, "close_timeout": 0.5}
 """A client that reads from its connection only when `recv` is called."""
