@@ -23,7 +23,7 @@ from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import set_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, greedy
-from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
 

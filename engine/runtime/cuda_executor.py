@@ -33,7 +33,7 @@ from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, greedy
 from saccade.engine.runtime.step_inputs import StepInputs
-from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine.runtime.device_streams import Stream
-from saccade.engine.scheduling.scheduler import Step
-
-ImageT = TypeVar("ImageT")
+from saccade.engine.scheduling.step import ImageT, Step
 
 Progress = Callable[[int, int], None]
 """Called with how many parts of something are done, and of how many."""

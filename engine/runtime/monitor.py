@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.trace import Span, Trace
-from saccade.engine.scheduling.scheduler import Scheduler, Step, StepKind
+from saccade.engine.scheduling.scheduler import Scheduler
+from saccade.engine.scheduling.step import Step, StepKind
 
 Outcome = Literal["done", "failed", "cancelled"]
 _NOTHING = nullcontext()

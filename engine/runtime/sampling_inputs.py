@@ -12,7 +12,7 @@ import torch
 
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.sampler import sample
-from saccade.engine.scheduling.scheduler import Step, StepKind
+from saccade.engine.scheduling.step import Step, StepKind
 
 TokenSampler = Callable[[torch.Tensor], torch.Tensor]
 """From logits (rows, vocab) to tokens (rows,) int64."""

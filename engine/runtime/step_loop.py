@@ -16,9 +16,10 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from saccade.engine.errors import EngineClosedError, EngineError
-from saccade.engine.runtime.executor import Executor, ImageT
+from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.monitor import Monitor
-from saccade.engine.scheduling.scheduler import ImageRequest, Scheduler, Step, StepKind
+from saccade.engine.scheduling.scheduler import Scheduler
+from saccade.engine.scheduling.step import ImageRequest, ImageT, Step, StepKind
 from saccade.engine.scheduling.step_slots import StepSlots
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.crop_pace import CropPace
-from saccade.engine.scheduling.scheduler import ImageRequest, ImageT, Sequence
 from saccade.engine.scheduling.slicing import Window, windows
+from saccade.engine.scheduling.step import ImageRequest, ImageT, Sequence
 from saccade.engine.scheduling.task import OnText, Task, shorten
 
 

@@ -30,7 +30,8 @@ from saccade.engine.scheduling.output_state import (
     TextOutput,
 )
 from saccade.engine.scheduling.page_pool import PagePool
-from saccade.engine.scheduling.scheduler import ImageRequest, RequestTooLargeError, Scheduler, Sequence
+from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
+from saccade.engine.scheduling.step import ImageRequest, Sequence
 from tests.support.engine.stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
 
 PAGE, PREFIX, ROOM = 4, 10, 24

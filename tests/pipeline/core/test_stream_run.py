@@ -12,7 +12,7 @@ import pytest
 
 from saccade.engine import Engine
 from saccade.engine.results import Result
-from saccade.engine.scheduling.scheduler import StepKind
+from saccade.engine.scheduling.step import StepKind
 from saccade.engine.tasks import Detect, Task
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.core.output import Output

@@ -16,7 +16,7 @@ from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.output_state import OutputState, Sampling
-from saccade.engine.scheduling.scheduler import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 Values = tuple[float, float, float]
 EOS, VOCAB = 0, 6

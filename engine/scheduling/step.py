@@ -1,0 +1,117 @@
+"""What is scheduled: image requests, their sequences, and the steps that run them. Plain values, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import abc
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from saccade.engine.phase import Phase
+from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter
+from saccade.engine.scheduling.output_state import OutputState
+
+ImageT = TypeVar("ImageT")
+"""An image as the executor takes it."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Generic[ImageT]):
+    """A prompt and the answer that grows behind it.
+
+    Attributes:
+        prompt: token ids.
+        output: says what each step samples, and holds the answer.
+        request: the image it is about.
+        n_pages: private pages that the whole answer may need; set once, when the request is queued.
+        batch_slot: its place in the executor's state; -1 while it holds none.
+        pages: private pages, for prompt and answer.
+        position: where the next token goes.
+        inflight_refs: launched and uncommitted steps that it is part of.
+        finalized: no more steps are wanted; those in flight are zombies.
+    """
+
+    prompt: tuple[int, ...]
+    output: OutputState
+    request: ImageRequest[ImageT] = field(init=False)
+    n_pages: int = 0
+    batch_slot: int = -1
+    pages: tuple[int, ...] = ()
+    position: int = 0
+    inflight_refs: int = 0
+    finalized: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ImageRequest(Generic[ImageT]):
+    """An image and the prompts on it.
+
+    Attributes:
+        image: for the executor; None once its prefill is committed or the request is over before that, so that a future
+            that is kept does not keep 0.4 to 5.6 MB of crops on the device.
+        sequences: one for each prompt.
+        done: called once when every sequence is complete, or with the error that ended the request.
+        deadline: `time.monotonic()` at which the request ends if it is not over.
+        adapter: what its prefix and its answers are computed with besides the model.
+        pages: pages of the image's prefix, held once by each sequence.
+        adapter_slot: where its adapter is on the device, held likewise.
+        admitted: its prefill has been planned.
+        over: `done` has been called.
+        launched_at, prefilled_at: `time.monotonic()` when its prefill was launched and committed.
+    """
+
+    image: ImageT | None
+    sequences: list[Sequence[ImageT]]
+    done: abc.Callable[[ImageRequest[ImageT], BaseException | None], None]
+    deadline: float = math.inf
+    adapter: Adapter | None = None
+    pages: tuple[int, ...] = ()
+    adapter_slot: int = NO_SLOT
+    admitted: bool = False
+    over: bool = False
+    launched_at: float = 0.0
+    prefilled_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        for sequence in self.sequences:
+            sequence.request = self
+
+
+class StepKind(StrEnum):
+    """What a step runs."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
+class ScheduledSequence(Generic[ImageT]):
+    """One sequence's part of a step.
+
+    Attributes:
+        sequence: whose.
+        phase: what is sampled.
+        position: of the token that is fed (decode), or of the prompt's first one (prefill).
+        allowed: token ids that may be sampled, None for any; set by `Scheduler.finalize`.
+    """
+
+    sequence: Sequence[ImageT]
+    phase: Phase
+    position: int
+    allowed: abc.Sequence[int] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Step(Generic[ImageT]):
+    """A launch: its sequences, and for a prefill the requests they belong to, in the same order; `number` is from 1."""
+
+    kind: StepKind
+    number: int
+    sequences: tuple[ScheduledSequence[ImageT], ...]
+    requests: tuple[ImageRequest[ImageT], ...] = ()
+
+    @property
+    def images(self) -> list[ImageT]:
+        """The requests' images, which are there until the step is committed."""
+        return [request.image for request in self.requests if request.image is not None]
