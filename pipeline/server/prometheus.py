@@ -69,7 +69,7 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     out = CounterMetricFamily("saccade_frames_out", "Frames whose result was handed to the sinks", labels=one)
     lost = CounterMetricFamily(
         "saccade_frames_dropped",
-        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; failed in it; "
+        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; failed in it or in a stage; gate where one refused them; "
         "sink full or sink closed while their result waited for one of the sinks",
         labels=by_cause,
     )
