@@ -69,8 +69,9 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     out = CounterMetricFamily("saccade_frames_out", "Frames whose result was handed to the sinks", labels=one)
     lost = CounterMetricFamily(
         "saccade_frames_dropped",
-        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; failed in it or in a stage; gate where one refused them; "
-        "sink full or sink closed while their result waited for one of the sinks",
+        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; gate where "
+        "one refused them; failed in the model or a stage; sink full or sink closed while their result waited for one "
+        "of the sinks",
         labels=by_cause,
     )
     found = CounterMetricFamily(
@@ -123,7 +124,7 @@ def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
 def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
     zone, line = ["stream", "zone", "class"], ["stream", "line", "direction", "class"]
     tracks = CounterMetricFamily("saccade_tracks", "Objects that were tracked, each once", labels=["stream", "class"])
-    inside = GaugeMetricFamily("saccade_zone_objects", "Objects in the zone", labels=zone)
+    inside = GaugeMetricFamily("saccade_zone_objects", "Objects that are in the zone now", labels=zone)
     entered = CounterMetricFamily("saccade_zone_entered", "Objects that have entered the zone", labels=zone)
     left = CounterMetricFamily("saccade_zone_left", "Objects that have left the zone", labels=zone)
     crossed = CounterMetricFamily("saccade_line_crossings", "Objects that have crossed the line", labels=line)
