@@ -258,6 +258,30 @@ def evaluate(
     print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
 
 
+@app.command("eval-mot")
+@with_settings("detect", "model", "device", "dtype", "conf", "track_conf")
+def evaluate_tracks(
+    given: Settings,
+    folder: Annotated[Path, typer.Argument(help="A sequence of the MOT Challenge, or a folder of several.")],
+    detections: Annotated[
+        str, typer.Option(metavar="det|model", help="Boxes to track: those in det/det.txt, or the model's.")
+    ] = "det",
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Use every Nth frame only.")] = 1,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to write the tracks to, NAME.txt.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score the tracker on sequences with known tracks: MOTA, IDF1, HOTA and identity switches.
+
+    saccade eval-mot MOT17/train --detections det --out tracks
+    """
+    settings = load_settings({"detect": "person", **given, "source": str(folder)})
+    from saccade.pipeline.cli.eval_mot import evaluate
+
+    start = given.get("track_conf")
+    scores = evaluate(folder, settings, detections=detections, every=every, out=out, start=start)
+    print(scores.as_json() if as_json else scores.as_text())
+
+
 @app.command()
 @with_settings("device")
 def golden(

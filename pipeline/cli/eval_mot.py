@@ -1,0 +1,101 @@
+"""`saccade eval-mot`: tracks of sequences of the MOT Challenge, scored and written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from saccade.pipeline.analytics.mot.evaluate import score, track
+from saccade.pipeline.analytics.mot.files import MotError, Rows, Sequence, read_sequences, write_rows
+from saccade.pipeline.analytics.mot.metrics import Counts
+from saccade.pipeline.analytics.tracker import TrackerSettings
+from saccade.pipeline.core.build import load_engine, tasks_for
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.errors import ConfigError
+from saccade.sources import open_source
+
+_ALL = "all"
+_COLUMNS = ("MOTA", "IDF1", "HOTA", "ID switches", "misses", "false boxes", "true boxes")
+
+
+@dataclass(slots=True, frozen=True)
+class Scores:
+    """The counts of each sequence, by its name."""
+
+    counts: dict[str, Counts]
+
+    def with_all(self) -> dict[str, Counts]:
+        """These, and those of all sequences as one if there are several."""
+        if len(self.counts) == 1:
+            return self.counts
+        return {**self.counts, _ALL: sum(self.counts.values(), Counts())}
+
+    def as_json(self) -> str:
+        """As JSON, scores from 0 to 1."""
+        return json.dumps({name: counts.to_dict() for name, counts in self.with_all().items()}, indent=2)
+
+    def as_text(self) -> str:
+        """As a table, scores in per cent."""
+        wide = max(len(name) for name in self.with_all())
+        lines = [" " * wide + "".join(f"{column:>{max(8, len(column) + 2)}}" for column in _COLUMNS)]
+        for name, counts in self.with_all().items():
+            *scores, switches, misses, false, true = counts.to_dict().values()
+            cells = [*(f"{100 * value:.1f}" for value in scores), *map(str, (switches, misses, false, true))]
+            pairs = zip(_COLUMNS, cells, strict=True)
+            lines.append(f"{name:<{wide}}" + "".join(f"{cell:>{max(8, len(column) + 2)}}" for column, cell in pairs))
+        return "\n".join(lines)
+
+
+def evaluate(
+    folder: Path, settings: RunConfig, *, detections: str, every: int, out: Path | None, start: float | None
+) -> Scores:
+    """Track and score every sequence in a folder.
+
+    Args:
+        folder: of a sequence, or of folders of sequences.
+        settings: the model, and what it is asked for, where the boxes are its own.
+        detections: `det` for the boxes in det/det.txt, or `model`.
+        every: use only every so manieth frame.
+        out: folder to write the tracks to, NAME.txt; None for none.
+        start: least score of a box that begins a track; None for BoT-SORT's 0.7, with 0.6 to be paired first.
+
+    Raises:
+        ConfigError: if a sequence or the choice of boxes cannot be used.
+        EngineError, SourceError: if the model or the frames cannot be used.
+    """
+    if detections not in ("det", "model"):
+        raise ConfigError(f"--detections: should be det or model, got '{detections}'")
+    chosen = TrackerSettings() if start is None else TrackerSettings(high=start, new=start)
+    try:
+        sequences = read_sequences(folder)
+        counts = {}
+        found = _detect(sequences, settings) if detections == "model" else [one.detections() for one in sequences]
+        for sequence, boxes in zip(sequences, found, strict=True):
+            tracks = track(boxes, sequence.fps, chosen, every)
+            if out is not None:
+                write_rows(out / f"{sequence.name}.txt", tracks)
+            counts[sequence.name] = score(sequence, tracks, every)
+    except MotError as error:
+        raise ConfigError(str(error)) from None
+    return Scores(counts)
+
+
+def _detect(sequences: list[Sequence], settings: RunConfig) -> list[Rows]:
+    """The model's own boxes."""
+    media = [sequence.media() for sequence in sequences]
+    found = []
+    with load_engine(settings) as engine:
+        tasks = tasks_for(engine, settings)
+        for path in media:
+            rows = []
+            with open_source(str(path)) as source:
+                for frame in source:
+                    boxes = engine.submit(frame.image, tasks).result().detections.boxes
+                    rows += [
+                        (frame.index + 1, -1, *box.pixels(frame.width, frame.height), box.score, -1) for box in boxes
+                    ]
+            found.append(np.array(rows, np.float64).reshape(-1, 8))
+    return found
