@@ -29,7 +29,8 @@ MAY_IMPORT = {
 """What of the other packages a package may import."""
 
 ORDER = {
-    "sources": "errors frame timestamps rtp http | base rgb urls | file replay live | images rtsp webrtc | factory",
+    "sources": "errors frame timestamps rtp http | base rgb urls | file replay live | "
+    "images rtsp webrtc onvif | factory",
     "sinks": "overlay record backoff | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
     "engine": "errors config phase results | kernels models vocabulary result_future | scheduling text_stream | "
