@@ -272,7 +272,7 @@ class Engine:
         """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
 
         Raises:
-            RuntimeError: if somebody else traces this engine.
+            RuntimeError: if this engine is being traced already.
         """
         return self._loop.monitor.tracing()
 

@@ -1,6 +1,6 @@
 """Layers as oneDNN runs them on a CPU: what follows a product is done in the same pass, weights are laid out once.
 
-The operators are those that torch's own compiler makes of such layers. Where torch comes without oneDNN or was told not
+The operators are those that torch's own compiler makes of such layers. Where torch comes without oneDNN or is set not
 to use it, or the numbers are not float32, the plain layers run.
 """
 

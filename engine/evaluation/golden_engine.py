@@ -62,7 +62,7 @@ def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]
     sooner, unsupported = Quantity("stopped sooner", ANYTHING), Quantity("not supported", ANYTHING)
     info = ModelInfo.of(loaded, folder.name, folder, None)
     with Engine(loaded, info, config=EngineConfig(depth=2)) as engine:
-        # The tasks of an image share its prefill, as far as their answers can be told apart by what was asked.
+        # The tasks of an image share its prefill, as far as what was asked distinguishes their answers.
         batches = [batch for case in cases for batch in _batches(folder, case)]
         futures = [engine.submit(image, [call.task for call in calls if call.task]) for image, calls in batches]
         for (_, calls), future in zip(batches, futures, strict=True):

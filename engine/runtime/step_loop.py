@@ -184,7 +184,7 @@ class StepLoop(Generic[ImageT]):
             part(slot, step)
         except Exception as error:
             # Some of it may be on the streams. What takes its batch_slots and pages next comes behind it on the compute
-            # stream, but pictures that are let go of, and what the host sends and reads, do not: wait until it is over.
+            # stream, but images that are freed, and what the host sends and reads, do not: wait until it is over.
             # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
             for stream in self._executor.streams.values():
                 with suppress(Exception):

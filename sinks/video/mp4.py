@@ -30,7 +30,7 @@ class Mp4Sink:
       Only where the first frame comes later than 1 s is the whole clock moved so that the file starts at 0.
     - A frame of odd width or height is padded by repeating its last column or row. Frames of another size than the
       first are fitted into it with black borders.
-    - Until it is closed the file is fragmented, one fragment a group of pictures of 2 s, so a killed process loses at
+    - Until it is closed the file is fragmented, one fragment a GOP of 2 s, so a killed process loses at
       most the last one; closing turns it into an ordinary MP4.
     - The file is called `path.part` until its first group can be played, so a killed process leaves no `.mp4` that
       cannot.

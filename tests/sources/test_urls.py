@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from saccade.sources import SourceError, open_source, redact
 from saccade.sources.urls import RtspAddress, stream_name
 
-# What is typed; host, port, user, password; what is requested; all of it shown as the request, unless said otherwise.
+# What is typed; host, port, user, password; what is requested; all of it shown as the request, unless stated otherwise.
 VENDORS = [
     ("rtsp://admin:pw12@192.168.1.64:554/Streaming/Channels/101", "192.168.1.64", 554, "admin", "pw12"),  # Hikvision
     ("rtsp://admin:a@b@10.0.0.2/cam/realmonitor?channel=1&subtype=0", "10.0.0.2", 554, "admin", "a@b"),  # Dahua

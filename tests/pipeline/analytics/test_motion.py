@@ -19,7 +19,7 @@ ROOM = DICE.integers(60, 180, (18, 32, 3)).repeat(20, 0).repeat(20, 1).astype(np
 
 
 def frame_at(number: int, x: float | None = None, light: float = 1.0, noise: float = 3.0) -> Frame:
-    """A frame at 10 fps of a room, with somebody at `x` in it."""
+    """A frame at 10 fps of a room, with a person at `x` in it."""
     image = ROOM.astype(np.float32)
     if x is not None:
         left = int(x * 600)

@@ -194,7 +194,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("audio", ["none", "as long", "short"])
-def test_a_kill_loses_only_the_last_group_of_pictures(make_clip: MakeClip, tmp_path: Path, audio: str) -> None:
+def test_a_kill_loses_only_the_last_gop(make_clip: MakeClip, tmp_path: Path, audio: str) -> None:
     out = tmp_path / "out.mp4"
     arguments = [str(REPO), str(out)]
     if audio != "none":

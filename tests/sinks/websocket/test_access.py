@@ -1,4 +1,4 @@
-"""Whom a feed lets in, and what they subscribe to: the addresses and messages themselves, without a socket."""
+"""Which clients a feed admits, and what they subscribe to: the addresses and messages themselves, without a socket."""
 
 from __future__ import annotations
 

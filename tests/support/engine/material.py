@@ -1,4 +1,4 @@
-"""What the tests of the engine share: tiny random models, synthetic pictures, data packs made of them. Needs no av."""
+"""What the tests of the engine share: tiny random models, synthetic images, data packs made of them. Needs no av."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def write_model(folder: Path, config: MoondreamConfig, model: Moondream | None =
 
 
 def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """A picture of smooth random colours."""
+    """An image of smooth random colours."""
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
@@ -108,11 +108,11 @@ SCREEN = (0.2, 0.2, 0.8, 0.8)  # a `square` that nano takes for a tv
 def square(
     height: int, width: int, box: tuple[float, float, float, float], colour: tuple[int, int, int] = (250, 250, 250)
 ) -> NDArray[np.uint8]:
-    """A dark picture with one bright box, x1 y1 x2 y2 as fractions."""
-    picture = np.full((height, width, 3), 20, np.uint8)
+    """A dark image with one bright box, x1 y1 x2 y2 as fractions."""
+    image = np.full((height, width, 3), 20, np.uint8)
     x1, y1, x2, y2 = box
-    picture[round(y1 * height) : round(y2 * height), round(x1 * width) : round(x2 * width)] = colour
-    return picture
+    image[round(y1 * height) : round(y2 * height), round(x1 * width) : round(x2 * width)] = colour
+    return image
 
 
 class Held:
@@ -138,9 +138,9 @@ class Held:
         self._gate.set()
 
 
-def label(picture: int, split: str = "val", **groups: Any) -> dict[str, Any]:
+def label(image: int, split: str = "val", **groups: Any) -> dict[str, Any]:
     """One line of a pack's labels; `groups` are `boxes`, `maybe` and `unknown` as the pack has them."""
-    return {"id": f"{picture:06d}", "split": split, "tar": picture % 2, "source": "synthetic", "licence": "none"} | {
+    return {"id": f"{image:06d}", "split": split, "tar": image % 2, "source": "synthetic", "licence": "none"} | {
         "boxes": groups.get("boxes", {}),
         "unknown": groups.get("unknown", []),
         "maybe": groups.get("maybe", {}),
@@ -148,21 +148,21 @@ def label(picture: int, split: str = "val", **groups: Any) -> dict[str, Any]:
 
 
 def write_pack(
-    folder: Path, classes: Iterable[str], pictures: Iterable[tuple[NDArray[np.uint8], dict[str, Any]]]
+    folder: Path, classes: Iterable[str], images: Iterable[tuple[NDArray[np.uint8], dict[str, Any]]]
 ) -> Path:
     """A data pack: two tars of lossless webp, labels.jsonl.gz and classes.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "classes.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
     records = []
     with tarfile.open(folder / "images-00.tar", "w") as even, tarfile.open(folder / "images-01.tar", "w") as odd:
-        for picture, record in pictures:
+        for image, record in images:
             buffer = io.BytesIO()
-            Image.fromarray(picture).save(buffer, "webp", lossless=True)
+            Image.fromarray(image).save(buffer, "webp", lossless=True)
             member = tarfile.TarInfo(f"{record['id']}.webp")
             member.size = buffer.tell()
             buffer.seek(0)
             (odd if record["tar"] else even).addfile(member, buffer)
-            records.append(record | {"height": picture.shape[0], "width": picture.shape[1]})
+            records.append(record | {"height": image.shape[0], "width": image.shape[1]})
     with gzip.open(folder / "labels.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     return folder
