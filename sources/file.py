@@ -128,7 +128,8 @@ class FileSource(Source):
             number, index = index, index + 1
             if number % self._stride:
                 continue
-            image = upright_rgb(frame, reformatter)
+            known = self._orientation if frame.rotation == self._rotation else None
+            image = upright_rgb(frame, reformatter, known)
             yield Frame(
                 image=image,
                 stream=self._name,
@@ -207,7 +208,8 @@ class FileSource(Source):
         self._corrupt = 0
         if first is None:
             raise SourceError(f"{self._path}: not one frame could be decoded; is the file damaged or cut off?")
-        sideways = orientation_of(first).transpose
+        self._orientation, self._rotation = orientation_of(first), first.rotation
+        sideways = self._orientation.transpose
         aspect = stream.sample_aspect_ratio or stream.codec_context.sample_aspect_ratio or Fraction(1)
         self._pixel_aspect = 1 / aspect if sideways else Fraction(aspect)
         width, height = (first.height, first.width) if sideways else (first.width, first.height)

@@ -29,7 +29,8 @@ from saccade.sources.urls import RtspAddress
 Loss = Literal["hide", "show"]
 """What becomes of frames after a packet was lost: none before the next key frame, or all of them, marked as damaged."""
 
-CATCH_UP_S = 0.2  # behind by more, frames are decoded for so long, but not converted, before one is handed on
+CATCH_UP_S = 0.4  # behind by more, frames are decoded, but not converted, up to the newest
+CATCH_UP_FOR_S = 0.2  # at most, before one is handed on in any case
 _REMEMBERED = 64  # frames inside the decoder; H.264 allows 16
 
 
@@ -133,13 +134,16 @@ class RtspConnection:
             LiveError: if the connection is over.
         """
         began = now = time.monotonic()
+        late = False
         while not self._ready:
             unit = self._receiver.pop(began + timeout_s - now)
             if unit is None:
                 return None
             self._decode(unit)
             now = time.monotonic()
-            if self._receiver.backlog_s(now) > CATCH_UP_S and now - began < CATCH_UP_S:
+            backlog_s = self._receiver.backlog_s(now)
+            late = backlog_s > CATCH_UP_S or (late and backlog_s > 0.0)
+            if late and now - began < CATCH_UP_FOR_S:
                 self._lost += sum(1 + frame.lost_before for frame in self._ready)
                 self._ready.clear()
         return self._ready.popleft()

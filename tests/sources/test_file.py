@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import threading
@@ -124,6 +125,19 @@ def test_mirrored_and_turned_clips_come_out_upright(
     upright = next(iter(FileSource(make_clip(frames=1)))).image
     source = FileSource(with_matrix(make_clip("turned.mp4", frames=1), *matrix))
     assert np.array_equal(next(iter(source)).image, expected(upright))
+
+
+@pytest.mark.parametrize("rotation", [None, 90])
+def test_decoded_frames_are_freed_without_the_cyclic_collector(make_clip: MakeClip, rotation: int | None) -> None:
+    source = FileSource(make_clip(frames=30, rotation=rotation))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in source:
+            pass
+        assert sum(isinstance(one, av.VideoFrame) for one in gc.get_objects()) < 5
+    finally:
+        gc.enable()
 
 
 def test_the_aspect_of_pixels_is_kept(tmp_path: Path) -> None:
