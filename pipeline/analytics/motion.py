@@ -1,4 +1,4 @@
-"""The gate that keeps frames on which nothing moves from the engine: brightness against what is usual, 100 rows high.
+"""The gate that keeps frames on which nothing moves from the engine: brightness against that of late, 100 rows high.
 
 It admits a frame on which more changes than `motion_area`, those of the second after it, and one now and then while
 nothing moves. What a still time is, it tells the stage that tracks, so that no track ends of it. Knows frames only.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from saccade.sources import Frame
 
 _ROWS = 100
-_CHANGED = 20  # levels of 255, after the contrast is stretched, that a pixel changes by where something moves
-_CONTRAST = (4, 96)  # percentiles between which the levels are stretched
-_CONTRAST_FRAMES = 50  # over which they are averaged: a lamp that goes on changes them only slowly
-_LEAST_CONTRAST = 40.0  # or the noise of a dark image would be stretched to movement
+_CHANGED = 0.08  # of the contrast, that a pixel changes by where something moves
+_CONTRAST = (4, 96)  # percentiles of the brightness whose distance is the contrast
+_CONTRAST_FRAMES = 50  # over which it is averaged
+_LEAST_CHANGE = 5.0  # levels of 255, above the noise of a dark image
 _HOLD_S = 1.0  # admitted after the last change, so that what comes to rest is seen at rest
-_USUAL_S, _USUAL_MOVING_S = 2.0, 10.0  # within which a change becomes usual, while still and while something moves
+_LATE_S = 1.0  # within which a change is no news any more: with 10 s, where somebody had stood moved for all of these
 _MOST_KEPT = 256  # still times that no stage has asked for
 
 Luma = NDArray[np.float32]
@@ -40,9 +40,9 @@ class MotionGate:
 
     def __init__(self, settings: AnalyticsSettings | None = None) -> None:
         self._settings = settings or AnalyticsSettings()
-        self._usual: Luma | None = None
+        self._late: Luma | None = None  # the average of the last second or so
         self._watched: NDArray[np.bool_] | None = None
-        self._contrast: deque[tuple[float, float]] = deque(maxlen=_CONTRAST_FRAMES)
+        self._contrast: deque[float] = deque(maxlen=_CONTRAST_FRAMES)
         self._last = 0.0  # times of the last frame, of the last change and of the last frame that was admitted
         self._moved = self._admitted = -np.inf
         self._refused: float | None = None  # time of the newest frame since then that was refused
@@ -73,28 +73,27 @@ class MotionGate:
         return self._still.pop(index, 0.0)
 
     def _change(self, frame: Frame, seconds: float) -> float:
-        """Which fraction of the frame differs from what is usual; all of it on the first one."""
+        """Which fraction of the frame differs from how it was of late; all of it on the first one."""
         luma = self._luma(frame.image)
-        if self._usual is None or self._usual.shape != luma.shape:
-            self._usual, self._watched = luma, self._mask(luma.shape)
+        if self._late is None or self._late.shape != luma.shape:
+            self._late, self._watched = luma, self._mask(luma.shape)
             return 1.0
-        changed = (np.abs(luma - self._usual) > _CHANGED) & self._watched
-        fraction = float(changed.mean())
-        moving = fraction >= self._settings.motion_area
-        passed = min(max(seconds - self._last, 0.0), 1.0)
-        cv2.accumulateWeighted(luma, self._usual, 1 - np.exp(-passed / (_USUAL_MOVING_S if moving else _USUAL_S)))
-        return fraction
+        difference = luma - self._late
+        difference -= np.median(difference)  # where all becomes lighter or darker, nothing has moved
+        least = max(_LEAST_CHANGE, _CHANGED * sum(self._contrast) / len(self._contrast))
+        changed = (np.abs(difference) > least) & self._watched
+        cv2.accumulateWeighted(luma, self._late, 1 - np.exp(-min(max(seconds - self._last, 0.0), 1.0) / _LATE_S))
+        return float(changed.mean())
 
     def _luma(self, image: NDArray[np.uint8]) -> Luma:
-        """Brightness (100, n) float32, blurred, its contrast stretched to 0..255."""
+        """Brightness (100, n) float32, 0 to 255, blurred; notes its contrast."""
         height, width = image.shape[:2]
         small = cv2.resize(image, (max(1, round(width * _ROWS / height)), _ROWS), interpolation=cv2.INTER_AREA)
-        luma = cv2.GaussianBlur(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), (3, 3), 0).astype(np.float32)
-        low, high = np.percentile(luma, _CONTRAST)
-        self._contrast.append((float(low), float(high)))
-        low, high = np.mean(self._contrast, axis=0)
-        stretched: Luma = (luma - np.float32(low)) * np.float32(255 / max(high - low, _LEAST_CONTRAST))
-        return stretched
+        grey = cv2.GaussianBlur(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), (3, 3), 0)
+        low, high = np.percentile(grey[::2, ::2], _CONTRAST)
+        self._contrast.append(float(high - low))
+        luma: Luma = grey.astype(np.float32)
+        return luma
 
     def _mask(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
         """Where changes count: (100, n) bool."""
