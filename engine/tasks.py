@@ -185,7 +185,7 @@ class TextTask(Task):
 
     @property
     def title(self) -> str:
-        """What the result says was asked."""
+        """What was asked, as the result lists it."""
         return self.asked
 
 

@@ -46,7 +46,7 @@ class CpuPagedRows:
 
     Args:
         cache: where they are.
-        table: (rows, pages) int64, prefix pages first; as many as `CpuPagedCache.pages_upto` says.
+        table: (rows, pages) int64, prefix pages first; as many as `CpuPagedCache.pages_upto` gives.
         length: positions of the longest.
     """
 

@@ -39,7 +39,7 @@ class FusedDecoder:
         return x
 
     def write_kv(self, x: torch.Tensor, cache: CpuPagedRows) -> None:
-        """As `TextDecoder.remember`."""
+        """As `TextDecoder.write_kv`."""
         rows, length, _ = x.shape
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
         *layers, last = cache.layers(torch.arange(length).expand(rows, -1))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from saccade.engine.models.moondream.csp_stem import Conv
 from saccade.engine.models.moondream.layers import Mlp
 
-_FEW = 16  # rows up to which a product is over before oneDNN has looked up how to do it
+_FEW = 16  # rows up to which a product takes less time than oneDNN's lookup of its kernel
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:

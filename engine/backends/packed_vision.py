@@ -1,6 +1,6 @@
-"""The vision tower's blocks on CUDA, each sum and its norm in one pass; with FP8 on both sides of the products, or not.
+"""The vision encoder's blocks on CUDA, each sum and its norm in one pass; products with FP8 on both sides or none.
 
-For towers without convolutions. Agrees with `VisionTower.features`. Needs Triton.
+For encoders without convolutions. Agrees with `VisionEncoder.features`. Needs Triton.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Layer:
 
 
 class PackedVision:
-    """A model's vision tower.
+    """A model's vision encoder.
 
     Args:
         model: one that `supports` accepts.
@@ -70,5 +70,5 @@ class PackedVision:
 
 
 def supports(model: Moondream) -> bool:
-    """Whether it takes this model's vision tower."""
+    """Whether it takes this model's vision encoder."""
     return model.config.vision.stem == "patch" and model.dtype in (torch.bfloat16, torch.float16)

@@ -1,6 +1,6 @@
 """Weights in FP8 (e4m3) with a float32 scale for each output.
 
-The linear layers of the text decoder's and the vision tower's blocks are rounded so, and kernels read 8 bits for each
+The linear layers of the text decoder's and the vision encoder's blocks are rounded so, and kernels read 8 bits for each
 weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The rest
 (embeddings, norms, biases, region heads, output head) is small or delicate and stays as it is.
 """

@@ -32,7 +32,7 @@ class ClassScore:
     Attributes:
         name: the class.
         boxes: labelled boxes that count.
-        images: images the class was looked for on.
+        images: images on which the class was asked for.
         ap50: average precision at IoU 0.5 (COCO's 101-point interpolation).
         ap: mean of it over IoU 0.50:0.95.
         precision: part of the boxes found at conf 0.5 that are right (IoU 0.5).

@@ -122,13 +122,13 @@ def _attend_kernel(
     d = tl.arange(0, WIDTH)
     real = d < D
     position = tl.load(positions + row)
-    own = position + GAP  # the row's own cell; nobody asks from inside the prefix
+    own = position + GAP  # the row's own cell; no query is inside the prefix
     table = tables + tl.load(owners + row) * tables_stride
     end = own if WRITE else own + 1
     share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
     stop = tl.minimum(end, (split + 1) * share)
     start = split * share
-    # In the cache is what earlier steps have written; without WRITE the kernel ahead has put this step's there, too.
+    # In the cache is what earlier steps have written; without WRITE, this step's too, by the kernel before it.
     if PDL and not WRITE:
         pdl_wait()
     k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
@@ -168,7 +168,7 @@ def _attend_kernel(
         tl.store(partial + (slot + split) * WIDTH + d, acc)
         tl.store(weights + (slot + split) * 2, best)
         tl.store(weights + (slot + split) * 2 + 1, total)
-        tl.debug_barrier()  # all of this program's stores come before it says so
+        tl.debug_barrier()  # all of this program's stores come before it signals them
         count = tl.atomic_add(arrived + row * N_HEADS + head, 1, sem="acq_rel")
         if count == SPLITS - 1:
             tl.debug_barrier()

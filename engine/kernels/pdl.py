@@ -33,7 +33,7 @@ def pdl_wait() -> None:
 
 
 def pdl_options(wanted: bool) -> dict[str, bool]:
-    """Launch options of a kernel that begins early."""
+    """Launch options of a kernel that begins before the one in front of it ends (PDL)."""
     return {"launch_pdl": True} if wanted else {}
 
 

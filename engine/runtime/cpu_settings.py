@@ -14,8 +14,9 @@ _MIB = 1 << 20
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next image instead of giving it back to the kernel each time.
 
-    A tower's activations are blocks of some megabytes, taken and freed in the same order on every image; mapped anew
-    each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Does nothing elsewhere.
+    A vision encoder's activations are blocks of some megabytes, allocated and freed in the same order on every image.
+    Mapped anew each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Does nothing
+    elsewhere.
     """
     if sys.platform != "linux":
         return

@@ -49,7 +49,7 @@ class Detokenizer:
         return self._take(text)
 
     def end(self) -> None:
-        """Let out what was held back: nothing more comes. StepPart so twice, or after a stop string, does nothing."""
+        """Release what was held back: nothing more comes. A second call, or one after a stop string, does nothing."""
         if self._read < len(self._tokens):
             self._take(self._decode(self._tokens[self._from :]))
         self._emit(len(self._held))

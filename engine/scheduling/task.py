@@ -1,6 +1,6 @@
 """What a task is: it brings its prompt, the state machine of its answer, and its part of the result.
 
-A task is a plain value. It knows of a model what `Prompts` says; it knows no devices and no threads.
+A task is a plain value. It knows no more of a model than `Prompts`; it knows no devices and no threads.
 """
 
 from __future__ import annotations

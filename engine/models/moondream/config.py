@@ -49,7 +49,7 @@ class TextConfig:
 
 @dataclass(slots=True, frozen=True)
 class VisionConfig:
-    """The vision tower.
+    """The vision encoder.
 
     `stem` is "patch" (one linear layer on flattened patches, as published), or "csp", the convolutional one of
     engine/models/moondream/csp_stem.py.
@@ -70,7 +70,7 @@ class VisionConfig:
 
     @property
     def grid(self) -> int:
-        """Image tokens along one side of a crop; the tower yields `grid`² tokens."""
+        """Image tokens along one side of a crop; the encoder yields `grid`² tokens."""
         return self.crop_size // self.enc_patch_size
 
     @property

@@ -16,7 +16,7 @@ class MoondreamCosts:
     """`ModelCosts` of one shape.
 
     Args:
-        config: the model's; a tower that begins with convolutions is counted without them.
+        config: the model's; an encoder that begins with convolutions is counted without them.
     """
 
     __slots__ = ("_config",)
@@ -36,7 +36,7 @@ class MoondreamCosts:
         return of_block * text.n_layers * block + of_rest * (text.n_layers * cache + head)
 
     def prefill_flops(self, height: int, width: int, prompt: int) -> int:
-        """Operations of an image's prefill: the tower on each crop, the projection, the decoder over the prefix."""
+        """Operations of an image's prefill: the encoder on each crop, the projection, the decoder over the prefix."""
         text, vision = self._config.text, self._config.vision
         crops = crop_count(height, width, vision)
         tokens, dim = vision.n_tokens, vision.enc_dim

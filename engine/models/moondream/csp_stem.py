@@ -1,7 +1,7 @@
-"""The convolutional stem of small vision towers: down to stride 32, its maps joined at stride 16.
+"""The convolutional stem of small vision encoders: down to stride 32, its maps joined at stride 16.
 
-Nearly all that a small tower sees must be learned by convolutions: they cost a CPU far less than attention does at the
-same quality. Maps of stride 8 (small objects) and 32 (context) are mixed into the tokens of stride 16.
+Nearly all that a small encoder sees must be learned by convolutions: they cost a CPU far less than attention does at
+the same quality. Maps of stride 8 (small objects) and 32 (context) are mixed into the tokens of stride 16.
 
 `CspStem` is the backbone of NanoDet-g (github.com/RangiLyu/nanodet): plain 3×3 convolutions in cross-stage partial
 blocks (Wang et al. 2019, arXiv:1911.11929).

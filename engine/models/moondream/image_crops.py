@@ -1,4 +1,4 @@
-"""From an image to the crops that the vision tower sees, and back from crop features to one feature map.
+"""From an image to the crops that the vision encoder sees, and back from crop features to one feature map.
 
 Gives the reference's numbers byte for byte: Lanczos resize, tiling, overlap, stitching. Knows nothing of weights.
 Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
@@ -17,7 +17,7 @@ from saccade.engine.models.moondream.config import VisionConfig
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
-    """ChoiceOutput how many tiles (rows, columns) of `window` pixels cover a `height` × `width` image.
+    """Choose how many tiles (rows, columns) of `window` pixels cover a `height` × `width` image.
 
     A side that fits one window makes a single tile. Otherwise the fewest tiles that cover, grown towards the image's
     aspect ratio while at most `max_crops` are used; when even the fewest are too many, both sides shrink alike.
@@ -39,7 +39,7 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
 
 
 def crop_count(height: int, width: int, config: VisionConfig) -> int:
-    """How many crops the tower has to see of an image: a single tile equals the global crop."""
+    """How many crops the encoder has to see of an image: a single tile equals the global crop."""
     rows, columns = tiling_of(height, width, config)
     return 1 if (rows, columns) == (1, 1) else 1 + rows * columns
 

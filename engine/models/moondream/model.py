@@ -1,4 +1,4 @@
-"""A whole model of the family: vision tower, text decoder and region heads under their published names, and its files.
+"""A whole model of the family: vision encoder, text decoder, region heads under their published names, its files.
 
 Knows nothing of prompts, sampling or scheduling.
 """
@@ -27,7 +27,7 @@ class CheckpointError(ModelFilesError):
 
 
 class Moondream(nn.Module):
-    """Vision tower, text decoder and region heads; parameter names are the published ones less `model.`.
+    """Vision encoder, text decoder and region heads; parameter names are the published ones less `model.`.
 
     Attributes:
         fp8: its blocks' weights are exact in FP8, so that kernels may store them so.

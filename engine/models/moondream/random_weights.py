@@ -14,7 +14,7 @@ from saccade.engine.models.moondream.prompts import CodePointTokenizer, Moondrea
 from saccade.engine.models.moondream.text import rotation_table
 from saccade.engine.models.protocol import LoadedModel
 
-_SHARPNESS = 3.0  # of attention's logits: at 1 it averages over an image, and no two images look different
+_SHARPNESS = 3.0  # of attention's logits: at 1 it averages over an image, and all images give the same
 _EMBEDDING = 0.1  # of tokens and of positions in an image, which all images have in common
 _FREQUENCY = 10.0  # of regions: at 1, most sizes are embedded alike, and the answer repeats itself
 

@@ -1,4 +1,4 @@
-"""The vision tower: crops in, image tokens out. Knows nothing of text.
+"""The vision encoder: crops in, image tokens out. Knows nothing of text.
 
 Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
 """
@@ -101,7 +101,7 @@ class VisionTower(nn.Module):
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """See `image_crops.normalize`; in the tower's dtype."""
+        """See `image_crops.normalize`; in the encoder's dtype."""
         return normalize(crops, self.pos_emb.dtype)
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ class VisionTower(nn.Module):
             crops: (1 + rows · columns, 3, crop_size, crop_size), the global crop first.
             tiling: (rows, columns).
 
-        With a 1×1 tiling the local crop equals the global one, so the tower runs once.
+        With a 1×1 tiling the local crop equals the global one, so the encoder runs once.
         """
         if tiling == (1, 1):
             whole = self.features(crops[:1])[0]
