@@ -59,9 +59,9 @@ def tiny(tiny_folder: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def busy() -> NDArray[np.uint8]:
-    """A picture on which nano, asked with a low conf, sees many things."""
-    with Image.open(GOLDEN / "images" / "0.png") as picture:
-        return np.asarray(picture.convert("RGB"))
+    """A image on which nano, asked with a low conf, sees many things."""
+    with Image.open(GOLDEN / "images" / "0.png") as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def same(a: Result, b: Result) -> bool:
@@ -94,7 +94,7 @@ def test_nano_finds_the_person_of_the_demo_clip(nano: Engine) -> None:
     assert y1 < spot.y * image.shape[0] < y2
 
 
-def test_boxes_lie_in_the_picture_and_scores_are_above_conf(nano: Engine, busy: NDArray[np.uint8]) -> None:
+def test_boxes_lie_in_the_image_and_scores_are_above_conf(nano: Engine, busy: NDArray[np.uint8]) -> None:
     assert nano.model.classes is not None
     result = nano.submit(busy, [Detect(name, 20, LOW) for name in nano.model.classes]).result(WAIT_S)
     assert len(result.detections) > 20
@@ -106,9 +106,7 @@ def test_boxes_lie_in_the_picture_and_scores_are_above_conf(nano: Engine, busy: 
 
 
 @pytest.mark.parametrize("label", ["person", "car"])
-def test_a_higher_conf_gives_the_beginning_of_a_lower_ones_answer(
-    nano: Engine, busy: NDArray[np.uint8], label: str
-) -> None:
+def test_a_higher_conf_gives_a_prefix_of_a_lower_ones_answer(nano: Engine, busy: NDArray[np.uint8], label: str) -> None:
     answers = [nano.detect(busy, label, conf=conf).boxes for conf in (0.9, 0.5, 0.3, 0.1, LOW, 0.0)]
     assert len(answers[-2]) > 1
     for fewer, more in itertools.pairwise(answers):
@@ -172,7 +170,7 @@ def test_timings_are_there(nano: Engine, busy: NDArray[np.uint8]) -> None:
     assert timings.queue_ms >= 0
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize(
@@ -191,7 +189,7 @@ def test_tensors_and_views_are_the_array_they_show(nano: Engine, change: Any) ->
     assert same(nano.submit(change(image), tasks).result(WAIT_S), nano.submit(image, tasks).result(WAIT_S))
 
 
-def test_a_picture_that_may_not_be_written_is_no_trouble(nano: Engine) -> None:
+def test_a_read_only_image_is_accepted(nano: Engine) -> None:
     image = noise(40, 40)
     image.flags.writeable = False
     nano.detect(image, "person")
@@ -227,7 +225,7 @@ def test_any_size_will_do(nano: Engine, shape: tuple[int, int, int]) -> None:
     ],
     ids=lambda image: f"{type(image).__name__} {getattr(image, 'shape', '')} {getattr(image, 'dtype', '')}",
 )
-def test_what_is_not_a_picture_is_refused_at_once(nano: Engine, image: Any) -> None:
+def test_what_is_not_an_image_is_refused_at_once(nano: Engine, image: Any) -> None:
     with pytest.raises(ValueError, match="uint8 RGB") as caught:
         nano.submit(image, [Detect("person")])
     assert "\n" not in str(caught.value)
@@ -236,7 +234,7 @@ def test_what_is_not_a_picture_is_refused_at_once(nano: Engine, image: Any) -> N
 # Models, devices, skills, names
 
 
-def test_nano_says_what_it_is(nano: Engine) -> None:
+def test_nano_describes_itself(nano: Engine) -> None:
     info = nano.model
     assert (info.name, info.device, info.dtype) == ("nano", "cpu", "float32")
     assert info.skills == ("detect", "point")
@@ -275,19 +273,19 @@ def test_an_unknown_dtype_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("task", [Query("how many?"), Caption(), Caption("short")])
-def test_nano_says_that_it_cannot_talk(nano: Engine, task: Task) -> None:
+def test_nano_refuses_questions_and_captions(nano: Engine, task: Task) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"nano can detect and point, not (query|caption)"):
         nano.submit(noise(8, 8), [Detect("person"), task])
 
 
-def test_plain_calls_say_so_too(nano: Engine) -> None:
+def test_plain_calls_refuse_them_too(nano: Engine) -> None:
     with pytest.raises(UnsupportedTaskError):
         nano.query(noise(8, 8), "how many?")
     with pytest.raises(UnsupportedTaskError):
         nano.caption(noise(8, 8))
 
 
-def test_an_unknown_class_is_told_with_all_that_is_known(nano: Engine) -> None:
+def test_an_unknown_class_is_refused_with_the_known_ones(nano: Engine) -> None:
     for ask in (nano.detect, nano.point, lambda image, label: nano.submit(image, [Point(label)])):
         with pytest.raises(UnknownClassError, match="'zebra' is not a class that nano knows") as caught:
             ask(noise(8, 8), "zebra")
@@ -296,9 +294,7 @@ def test_an_unknown_class_is_told_with_all_that_is_known(nano: Engine) -> None:
 
 
 @pytest.mark.parametrize("label", ["people", "Person", "truck or bus"])
-def test_a_label_that_was_not_resolved_never_becomes_a_wrong_answer(
-    nano: Engine, busy: NDArray[np.uint8], label: str
-) -> None:
+def test_a_label_that_is_not_resolved_is_refused_or_resolved(nano: Engine, busy: NDArray[np.uint8], label: str) -> None:
     """It may be refused or understood; its words are not tokens, and asking for '<eos>' finds nonsense."""
     try:
         future = nano.submit(busy, [Detect(label, 5, LOW)])
@@ -342,7 +338,7 @@ def test_tiles_are_one_or_more(nano: Engine, tiles: int) -> None:
         nano.submit(noise(8, 8), [Detect("person")], tiles)
 
 
-def test_tiles_look_closer(nano: Engine, busy: NDArray[np.uint8]) -> None:
+def test_tiles_add_small_objects_of_detect_only(nano: Engine, busy: NDArray[np.uint8]) -> None:
     tasks = [Detect("person", 3, LOW), Point("car", 2, 0.0), Detect("tv", 50, LOW)]
     plain, one, many = (nano.submit(busy, tasks, **more).result(WAIT_S) for more in ({}, {"tiles": 1}, {"tiles": 2}))
     assert same(plain, one)
@@ -358,7 +354,7 @@ def test_tiles_look_closer(nano: Engine, busy: NDArray[np.uint8]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (2, 300, 3)])
-def test_tiles_of_tiny_pictures_are_no_trouble(nano: Engine, shape: tuple[int, int, int]) -> None:
+def test_tiles_of_tiny_images_are_accepted(nano: Engine, shape: tuple[int, int, int]) -> None:
     assert nano.submit(np.zeros(shape, np.uint8), [Detect("person", 1, 0.0)], 3).result(WAIT_S).detections.boxes
 
 
@@ -400,7 +396,7 @@ def test_closing_fails_what_has_not_begun_and_ends_the_thread(tiny_folder: Path)
             assert isinstance(future.exception(WAIT_S), EngineClosedError)
 
 
-def test_nothing_is_taken_after_close_and_closing_again_is_no_trouble(tiny_folder: Path) -> None:
+def test_a_closed_engine_refuses_and_may_be_closed_again(tiny_folder: Path) -> None:
     with Engine.load(str(tiny_folder), "cpu") as engine:
         assert engine.detect(noise(16, 16), "x", 1, 0.0)
     engine.close()
@@ -417,7 +413,7 @@ def test_many_may_close_at_once(tiny_folder: Path) -> None:
             done.result(WAIT_S)
 
 
-def test_an_error_belongs_to_its_future_and_the_thread_lives_on(tiny: Engine) -> None:
+def test_an_error_belongs_to_its_future_only(tiny: Engine) -> None:
     image = noise(16, 16)
     before = tiny.detect(image, "x", 2, 0.0)
     broken = [tiny.submit(image, [Detect(label, 2, 0.0)]) for label in ("漢字", "x" * 500)]
@@ -427,7 +423,7 @@ def test_an_error_belongs_to_its_future_and_the_thread_lives_on(tiny: Engine) ->
     assert after.result(WAIT_S).detections == before
 
 
-def test_what_can_never_fit_fails_alone_and_the_thread_lives_on(tiny_folder: Path) -> None:
+def test_what_can_never_fit_fails_alone(tiny_folder: Path) -> None:
     loaded, info, vocabulary = open_model(str(tiny_folder), "cpu", None)
     with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
         future = small.submit(noise(16, 16), [Detect("x", 9, 0.0)] * 9)
@@ -449,13 +445,13 @@ def test_an_error_of_a_callback_does_not_stop_the_thread(tiny: Engine) -> None:
 
 
 def test_many_threads_each_get_their_own_answer(tiny: Engine) -> None:
-    pictures = [noise(12 + 3 * i, 40 - 3 * i, i) for i in range(6)]
+    images = [noise(12 + 3 * i, 40 - 3 * i, i) for i in range(6)]
     tasks = [Detect("x", 2, 0.0), Point("y", 1, 0.0), Query("why?", 2)]
-    wanted = [tiny.submit(picture, tasks).result(WAIT_S) for picture in pictures]
+    wanted = [tiny.submit(image, tasks).result(WAIT_S) for image in images]
 
     def ask(worker: int) -> list[bool]:
-        order = np.random.default_rng(worker).permutation(len(pictures))
-        futures = [(i, tiny.submit(pictures[i], tasks)) for i in order]
+        order = np.random.default_rng(worker).permutation(len(images))
+        futures = [(i, tiny.submit(images[i], tasks)) for i in order]
         return [same(future.result(WAIT_S), wanted[i]) for i, future in futures]
 
     with ThreadPoolExecutor(8) as pool:

@@ -39,7 +39,7 @@ def test_supervision_gets_pixels_scores_and_names() -> None:
     assert out[out.class_id == 1].data["class_name"].tolist() == ["dog", "dog"]
 
 
-def test_supervision_takes_an_empty_picture() -> None:
+def test_supervision_takes_an_empty_image() -> None:
     supervision = pytest.importorskip(
         "supervision", reason="supervision is not installed: pip install 'saccade[supervision]'"
     )

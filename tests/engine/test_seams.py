@@ -179,7 +179,7 @@ def test_another_task_is_asked_for_on_the_command_line(counting: None, toy_folde
     assert [one["label"] for one in record["count"]] == ["cup", "dog"]
 
 
-def test_a_skill_has_one_task(counting: None) -> None:
+def test_two_tasks_of_one_skill_are_refused(counting: None) -> None:
     register_task(Count)
     with pytest.raises(ValueError, match="'count' already"):
         register_task(type("Other", (Count,), {}))

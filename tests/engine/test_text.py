@@ -42,7 +42,7 @@ def drawn(seed: int, **more: Any) -> Query:
     return Query("why?", 12, temperature=1.5, seed=seed, **more)
 
 
-def test_a_seed_draws_the_same_alone_in_company_and_at_either_depth(tiny: Engine, folder: Path) -> None:
+def test_a_seed_gives_the_same_alone_in_a_batch_at_either_depth(tiny: Engine, folder: Path) -> None:
     tasks = [drawn(1), drawn(2), drawn(2, top_p=0.4), Caption("short", 9, temperature=0.7, seed=-5), Query("why?", 9)]
     alone = [ask(tiny, task)[0] for task in tasks]
     assert ask(tiny, *tasks, Detect("x", 3, 0.0)) == alone
@@ -99,9 +99,9 @@ def test_the_text_ends_before_the_first_stop_string(tiny: Engine) -> None:
 def test_pieces_are_the_text(tiny: Engine) -> None:
     for task in (drawn(4), Caption("short", 5), drawn(1, stop=">")):
         with tiny.stream(IMAGE, task) as pieces:
-            told = list(pieces)
-        assert "".join(told) == ask(tiny, task)[0]
-        assert len(told) > 1 or task.stop
+            got = list(pieces)
+        assert "".join(got) == ask(tiny, task)[0]
+        assert len(got) > 1 or task.stop
         assert list(pieces) == []
 
 
@@ -111,7 +111,7 @@ def test_pieces_come_before_the_end(tiny: Engine) -> None:
     assert len(list(pieces)) > 5
 
 
-def test_what_goes_wrong_is_told_by_the_stream(tiny: Engine) -> None:
+def test_an_error_is_raised_by_the_stream(tiny: Engine) -> None:
     pieces = tiny.stream(IMAGE, Query("why? " * 40))
     with pytest.raises(EngineError, match="long"):
         next(pieces)
@@ -142,16 +142,16 @@ def test_a_stream_that_is_left_early_drops_the_work(folder: Path, way: str) -> N
 def test_closing_wakes_a_reader_that_waits(tiny: Engine) -> None:
     held = Held(tiny, IMAGE)
     pieces = tiny.stream(IMAGE, drawn(1))
-    told: list[list[str]] = []
-    reader = threading.Thread(target=lambda: told.append(list(pieces)))
+    read: list[list[str]] = []
+    reader = threading.Thread(target=lambda: read.append(list(pieces)))
     reader.start()
     pieces.close()
     reader.join(WAIT_S)
     held.release()
-    assert told == [[]]
+    assert read == [[]]
 
 
-def test_a_mistake_of_who_reads_along_is_their_own(tiny: Engine) -> None:
+def test_an_error_of_on_text_ends_its_request_only(tiny: Engine) -> None:
     def fail(piece: str) -> None:
         raise RuntimeError(f"cannot print {piece}")
 
@@ -194,9 +194,11 @@ def test_choices_that_are_none_are_one_clear_line(choices: Any) -> None:
         Query("is it?", choices=choices)
 
 
-@pytest.mark.parametrize(("choices", "told"), [(("漢字",), "no token"), (("x" * 200, "y"), "long")])
-def test_choices_that_cannot_be_said_are_one_clear_line(tiny: Engine, choices: tuple[str, ...], told: str) -> None:
-    with pytest.raises(EngineError, match=told) as caught:
+@pytest.mark.parametrize(("choices", "message"), [(("漢字",), "no token"), (("x" * 200, "y"), "long")])
+def test_choices_without_tokens_or_room_are_one_clear_line(
+    tiny: Engine, choices: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(EngineError, match=message) as caught:
         ask(tiny, Query("is it?", choices=choices))
     assert len(str(caught.value).splitlines()) == 1
 
@@ -204,8 +206,8 @@ def test_choices_that_cannot_be_said_are_one_clear_line(tiny: Engine, choices: t
 # Deadlines
 
 
-def fails_late(future: Future[Result], told: str) -> None:
-    with pytest.raises(DeadlineError, match=told) as caught:
+def fails_late(future: Future[Result], message: str) -> None:
+    with pytest.raises(DeadlineError, match=message) as caught:
         future.result(WAIT_S)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -238,7 +240,7 @@ def test_a_deadline_while_it_is_answered(tiny: Engine) -> None:
         time.sleep(0.005)
 
 
-def test_all_windows_of_a_late_picture_are_dropped(tiny: Engine) -> None:
+def test_all_windows_of_a_late_image_are_dropped(tiny: Engine) -> None:
     held = Held(tiny, IMAGE)
     late = tiny.submit(IMAGE, [Detect("x", 3, 0.0)], 3, deadline_s=0.01)
     time.sleep(0.05)

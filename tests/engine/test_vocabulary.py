@@ -67,7 +67,7 @@ def test_every_synonym_means_known_classes() -> None:
         assert NANOS.resolve([phrase]) == names
 
 
-def test_an_unknown_name_is_told_with_all_that_is_known() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownClassError) as caught:
         NANOS.resolve(["person", "zebra"])
     assert caught.value.label == "zebra"
@@ -98,7 +98,7 @@ def test_a_label_without_a_name_is_refused_not_forgotten(typed: str) -> None:
         NANOS.resolve([typed])
 
 
-def test_a_class_of_its_own_wins_over_a_synonym_and_over_being_a_list() -> None:
+def test_a_class_name_wins_over_a_synonym_and_over_a_list() -> None:
     odd = Vocabulary("odd", ["salt and pepper", "salt", "glasses", "glass"], {"glass": ["salt"], "Pepper": ["salt"]})
     assert odd.resolve(["salt and pepper"]) == ["salt and pepper"]
     assert odd.resolve(["salt and glasses"]) == ["salt", "glasses"]
@@ -120,9 +120,9 @@ def test_any_text_is_resolved_or_refused(text: str) -> None:
     try:
         found = NANOS.resolve([text])
     except UnknownClassError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = "one line"
+        message = "one line"
         assert found
         assert set(found) <= set(CLASSES)
-    assert len(told.splitlines()) == 1
+    assert len(message.splitlines()) == 1

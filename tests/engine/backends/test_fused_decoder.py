@@ -32,10 +32,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     [(False, torch.float32, 1e-5), (True, torch.float32, 1e-5), (True, torch.bfloat16, 0.05)],
 )
 @torch.inference_mode()
-def test_rows_over_scattered_pages_are_what_the_decoder_says_over_a_dense_cache(
-    fused: bool, dtype: torch.dtype, tolerance: float
-) -> None:
-    """Two sequences share a picture's pages, a third has its own; they go on from different positions."""
+def test_scattered_pages_give_what_a_dense_cache_gives(fused: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """Two sequences share an image's pages, a third has its own; they go on from different positions."""
     model = copy.deepcopy(MODEL).to(dtype)
     model.text.cosine, model.text.sine = MODEL.text.cosine, MODEL.text.sine
     pool = CpuPagedCache(model, 40, PAGE)
@@ -59,13 +57,13 @@ def test_rows_over_scattered_pages_are_what_the_decoder_says_over_a_dense_cache(
         assert (got - wanted).abs().mean() < tolerance * wanted.abs().mean()
 
 
-def test_a_step_needs_as_many_pages_as_its_longest_sequence_has_come() -> None:
+def test_a_step_reads_as_many_pages_as_its_longest_sequence() -> None:
     pool = CpuPagedCache(MODEL, 40, PAGE)
     wanted = {PREFIX: 4, PREFIX + 1: 5, PREFIX + PAGE: 5, PREFIX + PAGE + 1: 6}
     assert {position: pool.pages_upto(position) for position in wanted} == wanted
 
 
-def test_joined_weights_are_held_once_and_the_decoder_says_the_same() -> None:
+def test_joined_weights_are_held_once_and_change_no_output() -> None:
     text = copy.deepcopy(MODEL.text).requires_grad_()
     fused = FusedDecoder(text)
     assert not any(part.requires_grad for layer in fused._layers for part in (*layer._into, *layer._out))

@@ -77,7 +77,7 @@ def engine(folder: Path, files: dict[str, tuple[Path, Moondream]], request: pyte
         yield engine
 
 
-def told(result: Result) -> object:
+def content(result: Result) -> object:
     """Everything but scores, which differ by rounding."""
     boxes = [box.pixels(1, 1) for box in result.detections.boxes]
     return boxes, [(spot.x, spot.y) for spot in result.points.points], result.texts
@@ -86,20 +86,20 @@ def told(result: Result) -> object:
 def test_mixed_requests_get_what_merged_weights_give(
     engine: Engine, folder: Path, files: dict[str, tuple[Path, Moondream]], tmp_path: Path
 ) -> None:
-    pictures = [noise(20, 30, 1), noise(40, 20, 2)]
+    images = [noise(20, 30, 1), noise(40, 20, 2)]
     wanted: dict[tuple[str | None, int], object] = {}
     for name in (None, *files):
         whole = folder if name is None else write_model(tmp_path / name, TINY, files[name][1])
         with Engine.load(str(whole), "cpu") as plain:
-            for i, picture in enumerate(pictures):
-                wanted[name, i] = told(plain.submit(picture, TASKS).result(WAIT_S))
+            for i, image in enumerate(images):
+                wanted[name, i] = content(plain.submit(image, TASKS).result(WAIT_S))
     assert len(set(map(repr, wanted.values()))) == len(wanted)
     futures: list[tuple[tuple[str | None, int], Future[Result]]] = []
     for _ in range(3):
         for key in wanted:
-            futures.append((key, engine.submit(pictures[key[1]], TASKS, adapter=key[0])))
+            futures.append((key, engine.submit(images[key[1]], TASKS, adapter=key[0])))
     for key, future in futures:
-        assert told(future.result(WAIT_S)) == wanted[key]
+        assert content(future.result(WAIT_S)) == wanted[key]
     assert engine._loop._scheduler.at_rest
 
 
@@ -131,7 +131,7 @@ def test_peft_folders_are_understood(engine: Engine, model: Moondream, tmp_path:
     answers = []
     for path in (peft, tmp_path / "simple"):
         engine.load_adapter("one", path)
-        answers.append(told(engine.submit(noise(20, 20), TASKS, adapter="one").result(WAIT_S)))
+        answers.append(content(engine.submit(noise(20, 20), TASKS, adapter="one").result(WAIT_S)))
         engine.unload_adapter("one")
     assert answers[0] == answers[1]
     (peft / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 16, "use_dora": True}))
@@ -142,18 +142,18 @@ def test_peft_folders_are_understood(engine: Engine, model: Moondream, tmp_path:
 def test_an_unloaded_adapter_serves_what_was_submitted_with_it(
     engine: Engine, files: dict[str, tuple[Path, Moondream]]
 ) -> None:
-    picture = noise(20, 30, 1)
-    red, green = (told(engine.submit(picture, TASKS, adapter=name).result(WAIT_S)) for name in ("red", "green"))
-    held = Held(engine, picture)
+    image = noise(20, 30, 1)
+    red, green = (content(engine.submit(image, TASKS, adapter=name).result(WAIT_S)) for name in ("red", "green"))
+    held = Held(engine, image)
     engine.load_adapter("new", files["red"][0])
-    before = engine.submit(picture, TASKS, adapter="new")
+    before = engine.submit(image, TASKS, adapter="new")
     engine.unload_adapter("new")
     with pytest.raises(AdapterError, match="no adapter 'new'; loaded: red, green, blue"):
-        engine.submit(picture, TASKS, adapter="new")
+        engine.submit(image, TASKS, adapter="new")
     engine.load_adapter("new", files["green"][0])
-    after = engine.submit(picture, TASKS, adapter="new")
+    after = engine.submit(image, TASKS, adapter="new")
     held.release()
-    assert (told(before.result(WAIT_S)), told(after.result(WAIT_S))) == (red, green)
+    assert (content(before.result(WAIT_S)), content(after.result(WAIT_S))) == (red, green)
     with pytest.raises(AdapterError, match="already"):
         engine.load_adapter("new", files["green"][0])
     engine.unload_adapter("new")
@@ -162,11 +162,11 @@ def test_an_unloaded_adapter_serves_what_was_submitted_with_it(
 
 
 def test_streams_take_adapters_too(engine: Engine) -> None:
-    picture, task = noise(20, 30, 1), Query("why?", 9)
-    told = {name: "".join(engine.stream(picture, task, adapter=name)) for name in (None, "red", "blue")}
-    for name, text in told.items():
-        assert engine.submit(picture, [task], adapter=name).result(WAIT_S).texts[0].text == text
-    assert len(set(told.values())) == 3
+    image, task = noise(20, 30, 1), Query("why?", 9)
+    streamed = {name: "".join(engine.stream(image, task, adapter=name)) for name in (None, "red", "blue")}
+    for name, text in streamed.items():
+        assert engine.submit(image, [task], adapter=name).result(WAIT_S).texts[0].text == text
+    assert len(set(streamed.values())) == 3
 
 
 @pytest.mark.parametrize(

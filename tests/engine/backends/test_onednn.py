@@ -31,7 +31,7 @@ def test_a_product_is_the_plain_one_however_many_rows(rows: int, dtype: torch.dt
 
 @needs_onednn
 @torch.inference_mode()
-def test_a_fused_stem_gives_the_same_tokens_of_one_picture_and_of_two_of_another_size() -> None:
+def test_a_fused_stem_gives_the_same_tokens_in_any_batch() -> None:
     torch.manual_seed(0)
     stem = CspStem(24).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     fused = copy.deepcopy(stem)

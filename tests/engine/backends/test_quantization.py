@@ -54,11 +54,11 @@ def test_the_blocks_of_a_model_are_rounded_and_the_rest_is_not() -> None:
         torch.testing.assert_close(dequantize(*quantize(out), out.dtype), out)
 
 
-def test_an_engine_says_its_dtype_and_answers_nearly_the_same() -> None:
+def test_an_engine_names_its_dtype_and_answers_alike() -> None:
     with Engine.load("nano", "cpu") as whole, Engine.load("nano", "cpu", "fp8") as rounded:
         assert rounded.model.dtype == "fp8"
-        picture = square(240, 320, SCREEN)
-        (wanted,), (got,) = (engine.detect(picture, "tv").boxes for engine in (whole, rounded))
+        image = square(240, 320, SCREEN)
+        (wanted,), (got,) = (engine.detect(image, "tv").boxes for engine in (whole, rounded))
         assert got.pixels(1, 1) == pytest.approx(wanted.pixels(1, 1), abs=3e-2)
 
 

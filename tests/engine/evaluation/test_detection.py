@@ -13,7 +13,7 @@ from tests.support.engine import SCREEN, label, noise, square, write_pack
 
 pytest.importorskip("pycocotools", reason="pycocotools is not installed: pip install 'saccade[eval]'")
 
-SIZE = 100  # every sheet is a picture of 100 × 100, so that boxes can be thought of in per cent
+SIZE = 100  # every sheet is an image of 100 × 100, so that boxes can be thought of in per cent
 LEFT, RIGHT, BELOW = [0.0, 0.0, 20.0, 20.0], [60.0, 0.0, 80.0, 20.0], [0.0, 60.0, 20.0, 80.0]
 
 
@@ -108,7 +108,7 @@ def test_a_sure_box_inside_a_doubtful_one_is_still_wanted() -> None:
     assert _score("cat", [sheet([LEFT], [], [wide])]).recall == 0.0
 
 
-def test_the_empty_rate_is_over_pictures_without_the_class() -> None:
+def test_the_empty_rate_is_over_images_without_the_class() -> None:
     sheets = [
         sheet([], []),
         sheet([], [find(LEFT, 0.4)]),  # under the usual conf: empty
@@ -120,7 +120,7 @@ def test_the_empty_rate_is_over_pictures_without_the_class() -> None:
     assert _empty_rate([]) is None
 
 
-def test_finds_are_matched_within_their_own_picture() -> None:
+def test_finds_are_matched_within_their_own_image() -> None:
     score = _score("cat", [sheet([LEFT], []), sheet([], [find(LEFT, 0.9)])])
     assert (score.ap50, score.precision, score.recall, score.empty) == (0.0, 0.0, 0.0, 0.0)
 
@@ -143,7 +143,7 @@ def screen_box(nano: Engine) -> list[float]:
     return [box.x1, box.y1, box.x2, box.y2]
 
 
-def test_finding_what_the_labels_say_scores_one(nano: Engine, tmp_path: Path) -> None:
+def test_finding_exactly_the_labels_scores_one(nano: Engine, tmp_path: Path) -> None:
     box = screen_box(nano)
     pack = write_pack(
         tmp_path / "pack",
@@ -154,9 +154,9 @@ def test_finding_what_the_labels_say_scores_one(nano: Engine, tmp_path: Path) ->
             (noise(120, 160), label(3, "train", boxes={"tv": [[0.1, 0.1, 0.2, 0.2, 1.0, "gt"]]})),
         ],
     )
-    told: list[tuple[int, int]] = []
-    result = evaluate(nano, pack, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]
+    seen: list[tuple[int, int]] = []
+    result = evaluate(nano, pack, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
     assert result.images == 2
     (tv,) = result.classes  # 'dragon' is not asked of a model that does not know it
     assert (tv.name, tv.boxes, tv.images) == ("tv", 1, 2)
@@ -164,16 +164,16 @@ def test_finding_what_the_labels_say_scores_one(nano: Engine, tmp_path: Path) ->
     assert (result.ap50, result.ap, result.empty) == pytest.approx((1.0, 1.0, 1.0))
 
 
-def test_unknown_pairs_are_left_out_and_doubtful_ones_do_not_count(nano: Engine, tmp_path: Path) -> None:
+def test_unknown_pairs_are_left_out_and_doubtful_ones_ignored(nano: Engine, tmp_path: Path) -> None:
     box = screen_box(nano)
-    picture = square(240, 320, SCREEN)
+    image = square(240, 320, SCREEN)
     pack = write_pack(
         tmp_path / "pack",
         ["tv", "cat"],
         [
-            (picture, label(1, boxes={"tv": [[*box, 1.0, "gt"]]})),
-            (picture, label(2, unknown=["tv", "cat"])),  # counted, it would be a wrong find
-            (picture, label(3, maybe={"tv": [[*box, 0.3]]})),  # this too
+            (image, label(1, boxes={"tv": [[*box, 1.0, "gt"]]})),
+            (image, label(2, unknown=["tv", "cat"])),  # counted, it would be a wrong find
+            (image, label(3, maybe={"tv": [[*box, 0.3]]})),  # this too
         ],
     )
     result = evaluate(nano, pack, progress=silent)
@@ -187,7 +187,7 @@ def test_unknown_pairs_are_left_out_and_doubtful_ones_do_not_count(nano: Engine,
     assert [entry["name"] for entry in one["classes"]] == ["tv", "cat"]
 
 
-def test_a_wrong_find_on_a_picture_without_the_class_is_seen(nano: Engine, tmp_path: Path) -> None:
+def test_a_find_on_an_image_without_the_class_lowers_the_score(nano: Engine, tmp_path: Path) -> None:
     pack = write_pack(tmp_path / "pack", ["tv"], [(square(240, 320, SCREEN), label(1)), (noise(90, 90), label(2))])
     result: Evaluation = evaluate(nano, pack, progress=silent)
     assert result.empty == 0.5

@@ -79,7 +79,7 @@ def test_the_whole_shared_set_is_reproduced() -> None:
     assert failing(shared("moondream-tiny")) == set()
 
 
-def test_the_engine_says_what_the_reference_says() -> None:
+def test_the_engine_answers_as_the_reference() -> None:
     quantities = {quantity.name: quantity for quantity in check(shared("moondream-talk"))}
     assert set(quantities) == {"prompt ids", *ENGINE, "stopped sooner", "not supported"}
     assert all(quantity.ok for quantity in quantities.values())
@@ -89,9 +89,9 @@ def test_the_engine_says_what_the_reference_says() -> None:
 
 
 def test_another_family_is_refused_in_one_line() -> None:
-    with pytest.raises(ModelFilesError, match=r"config\.json: unknown section") as told:
+    with pytest.raises(ModelFilesError, match=r"config\.json: unknown section") as caught:
         check(shared("moondream3-tiny"))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_one_changed_weight_is_noticed_where_it_first_shows(one: Path, tensor: s
     assert not wrong & {"tiling", "crops"}
 
 
-def test_a_changed_coordinate_head_shows_in_points_too_and_a_changed_size_head_does_not(one: Path) -> None:
+def test_points_depend_on_the_coordinate_head_not_on_sizes(one: Path) -> None:
     for head, wrong in (("size", {"boxes"}), ("coord", {"boxes", "points"})):
         name = f"model.region.{head}_decoder.fc2.bias"
         alter_tensors(one / "model.safetensors", lambda tensors, name=name: tensors[name][9:10].add_(1000.0))
@@ -203,7 +203,7 @@ def test_the_smallest_step_of_a_box_is_noticed(one: Path) -> None:
     assert wrong.where == "images/0.png detect 'person' at -8.0"
 
 
-def test_another_picture_fails_by_its_name(one: Path) -> None:
+def test_another_image_fails_by_its_name(one: Path) -> None:
     shutil.copyfile(one / "images" / "1.png", one / "images" / "0.png")
     quantities = {quantity.name: quantity for quantity in check(one, through_engine=False)}
     assert not quantities["crops"].ok
@@ -289,7 +289,7 @@ def test_a_set_without_cases_proves_nothing(one: Path) -> None:
         check(one, through_engine=False)
 
 
-def test_an_array_without_its_case_or_the_other_way_round_is_one_line(one: Path) -> None:
+def test_arrays_and_cases_that_do_not_match_are_one_line(one: Path) -> None:
     alter_tensors(one / "arrays.safetensors", lambda tensors: tensors.pop("0.image_embeddings"))
     with pytest.raises(ModelFilesError, match="image_embeddings"):
         check(one, through_engine=False)

@@ -86,7 +86,7 @@ def by_hand(seed: int, prompt: list[int], conf: float, limit: int, sized: bool) 
 
 @pytest.mark.parametrize("sized", [True, False])
 @pytest.mark.parametrize("conf", [0.0, 0.5])
-def test_the_loop_says_what_whole_forwards_say(sized: bool, conf: float) -> None:
+def test_the_loop_gives_what_whole_forwards_give(sized: bool, conf: float) -> None:
     some = 0
     for seed in range(4):
         got = ask(seed, PROMPTS, [conf] * 3, [4, 4, 4], sized)
@@ -102,7 +102,7 @@ def test_the_loop_says_what_whole_forwards_say(sized: bool, conf: float) -> None
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 5), confs, confs, st.booleans())
-def test_a_higher_conf_gives_the_beginning_of_a_lower_ones_answer(seed: int, a: float, b: float, sized: bool) -> None:
+def test_a_higher_conf_gives_a_prefix_of_a_lower_ones_answer(seed: int, a: float, b: float, sized: bool) -> None:
     strict, lax = ask(seed, PROMPTS[:1] * 2, [max(a, b), min(a, b)], sized=sized)
     assert len(strict) <= len(lax)
     assert [dataclasses.astuple(one)[1:] for one in strict] == [
@@ -149,7 +149,7 @@ def test_an_answer_ends_where_the_context_does(sized: bool) -> None:
         assert len(found) == left // (3 if sized else 2)
 
 
-def test_nothing_is_begun_at_conf_one_and_everything_at_conf_zero() -> None:
+def test_conf_one_begins_no_object_and_conf_zero_every_one() -> None:
     nothing, everything = ask(0, PROMPTS[:1] * 2, [1.0, 0.0])
     assert nothing == []
     assert len(everything) == 6

@@ -12,7 +12,7 @@ from saccade.engine.runtime.cpu_settings import set_threads
 @pytest.mark.skipif(
     sys.platform != "linux" or not torch.backends.openmp.is_available(), reason="this torch has no OpenMP of its own"
 )
-def test_a_thread_says_for_itself_how_many_work_for_it() -> None:
+def test_each_thread_has_its_own_number_of_threads() -> None:
     def share(threads: int) -> int:
         set_threads(threads)
         return torch.get_num_threads()

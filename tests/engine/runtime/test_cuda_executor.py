@@ -178,9 +178,7 @@ def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_warm_engine_neither_waits_for_the_device_nor_allocates_on_it(
-    engines: tuple[Engine, Engine], traced: bool
-) -> None:
+def test_a_warm_engine_neither_synchronizes_nor_allocates(engines: tuple[Engine, Engine], traced: bool) -> None:
     _, cuda = engines
     shown = [square(240, 320, SCREEN), noise(240, 320)]
     tasks = [Detect(name, 5, 0.0) for name in ("tv", "person")]

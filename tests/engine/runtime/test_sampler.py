@@ -110,7 +110,7 @@ def test_a_draw_is_the_same_alone_and_in_any_company(count: int, at: int, seed: 
     assert sample(*(one[at : at + 1] for one in every)).tolist() == [sample(*every)[at].item()]
 
 
-def test_noise_of_neighbouring_seeds_steps_and_tokens_has_nothing_in_common() -> None:
+def test_noise_of_neighbouring_seeds_and_steps_is_independent() -> None:
     seed, step = torch.meshgrid(torch.arange(30), torch.arange(30), indexing="ij")
     noise = gumbel(seed.flatten(), step.flatten(), 40)
     assert noise.isfinite().all()

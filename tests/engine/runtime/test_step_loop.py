@@ -96,7 +96,7 @@ def alike(got: list[DecodedObject], wanted: list[DecodedObject]) -> bool:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 @example(seed=41194)  # two bins as likely as each other in float32
-def test_a_crowd_of_looks_answers_as_the_plain_loop_does(nano: Moondream, rig: Rig, seed: int) -> None:
+def test_requests_in_one_batch_answer_as_the_plain_loop(nano: Moondream, rig: Rig, seed: int) -> None:
     dice, generator = random.Random(seed), Generator(nano, nano.config.tokenizer.eos_id)
     requests, wanted, dropped = [], [], set()
     for number in range(dice.randint(1, 4)):
@@ -189,7 +189,7 @@ def test_what_can_never_fit_fails_alone(nano: Moondream) -> None:
     assert rig.ended[small] is None
 
 
-def test_when_pages_are_short_looks_wait_and_all_are_answered(nano: Moondream) -> None:
+def test_when_pages_are_short_requests_wait_for_their_turn(nano: Moondream) -> None:
     rig = Rig(nano, 2, n_pages=45)  # room for two requests at a time
     image = noise(32, 32)
     generator = Generator(nano, nano.config.tokenizer.eos_id)
@@ -205,7 +205,7 @@ def test_when_pages_are_short_looks_wait_and_all_are_answered(nano: Moondream) -
         assert alike(output.objects, wanted)
 
 
-def test_an_error_on_the_stream_ends_its_looks_only(nano: Moondream) -> None:
+def test_an_error_on_the_stream_ends_its_requests_only(nano: Moondream) -> None:
     rig = Rig(nano, 2)
     crops = crops_of(nano, noise(32, 32))
     bad = rig.request(crops, [Sequence((7, 10_000, 3), BoxesOutput(2, 0.0, 400))])  # no such token

@@ -35,8 +35,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
-def work(engine: Engine, pictures: int = 4) -> None:
-    for answer in [engine.submit(noise(16, 16, n), TASKS) for n in range(pictures)]:
+def work(engine: Engine, images: int = 4) -> None:
+    for answer in [engine.submit(noise(16, 16, n), TASKS) for n in range(images)]:
         answer.result(WAIT_S)
 
 
@@ -92,7 +92,7 @@ def test_spans_come_in_the_order_of_the_step(engine: Engine) -> None:
     assert all(one.end <= other.start for one, other in pairwise(compute))
 
 
-def test_only_a_pipelined_engine_launches_before_it_has_read_the_step_before(engine: Engine) -> None:
+def test_only_a_pipelined_engine_launches_before_it_has_read(engine: Engine) -> None:
     with engine.tracing() as trace:
         work(engine)
     host = trace.spans("host")
@@ -108,8 +108,8 @@ def test_the_file_is_what_perfetto_imports(engine: Engine, tmp_path: Path) -> No
     with engine.tracing() as trace:
         work(engine, 2)
     trace.save(tmp_path / "trace.json")
-    told = json.loads((tmp_path / "trace.json").read_text())
-    events = told["traceEvents"]
+    saved = json.loads((tmp_path / "trace.json").read_text())
+    events = saved["traceEvents"]
     assert {event["ph"] for event in events} == {"X", "C", "M"}
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert list(tracks.values()) == ["host", "compute", "copy"]
@@ -184,7 +184,7 @@ def test_counters_add_up(engine: Engine) -> None:
         assert after[key] == 0, key
 
 
-def test_streams_are_listened_to_once_somebody_reads_the_counters() -> None:
+def test_streams_are_timed_from_the_first_reading_of_counters() -> None:
     with random_engine("cpu", config=TINY, depth=2, n_pages=200) as engine:
         work(engine, 1)
         while engine._loop._slots.in_flight:
@@ -242,14 +242,14 @@ class Notes:
 
     def __init__(self) -> None:
         self.now = 0
-        self.told: list[tuple[int, float, float]] = []
+        self.spans: list[tuple[int, float, float]] = []
 
     def about(self) -> int:
         self.now += 1
         return self.now
 
     def ran(self, about: int, start: float, end: float) -> None:
-        self.told.append((about, start, end))
+        self.spans.append((about, start, end))
 
 
 def test_a_stream_tells_when_its_work_ran() -> None:
@@ -260,11 +260,11 @@ def test_a_stream_tells_when_its_work_ran() -> None:
     asked = time.perf_counter()
     stream.run(lambda: time.sleep(0.02))
     stream.run(lambda: 1 / 0)  # type: ignore[func-returns-value, arg-type]
-    stream.run(lambda: None)  # skipped, as what failed before it has not been told
+    stream.run(lambda: None)  # skipped, as what failed before it has not been raised
     event = stream.record()
     stream.settle(wait=True)
-    assert [about for about, _, _ in notes.told] == [1, 2]
-    (_, start, end), (_, then, _) = notes.told
+    assert [about for about, _, _ in notes.spans] == [1, 2]
+    (_, start, end), (_, then, _) = notes.spans
     assert asked <= start <= end - 0.02
     assert end <= then
     with pytest.raises(ZeroDivisionError):
@@ -273,7 +273,7 @@ def test_a_stream_tells_when_its_work_ran() -> None:
     stream.run(lambda: None)
     stream.close()
     stream.settle(wait=True)  # there is nothing to wait for
-    assert len(notes.told) == 2
+    assert len(notes.spans) == 2
 
 
 @pytest.mark.gpu
@@ -290,7 +290,7 @@ def test_a_cuda_stream_tells_on_the_hosts_clock_and_never_waits() -> None:
 
     stream.run(multiply)  # libraries set themselves up
     stream.settle(wait=True)
-    notes.told.clear()
+    notes.spans.clear()
     torch.cuda.synchronize()
     before = time.perf_counter()
     torch.cuda.set_sync_debug_mode("error")
@@ -303,12 +303,12 @@ def test_a_cuda_stream_tells_on_the_hosts_clock_and_never_waits() -> None:
     given = time.perf_counter()
     stream.settle(wait=True)
     after = time.perf_counter()
-    assert [about for about, _, _ in notes.told] == [2, 3, 4]
-    assert before - 1e-3 <= notes.told[0][1]
-    assert notes.told[-1][2] <= after + 1e-3
-    assert all(start < end for _, start, end in notes.told)
-    assert all(one[2] <= other[1] + 1e-6 for one, other in pairwise(notes.told))
-    assert given < notes.told[-1][2], "giving work has waited for it"
+    assert [about for about, _, _ in notes.spans] == [2, 3, 4]
+    assert before - 1e-3 <= notes.spans[0][1]
+    assert notes.spans[-1][2] <= after + 1e-3
+    assert all(start < end for _, start, end in notes.spans)
+    assert all(one[2] <= other[1] + 1e-6 for one, other in pairwise(notes.spans))
+    assert given < notes.spans[-1][2], "giving work has waited for it"
 
 
 def test_tracing_an_engine_that_closes_meanwhile_ends() -> None:
@@ -332,6 +332,6 @@ def test_a_cancelled_request_is_counted_once() -> None:
                 answer.result(WAIT_S)
             except CancelledError:
                 ended += 1
-        told = settled(engine)
-        assert told["requests_cancelled_total"] == ended
-        assert told["requests_done_total"] == 6 - ended
+        counters = settled(engine)
+        assert counters["requests_cancelled_total"] == ended
+        assert counters["requests_done_total"] == 6 - ended

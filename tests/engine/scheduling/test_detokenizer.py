@@ -62,7 +62,7 @@ def test_words_come_whole_and_end_before_the_first_stop(byte_level: Tokenizer, t
 
 @settings(max_examples=300, deadline=None)
 @given(tokens=st.lists(st.integers(0, 261), max_size=30), stop=STOPS)
-def test_bytes_that_are_no_text_are_told_as_the_codec_tells_them(
+def test_bytes_that_are_no_text_come_as_the_codec_gives_them(
     byte_level: Tokenizer, tokens: list[int], stop: list[str]
 ) -> None:
     pieces, heard, _ = hear(byte_level.decode, tokens, stop)
@@ -72,7 +72,7 @@ def test_bytes_that_are_no_text_are_told_as_the_codec_tells_them(
 @settings(max_examples=50, deadline=None)
 @given(tokens=st.lists(st.integers(10, 40), max_size=12))
 @pytest.mark.parametrize("decode", [CodePointTokenizer().decode, FileTokenizer(NANO / "tokenizer.json").decode])
-def test_codecs_that_join_words_are_told_the_same(decode: Decode, tokens: list[int]) -> None:
+def test_codecs_that_join_words_give_the_same_pieces(decode: Decode, tokens: list[int]) -> None:
     assert hear(decode, tokens, ())[1] == decode(tokens)
 
 

@@ -15,13 +15,13 @@ parts = st.floats(0.01, 0.99)
 finds = st.builds(DecodedObject, parts, parts, parts, st.floats(0.001, 0.9), st.floats(0.001, 0.9))
 
 
-def test_one_tile_is_the_picture_alone() -> None:
+def test_one_tile_is_the_image_alone() -> None:
     assert windows(640, 360, 1) == [Window(0, 0, 640, 360)]
 
 
 @given(sides, sides, st.integers(2, 6))
 @example(6, 6, 5)  # rounded to the nearest, one pixel fell between two windows
-def test_windows_lie_inside_the_picture_and_cover_it(width: int, height: int, tiles: int) -> None:
+def test_windows_lie_inside_the_image_and_cover_it(width: int, height: int, tiles: int) -> None:
     whole, *closer = windows(width, height, tiles)
     assert whole == Window(0, 0, width, height)
     assert len(closer) == tiles * tiles
@@ -44,7 +44,7 @@ def test_neighbours_overlap_by_a_fifth_or_so() -> None:
 
 
 @given(finds, st.integers(2, 5))
-def test_a_find_of_the_whole_picture_keeps_its_place(found: DecodedObject, tiles: int) -> None:
+def test_an_object_of_the_whole_image_keeps_its_place(found: DecodedObject, tiles: int) -> None:
     whole = windows(800, 600, tiles)[0]
     placed = place(found, whole, 800, 600)
     assert placed is not None
@@ -68,7 +68,7 @@ def test_a_find_is_moved_and_scaled_with_its_window() -> None:
             DecodedObject(0.9, 0.05, 0.5, 0.1, 0.1),
             Window(0, 150, 300, 300),
             True,
-        ),  # the picture's own edges cut nothing
+        ),  # the image's own edges cut nothing
         (DecodedObject(0.9, 0.95, 0.5, 0.1, 0.1), Window(500, 150, 300, 300), True),
         (DecodedObject(0.9, 0.5, 0.05, 0.1, 0.1), Window(100, 0, 300, 300), True),
         (DecodedObject(0.9, 0.5, 0.95, 0.1, 0.1), Window(100, 300, 300, 300), True),
@@ -91,7 +91,7 @@ def test_merging_keeps_the_best_of_each_and_is_done_once(many: list[DecodedObjec
         assert kept[0].score == max(one.score for one in many)
 
 
-def test_two_views_of_one_object_become_the_better_one_and_neighbours_stay() -> None:
+def test_two_views_of_one_object_merge_and_neighbours_stay() -> None:
     better, worse = DecodedObject(0.9, 0.5, 0.5, 0.2, 0.2), DecodedObject(0.6, 0.51, 0.5, 0.2, 0.2)
     beside, half = DecodedObject(0.3, 0.75, 0.5, 0.2, 0.2), DecodedObject(0.5, 0.45, 0.5, 0.1, 0.2)
     assert merge([half, worse, beside, better]) == [better, beside]

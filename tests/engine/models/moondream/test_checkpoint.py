@@ -40,9 +40,9 @@ def refusal(folder: Path) -> str:
     message = str(caught.value)
     assert "\n" not in message
     assert str(folder / "model.safetensors") in message
-    with pytest.raises(ModelFilesError) as told:
+    with pytest.raises(ModelFilesError) as caught:
         Engine.load(str(folder), "cpu")
-    assert str(told.value) == message
+    assert str(caught.value) == message
     return message
 
 
@@ -64,7 +64,7 @@ def test_a_loaded_model_answers_as_the_one_that_was_saved(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_take_the_dtype_asked_for_and_positions_stay_exact(folder: Path, dtype: torch.dtype) -> None:
+def test_weights_take_the_dtype_and_positions_stay_exact(folder: Path, dtype: torch.dtype) -> None:
     model = load(folder, CPU, dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert model.text.cosine.dtype == torch.float32
@@ -101,7 +101,7 @@ def test_names_without_their_prefix_are_not_taken_for_others(folder: Path) -> No
     assert "'model.vision." in refusal(folder)
 
 
-def test_the_first_disagreement_in_the_models_order_is_the_one_named(folder: Path) -> None:
+def test_the_first_disagreement_in_the_models_order_is_named(folder: Path) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors["a.stray"] = torch.zeros(1)
         tensors.pop("model.region.coord_features")
@@ -126,7 +126,7 @@ def test_a_file_of_another_kind_is_refused(folder: Path, content: bytes) -> None
     refusal(folder)
 
 
-def test_a_config_of_another_size_is_told_from_the_first_tensor(folder: Path) -> None:
+def test_a_config_of_another_size_names_the_first_tensor(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     values["vision"]["enc_ff_dim"] = 25
     (folder / "config.json").write_text(json.dumps(values))

@@ -49,7 +49,7 @@ def test_a_tiling_has_at_least_one_tile_and_at_most_max_crops(
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 20))
-def test_a_turned_picture_has_the_turned_tiling(height: int, width: int, max_crops: int) -> None:
+def test_a_turned_image_has_the_turned_tiling(height: int, width: int, max_crops: int) -> None:
     rows, columns = select_tiling(height, width, 266, max_crops)
     assert select_tiling(width, height, 266, max_crops) == (columns, rows)
 
@@ -80,14 +80,14 @@ def test_stitching_tiles_cut_with_overlap_gives_the_map_back(shape: tuple[int, i
     assert torch.equal(stitch(tiles, (rows, columns), margin), whole)
 
 
-def test_what_a_tile_says_of_its_inner_margin_is_left_out() -> None:
+def test_features_of_inner_margins_are_left_out() -> None:
     tiles = torch.zeros(2, 4, 4, 1)
     tiles[0, :, -1] = tiles[1, :, 0] = 9.0
     assert stitch(tiles, (1, 2), 1).max() == 0.0
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (1, 1), (3, 200), (200, 3), (16, 400), (9, 12)])
-def test_a_picture_that_fits_is_one_resized_crop_twice(height: int, width: int) -> None:
+def test_a_image_that_fits_is_one_resized_crop_twice(height: int, width: int) -> None:
     image = noise(height, width)
     crops, tiling = make_crops(image, SMALL)
     assert tiling == (1, 1)
@@ -99,14 +99,14 @@ def test_a_picture_that_fits_is_one_resized_crop_twice(height: int, width: int) 
 
 
 @pytest.mark.parametrize(("height", "width"), [(30, 30), (40, 60), (300, 30), (100, 1000)])
-def test_a_large_picture_is_its_global_crop_and_windows_of_one_resize(height: int, width: int) -> None:
+def test_a_large_image_is_a_global_crop_and_windows_of_a_resize(height: int, width: int) -> None:
     image = noise(height, width)
     crops, (rows, columns) = make_crops(image, SMALL)
     assert rows * columns > 1
     assert len(crops) == 1 + rows * columns
-    picture = Image.fromarray(image)
-    assert np.array_equal(crops[0], np.asarray(picture.resize((16, 16), Image.Resampling.LANCZOS)))
-    resized = picture.resize((columns * 8 + 8, rows * 8 + 8), Image.Resampling.LANCZOS)
+    image = Image.fromarray(image)
+    assert np.array_equal(crops[0], np.asarray(image.resize((16, 16), Image.Resampling.LANCZOS)))
+    resized = image.resize((columns * 8 + 8, rows * 8 + 8), Image.Resampling.LANCZOS)
     for row in range(rows):
         for column in range(columns):
             wanted = resized.crop((column * 8, row * 8, column * 8 + 16, row * 8 + 16))
@@ -122,7 +122,7 @@ def test_a_view_gives_the_crops_of_its_copy() -> None:
     assert np.array_equal(make_crops(view, SMALL)[0], make_crops(view.copy(), SMALL)[0])
 
 
-def test_the_picture_is_left_alone() -> None:
+def test_the_image_is_not_changed() -> None:
     image = noise(60, 40)
     image.flags.writeable = False
     crops, _ = make_crops(image, SMALL)

@@ -14,7 +14,7 @@ def test_every_size_bin_survives_the_way_to_a_value_and_back() -> None:
     assert torch.equal(size_bin(size_value(bins, 1024), 1024), bins)
 
 
-def test_sizes_go_from_a_thousandth_to_the_whole_picture() -> None:
+def test_sizes_go_from_a_thousandth_to_the_whole_image() -> None:
     assert size_value(torch.tensor([0, 1023]), 1024).tolist() == [2.0**-10, 1.0]
     assert size_value(torch.tensor([512]), 1024).dtype == torch.float32
 
@@ -63,7 +63,7 @@ def test_neighbouring_bins_differ_under_bfloat16_weights() -> None:
 
 
 @pytest.mark.parametrize("inner", [0, 8])
-def test_the_size_head_says_width_then_height(inner: int) -> None:
+def test_the_size_head_gives_width_then_height(inner: int) -> None:
     torch.manual_seed(0)
     config = RegionConfig(dim=8, coord_feat_dim=8, size_feat_dim=8, size_out_dim=20, coord_out_dim=12, inner_dim=inner)
     heads = RegionHeads(config)

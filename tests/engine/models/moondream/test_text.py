@@ -88,7 +88,7 @@ def test_a_later_token_never_changes_what_was_before_it(at: int) -> None:
 
 @settings(deadline=None, max_examples=PREFIX)
 @given(st.integers(0, PREFIX - 1))
-def test_a_changed_image_token_is_seen_by_all_of_the_image_and_of_the_prompt(at: int) -> None:
+def test_an_image_token_is_seen_by_all_of_image_and_prompt(at: int) -> None:
     x = random(1, PREFIX + 4, TINY.text.dim)
     assert ((whole(x) - whole(shake(x, at))).abs().amax(-1) > 1e-4).all()
 
@@ -102,7 +102,7 @@ def test_rows_do_not_see_each_other() -> None:
     assert torch.equal(whole(x)[[0, 2]], whole(other)[[0, 2]])
 
 
-def test_a_forked_cache_holds_the_prefix_in_every_row_and_shares_nothing() -> None:
+def test_a_forked_cache_copies_the_prefix_to_every_row() -> None:
     one = DenseCache(random(2, 1, 2, 5, 8), random(2, 1, 2, 5, 8, seed=1))
     forked = one.fork(3, 9)
     assert forked.keys.shape == (2, 3, 2, 9, 8)
@@ -197,7 +197,7 @@ def test_as_many_key_heads_as_query_heads_serve_too() -> None:
     assert torch.allclose(text(x, positions, cache), text(x, positions), atol=1e-4)
 
 
-def test_the_prefix_left_by_remember_is_the_one_of_a_whole_forward() -> None:
+def test_write_kv_leaves_the_prefix_of_a_whole_forward() -> None:
     x = random(2, PREFIX, TINY.text.dim)
     short, full = (DenseCache.empty(TINY.text, 2, PREFIX, x) for _ in range(2))
     TEXT.write_kv(x, short)
