@@ -87,12 +87,9 @@ def status_of(run: Run) -> StreamStatus:
     if isinstance(source, LiveSource):
         status = source.status
         state, reason, connections = status.state, status.explanation, status.connections
-    info = source.info
+    info = source.info  # after the state: of a live source, `info` is known by then
     if isinstance(source, LiveSource) and state == "live":
-        if info.codec:
-            detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
-        else:
-            state = "connecting"  # the first frame has arrived, but is still being converted
+        detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
     elif (waited_s := run.waiting_s) > _STUCK_S:

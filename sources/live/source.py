@@ -142,20 +142,22 @@ class LiveSource(Source):
                     if self._link.silent(now):
                         raise LiveError("timeout", f"{self._info.url}: nothing arrives any more")
                     continue
-                self._link.frame_arrived(now)
                 pts = clock.place(frame.timestamp, frame.arrived_at)
                 number = next(numbers)
                 skipped += frame.lost_before
-                if number % self._stride:
-                    continue
-                try:
-                    image = upright_rgb(frame.decoded, reformatter)
-                except (av.error.FFmpegError, ValueError):
-                    skipped += 1  # a pixel format that swscale cannot convert
-                    continue
-                self._update_info(connection, image)
-                yield self._frame(frame, image, number, pts, skipped)
-                skipped = 0
+                image: RgbImage | None = None
+                if number % self._stride == 0:
+                    try:
+                        image = upright_rgb(frame.decoded, reformatter)
+                    except (av.error.FFmpegError, ValueError):
+                        skipped += 1  # a pixel format that swscale cannot convert
+                    else:
+                        self._update_info(connection, image)
+                self._link.frame_arrived(now)  # after `info`, which is shown beside the state
+                self._report_status()
+                if image is not None:
+                    yield self._frame(frame, image, number, pts, skipped)
+                    skipped = 0
         finally:
             self._corrupt = damaged_before + connection.damaged
             connection.close()
@@ -186,7 +188,6 @@ class LiveSource(Source):
             self._decoder = decoder
             self._info = replace(known, codec=codec, width=width, height=height, average_rate=connection.rate)
             log.info("%s: %d x %d, decoded by %s", self._name, width, height, decoder)
-        self._report_status()
 
     def _failed(self, error: LiveError) -> float:
         reason: Reason = error.reason
