@@ -17,7 +17,7 @@ from saccade.pipeline.analytics.motion import StillBefore
 from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
 from saccade.pipeline.analytics.track import TrackStage, time_of
 from saccade.pipeline.analytics.zones import LineCounter, Sighting, ZoneCounter
-from saccade.sinks.overlay.scene import Line, Zone
+from saccade.sinks.overlay.scene import Line, Trail, Zone
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
@@ -75,7 +75,9 @@ class AnalyzeStage:
             result = self._count(result, time_of(frame), self._track)
         if self._settings.smooth and (predicted := self._track.predicted()):
             found = result.detections
-            return replace(result, detections=replace(found, boxes=found.boxes + predicted))
+            trails = (*result.extras[Trail.key], *self._track.trails_of(predicted))
+            extras = {**result.extras, Trail.key: trails}
+            return replace(result, detections=replace(found, boxes=found.boxes + predicted), extras=extras)
         return result
 
     def totals(self) -> Totals:

@@ -6,7 +6,7 @@ Knows frames and results; the tracker itself (`tracker`) knows numbers only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +62,11 @@ class TrackStage:
             if last is not None and for_s <= BRIDGE_S and x1 < x2 and y1 < y2:
                 boxes.append(Box(last.label, last.score, x1, y1, x2, y2, number, last.speed, last.zones, True))
         return tuple(boxes)
+
+    def trails_of(self, boxes: Iterable[Box]) -> tuple[Trail, ...]:
+        """The trails of tracks up to boxes that are `predicted`."""
+        known = [(box, self._trails[box.track_id][1]) for box in boxes if box.track_id in self._trails]
+        return tuple(Trail(box.track_id or 0, box.label, (*places, bottom_of(box))) for box, places in known)
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result with numbers, speeds and trails."""

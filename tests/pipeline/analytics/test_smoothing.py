@@ -38,6 +38,7 @@ def test_a_box_that_flickers_is_bridged_where_it_would_be() -> None:
     results = results_of(missing=(12, 20, 21))
     assert all(len(result.detections.boxes) == 1 for result in results)
     assert [n for n, result in enumerate(results) if result.detections.boxes[0].predicted] == [12, 20, 21]
+    assert [len(result.extras["trails"]) for result in results] == [1] * len(results)
     (bridged,) = results[12].detections.boxes
     assert (bridged.track_id, bridged.score, bridged.label) == (1, 0.9, "person")
     assert (bridged.x1, bridged.y2) == (pytest.approx(0.34, abs=0.01), pytest.approx(0.8, abs=0.01))
