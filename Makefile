@@ -1,7 +1,7 @@
 # Everything a developer types. `make` alone says what there is.
 
 PYTHON ?= python3
-# What pip is told to install for torch; a smaller build for machines without a GPU may be named here with its index:
+# What pip installs for torch; a smaller build for machines without a GPU may be named here with its index:
 # make TORCH='torch==2.13.0 --index-url …'
 TORCH ?= torch==2.13.0
 

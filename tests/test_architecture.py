@@ -43,7 +43,9 @@ to its left. The package's own `__init__` stands above all of them."""
 MAX_FILES, MAX_LINES, MAX_TEST_NAME = 14, 400, 60
 CODE = (".py", ".js", ".html", ".css")
 
-unfinished = pytest.mark.xfail(reason="issue 11 is under way: the moves are done, the arrows not yet", strict=False)
+unfinished = pytest.mark.xfail(
+    reason="the tests of the engine and its training are still being split and renamed", strict=False
+)
 
 
 def name_of(path: Path) -> str:
@@ -173,15 +175,26 @@ def test_modules_and_packages_begin_with_a_docstring() -> None:
 
 
 FORBIDDEN = (
-    "bend", "bent", "doors", "house", "ill", "lane", "lanes", "patience", "picture", "pictures", "said", "somebody",
-    "spoilt", "stranger", "strangers", "told", "whoever", "whom",
-)  # fmt: skip
+    "bend",
+    "bent",
+    "doors",
+    "house",
+    "ill",
+    "lane",
+    "lanes",
+    "patience",
+    "spoilt",
+    "stranger",
+    "strangers",
+    "whom",
+)
+NEARLY_GONE = ("picture", "pictures", "said", "somebody", "told", "whoever")
 """Words for which the project uses the field's own: frame and image, message, error, client, batch slot, timeout, …"""
 
 
-@unfinished
-def test_the_field_s_own_words_are_used() -> None:
-    words = re.compile(rf"(?<![a-z])(?:{'|'.join(FORBIDDEN)})(?![a-z])")
+@pytest.mark.parametrize("forbidden", [FORBIDDEN, pytest.param(NEARLY_GONE, marks=unfinished)])
+def test_the_field_s_own_words_are_used(forbidden: tuple[str, ...]) -> None:
+    words = re.compile(rf"(?<![a-z])(?:{'|'.join(forbidden)})(?![a-z])")
     found = {}
     for path in tracked(".py", ".js", ".html", ".css", ".yaml", ".toml", ".md"):
         if path.name in ("CHANGELOG.md", Path(__file__).name):

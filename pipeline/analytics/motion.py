@@ -25,7 +25,7 @@ _CONTRAST = (4, 96)  # percentiles of the brightness whose distance is the contr
 _CONTRAST_FRAMES = 50  # over which it is averaged
 _LEAST_CHANGE = 5.0  # levels of 255, above the noise of a dark image
 _HOLD_S = 1.0  # admitted after the last change, so that what comes to rest is seen at rest
-_LATE_S = 1.0  # within which a change is no news any more: with 10 s, where somebody had stood moved for all of these
+_LATE_S = 1.0  # within which a change is no news any more: with 10 s, where a person had stood moved for all of these
 _MOST_KEPT = 256  # still times that no stage has asked for
 
 Luma = NDArray[np.float32]

@@ -32,7 +32,7 @@ class Receiver:
 
     Args:
         session: one that plays; closed with the receiver.
-        choice: told when UDP loses too much.
+        choice: notified when UDP loses too much.
         show_damaged: as in `Depacketizer`.
         closed: ends every wait when set.
 

@@ -47,6 +47,6 @@ def test_closing_ends_it_at_once_even_between_two_far_frames(make_clip: MakeClip
     assert seen in ([], [0])
 
 
-def test_what_cannot_be_opened_is_told_at_once() -> None:
+def test_what_cannot_be_opened_is_reported_at_once() -> None:
     with pytest.raises(SourceError):
         ReplaySource(lambda: open_source("missing.mp4"))

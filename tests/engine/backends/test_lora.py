@@ -1,4 +1,4 @@
-"""Adapters give what a model with merged weights gives, whoever shares the batch, and leave the others alone."""
+"""Adapters give what a model with merged weights gives, whatever shares the batch, and leave the others alone."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def folder(tmp_path: Path, make_clip: MakeClip) -> Path:
     return tmp_path
 
 
-def assert_told_in_one_line(code: int, stdout: str, stderr: str, message: str) -> None:
+def assert_one_line(code: int, stdout: str, stderr: str, message: str) -> None:
     assert code == 2
     assert stdout == ""
     lines = stderr.splitlines()
@@ -103,7 +103,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(case: str, folder: Path
     arguments, message = BAD_INPUT[case]
     before = files_in(folder)
     done = saccade(*arguments, cwd=folder)
-    assert_told_in_one_line(done.returncode, done.stdout, done.stderr, message)
+    assert_one_line(done.returncode, done.stdout, done.stderr, message)
     assert files_in(folder) == before
 
 
@@ -111,7 +111,7 @@ def test_a_process_of_its_own_ends_with_one_line_as_well(folder: Path) -> None:
     arguments, message = BAD_INPUT["unknown class"]
     before = files_in(folder)
     done = run_saccade(*arguments, cwd=folder)
-    assert_told_in_one_line(done.returncode, done.stdout, done.stderr, message)
+    assert_one_line(done.returncode, done.stdout, done.stderr, message)
     assert files_in(folder) == before
 
 

@@ -231,7 +231,7 @@ def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcConn
     assert feed._captured_at(frame) is None
 
 
-def test_key_frames_are_told_from_others() -> None:
+def test_key_frames_are_distinguished_from_others() -> None:
     assert is_key_frame("VP8", b"\x10\x02\x00\x9d\x01\x2a\x40\x01")
     assert not is_key_frame("VP8", b"\x11\x02\x00\x9d\x01\x2a\x40\x01")
     start = b"\x00\x00\x00\x01"
@@ -277,7 +277,7 @@ def test_a_target_is_opened_like_any_other() -> None:
         open_source("webrtc:0", start=3)
 
 
-def test_a_port_in_use_is_told_in_one_line() -> None:
+def test_a_port_in_use_is_reported_in_one_line() -> None:
     with (
         WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as first,
         pytest.raises(SourceError, match=r"webrtc: cannot listen on 127.0.0.1:\d+: address already in use$"),
