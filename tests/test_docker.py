@@ -34,7 +34,7 @@ def test_what_is_copied_is_all_that_the_package_is_made_of() -> None:
     assert kept == packages | {"configs", "pyproject.toml", "README.md", "LICENSE", "NOTICE"}
 
 
-def test_compose_runs_what_ships_and_asks_how_it_goes() -> None:
+def test_compose_runs_what_ships_and_checks_its_health() -> None:
     services = yaml.safe_load((REPO / "compose.yaml").read_text())["services"]
     for service in services.values():
         config = REPO / service["command"][-1].removeprefix("/")
