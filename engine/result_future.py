@@ -22,15 +22,15 @@ class CallbackThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()  # the garbage collector may cancel a future in the thread that holds it
+        self._started = False
 
     def call(self, callback: Callable[[], object]) -> None:
         """Queue a callback; what it raises is logged."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=_run, args=(self._calls,), name="saccade-callbacks", daemon=True)
-                self._thread.start()
+            started, self._started = self._started, True
+        if not started:
+            threading.Thread(target=_run, args=(self._calls,), name="saccade-callbacks", daemon=True).start()
         self._calls.put(callback)
 
     def close(self) -> None:
@@ -66,7 +66,8 @@ class ResultFuture(Future[Result]):
         if self.done():
             super().add_done_callback(fn)
         else:
-            super().add_done_callback(lambda future: self._callbacks.call(lambda: fn(future)))
+            callbacks = self._callbacks  # with `self` in it the future, and all that `fn` holds, would be in a cycle
+            super().add_done_callback(lambda future: callbacks.call(lambda: fn(future)))
 
     def call_when_done(self, fn: Callable[[Future[Result]], Any]) -> None:
         """Call `fn` with this future once it is done, in the thread that ends it: it must neither wait nor raise."""
@@ -85,7 +86,8 @@ class ResultFuture(Future[Result]):
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()
-        drop, self.on_cancel = self.on_cancel, None
+        with self._settling:  # two threads may cancel at once
+            drop, self.on_cancel = self.on_cancel, None
         if drop is not None:
             drop()
         return True

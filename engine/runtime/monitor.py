@@ -85,7 +85,7 @@ class Monitor:
         self.idle_s = 0.0
         self.doing = self._reading = StepPart("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream that is collected while it is held counts its request
         self._rests = 0
         self._compute = Track("compute", self)
         self._streams: Mapping[str, Stream] = {}
@@ -105,13 +105,13 @@ class Monitor:
         Raises:
             RuntimeError: if one is being recorded already.
         """
-        if self.trace is not None:
-            raise RuntimeError("the engine is being traced already")
         with self._lock:
+            if self.trace is not None:
+                raise RuntimeError("the engine is being traced already")
+            self.trace = trace = Trace()
             for name, stream in self._streams.items():  # anew, so that their clocks agree with the host's
                 stream.watch(self._compute if name == "compute" else Track(name, self))
             self._watching = True
-        self.trace = trace = Trace()
         try:
             yield trace
         finally:

@@ -132,9 +132,9 @@ class StepLoop(Generic[ImageT]):
     def _abandon(self, error: BaseException) -> None:
         with self._wake:
             self._closing = error
-            actions = list(self._inbox)
-        for act in actions:
-            act()
+        while self._inbox:
+            with suppress(Exception):  # one that fails must not leave the callers of the others waiting
+                self._inbox.popleft()()
         self._scheduler.cancel_all(error)
 
     def _receive(self) -> bool:
@@ -143,11 +143,10 @@ class StepLoop(Generic[ImageT]):
             if not self._has_work():
                 with self.monitor.resting():
                     self._wake.wait_for(self._has_work)
-            actions = list(self._inbox)
-            self._inbox.clear()
-            closing = self._closing
-        for act in actions:
-            act()
+            count, closing = len(self._inbox), self._closing
+        for _ in range(count):
+            # One by one: what a collected stream adds in this thread is not lost, nor what is behind one that raises.
+            self._inbox.popleft()()
         if closing is not None:
             self._scheduler.cancel_waiting(closing)
         return closing is None or bool(self._flights) or self._scheduler.busy

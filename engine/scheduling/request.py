@@ -75,7 +75,8 @@ class Request(Generic[ImageT]):
         on_text: OnText | None = None,
         on_over: abc.Callable[[Literal["done", "failed"]], None] | None = None,
     ) -> None:
-        self._future, self._on_over = future, on_over
+        self._future: Future[Result] | None = future
+        self._on_over = on_over
         self._started = time.monotonic()
         self._tasks = tuple(tasks)
         self._height, self._width = image.shape[:2]
@@ -130,22 +131,28 @@ class Request(Generic[ImageT]):
     def _image_done(self, image_request: ImageRequest[ImageT], error: BaseException | None) -> None:
         """Called by the step loop, once for each image request."""
         self._left -= 1
-        if self._future.done() or (error is None and self._left):
+        future, on_over = self._future, self._on_over
+        if future is None or (error is None and self._left and not future.done()):
+            return
+        # A request and its image requests hold each other: what hangs on the future must not wait for the collector.
+        self._future = self._on_over = None
+        if future.done():
             return
         try:
             outcome = error or self._result()
-        except Exception as mistake:  # in a tokenizer, a task or an `on_text`: it ends this request, not the loop
+        except (
+            BaseException
+        ) as mistake:  # in a tokenizer or a task, sys.exit included: it ends this request, not the loop
             outcome = mistake
-        on_over, self._on_over = self._on_over, None
-        if not self._future.set_running_or_notify_cancel():
+        if not future.set_running_or_notify_cancel():
             return
         if on_over is not None:
             on_over("done" if isinstance(outcome, Result) else "failed")
         if isinstance(outcome, Result):
-            self._future.set_result(outcome)
+            future.set_result(outcome)
         else:
             traceback.clear_frames(outcome.__traceback__)  # a future that is kept would keep the crops in them
-            self._future.set_exception(outcome)
+            future.set_exception(outcome)
 
     def _result(self) -> Result:
         answers: list[list[tuple[Sequence[ImageT], Window]]] = [[] for _ in self._tasks]
