@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_IMAGES_PER_PREFILL = 8
+"""What the CUDA graphs and buffers of images are made for."""
+
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
@@ -14,7 +17,7 @@ class EngineConfig:
         max_sequences: most prompts being answered at a time.
         page_size: tokens of a page of the KV cache.
         n_pages: pages of the KV cache; None for what fits the device.
-        images_per_prefill: most images in one prefill.
+        images_per_prefill: most images in one prefill, 1 to 8; a CPU takes one at a time.
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
 
@@ -38,5 +41,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} is a whole number of {lowest} or more; got {value!r}")
-        if self.n_pages is not None and self.n_pages < 2:
-            raise ValueError(f"n_pages is 2 or more; got {self.n_pages!r}")
+        if self.images_per_prefill > MAX_IMAGES_PER_PREFILL:
+            raise ValueError(f"images_per_prefill is at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}")
+        if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
+            raise ValueError(f"n_pages is a whole number of 2 or more, or None; got {self.n_pages!r}")

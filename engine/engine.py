@@ -131,10 +131,11 @@ class Engine:
             UnknownModelError: if the name leads to no model.
             ModelFilesError: if its files cannot be read or do not fit each other.
             EngineError: if there is no such device or dtype.
+            ValueError: if another argument is out of its range, see `EngineConfig`.
         """
         loaded, info, vocabulary = open_model(name, device, dtype)
         config = EngineConfig(
-            depth=depth or (2 if loaded.model.device.type == "cuda" else 1),
+            depth=(2 if loaded.model.device.type == "cuda" else 1) if depth is None else depth,
             adapter_slots=adapter_slots,
             adapter_rank=adapter_rank,
         )
@@ -346,6 +347,8 @@ class Engine:
         self._drop(request, outcome)
 
     def _drop(self, request: Request[Any], outcome: Outcome) -> None:
+        if os.getpid() != self._process:  # a stream that a forked child has inherited: see `_stop`
+            return
         self._loop.monitor.ended(outcome)
         if outcome != "done":
             for image_request in request.image_requests:
