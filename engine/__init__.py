@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         EngineError,
         ModelFilesError,
         PromptError,
+        RequestTooLargeError,
         UnknownClassError,
         UnknownModelError,
         UnsupportedTaskError,

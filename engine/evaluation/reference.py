@@ -110,7 +110,7 @@ class Generator:
                 hidden = self._step(region.encode_size(size), positions, cache)
                 positions = positions + 1
             for row, numbers in zip(rows, torch.cat(parts, dim=-1).tolist(), strict=True):
-                least = found[row][-1].score if found[row] else 1.0  # as in `skills`
+                least = found[row][-1].score if found[row] else 1.0  # as in `output_state`
                 found[row].append(DecodedObject(min(least, numbers[0]), *numbers[1:]))
         return found
 

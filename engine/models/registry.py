@@ -36,7 +36,7 @@ def register_architecture(name: str, loader: Loader | str) -> None:
     Raises:
         ValueError: if there is another one of this name.
     """
-    if _LOADERS.setdefault(name, loader) is not loader:
+    if _LOADERS.setdefault(name, loader) != loader:
         raise ValueError(f"there is an architecture '{name}' already")
 
 

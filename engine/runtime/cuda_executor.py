@@ -187,6 +187,7 @@ class CudaExecutor:
         device["positions"].fill_(position)
         times = self._timed(self._slots[0].decode[bucket, _COORDS], repeats)
         self._tables.zero_()
+        torch.cuda.synchronize(self._device)  # not on the compute stream: the next prefill must not come before it
         return times
 
     def time_sampling(self, rows: int) -> float:

@@ -237,7 +237,7 @@ class MoondreamConfig:
 
 
 def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
-    """Refuse templates that are not what `prompts.Prompts` reads; a skill without one is a skill the model lacks."""
+    """Refuse templates that `prompts.MoondreamPrompts` cannot read; a skill without one is one that the model lacks."""
     for skill, parts in (
         ("detect", ("prefix", "suffix")),
         ("point", ("prefix", "suffix")),
