@@ -18,7 +18,6 @@ from saccade.engine.evaluation.reference import Generator
 from saccade.engine.model_loader import open_model
 from saccade.engine.models.registry import register_architecture
 from saccade.engine.scheduling.output_state import DecodedObject
-from saccade.engine.scheduling.slicing import distinct
 from saccade.engine.tasks import TASKS, register_task
 from saccade.pipeline.cli.main import app
 from saccade.sinks import draw, make_record
@@ -78,7 +77,7 @@ def test_another_architecture_answers_as_the_plain_loop(toy: Engine, toy_folder:
         boxes = [
             corners(one)
             for label, most in (("cup", 5), ("x", 2))
-            for one in distinct(objects(plain, image, prompts.objects("detect", label), True, most))
+            for one in objects(plain, image, prompts.objects("detect", label), True, most)
         ]
         assert [(box.x1, box.y1, box.x2, box.y2) for box in result.detections.boxes] == boxes
         spots = objects(plain, image, prompts.objects("point", "a dog"), False, 4)
