@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.engine.models.protocol import Prompts
+from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.results import ResultPart
 from saccade.engine.scheduling.output_state import BoxesOutput, ObjectsOutput, OutputState
 from saccade.engine.scheduling.task import Answers, OnText, Task
@@ -55,7 +55,7 @@ class Count(Task):
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
         return BoxesOutput(self.most, 0.0, max_steps)
 
-    def collect(self, answers: Answers, width: int, height: int) -> Sequence[ResultPart]:
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         objects = [output.objects for output, _ in answers if isinstance(output, ObjectsOutput)]
         return [Counted(self.label, sum(map(len, objects)))]
 
