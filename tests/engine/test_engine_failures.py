@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import sys
 import threading
 import time
@@ -38,7 +37,6 @@ from saccade.engine.model_loader import open_model
 from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.phase import Phase
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.scheduling.crop_pace import CropPace
 from saccade.engine.scheduling.output_state import OutputState, TextOutput
 from saccade.engine.scheduling.task import Answers, OnText
 from tests.support.engine import TINY, Held, noise, random_model, write_model
@@ -337,59 +335,6 @@ def test_callbacks_run_for_what_a_closing_engine_finishes(folder: Path) -> None:
 # Processes and threads
 
 
-def test_a_forked_child_is_refused_with_an_error(tiny: Engine) -> None:
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            refused = 0
-            for ask in (lambda: tiny.submit(IMAGE, [GOOD]), lambda: tiny.stream(IMAGE, Query("?"))):
-                try:
-                    ask()
-                except EngineError as error:
-                    refused += "fork" in str(error)
-            tiny.close()  # of the parent's threads: nothing
-            code = 0 if refused == 2 else 2
-        finally:
-            os._exit(code)
-    latest = time.monotonic() + WAIT_S
-    while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < latest:
-        time.sleep(0.01)
-    if status[0] == 0:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert (status[0], os.waitstatus_to_exitcode(status[1])) == (child, 0)
-    assert answered(tiny)
-
-
-def test_an_engine_that_is_dropped_ends_its_threads(folder: Path) -> None:
-    before = set(threading.enumerate())
-    engine = Engine.load(str(folder), "cpu")
-    called = threading.Event()
-    future = engine.submit(IMAGE, [GOOD])
-    future.add_done_callback(lambda _: called.set())
-    future.result(WAIT_S)
-    assert called.wait(WAIT_S)
-    mine = set(threading.enumerate()) - before
-    assert {thread.name for thread in mine} >= {"saccade-engine"}
-    del engine
-    gc.collect()
-    for thread in mine:
-        thread.join(WAIT_S)
-    assert [thread.name for thread in mine if thread.is_alive()] == []
-    assert len(future.result().detections) == 2
-
-
-def test_an_engine_that_is_dropped_finishes_what_it_began(folder: Path) -> None:
-    futures = (
-        Engine.load(str(folder), "cpu").submit(IMAGE, [GOOD]),
-        Engine.load(str(folder), "cpu").stream(IMAGE, Query("?", 5)),
-    )
-    gc.collect()
-    assert len(futures[0].result(WAIT_S).detections) == 2
-    assert "".join(futures[1])
-
-
 def test_steps_are_timed_only_while_the_engine_is_idle(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(tiny._executor, "time_step", lambda *sizes: called.append("step") or [0.5])
@@ -429,26 +374,3 @@ def test_a_large_image_that_cannot_make_it_is_not_cut(
     assert cut == []
     assert tiny.counters()["requests_failed_total"] == 1
     assert answered(tiny)
-
-
-def test_the_pace_of_cutting_is_learned_from_large_images() -> None:
-    pace = CropPace(1e-8)
-    pace.measured(10_000, 1.0)
-    assert pace.seconds(1_000_000) == pytest.approx(0.01)
-    pace.measured(1_000_000, 0.08)
-    assert pace.seconds(48_000_000) == pytest.approx(48 * 0.04)
-    pace.measured(2_000_000, 0.04)
-    assert pace.seconds(1_000_000) == pytest.approx(0.01)
-    pace.measured(2_000_000, 4.0)  # the machine was busy
-    assert pace.seconds(1_000_000) == pytest.approx(0.01)
-
-
-def test_one_slow_measurement_does_not_refuse_for_ever() -> None:
-    pace, refusals = CropPace(1e-8), 0
-    pace.measured(1_000_000, 10.0)
-    while pace.seconds(1_000_000) > 0.1:
-        pace.refused()
-        refusals += 1
-    assert 1 < refusals < 60
-    pace.measured(1_000_000, 0.06)
-    assert pace.seconds(1_000_000) == pytest.approx(0.03)

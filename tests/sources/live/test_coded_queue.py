@@ -19,7 +19,7 @@ def unit(number: int, at: float, *, key: bool = False, size: int = 10) -> Access
     steps=st.lists(st.tuples(st.sampled_from(["push", "push", "pop"]), st.floats(0, 0.3)), max_size=200),
     decode_s=st.floats(0.001, 0.5),
 )
-def test_what_is_popped_is_young_decodable_and_every_drop_counted(
+def test_what_is_popped_is_decodable_and_drops_are_counted(
     gop: int, steps: list[tuple[str, float]], decode_s: float
 ) -> None:
     queue, now, sent, lost = CodedQueue(), 0.0, 0, 0

@@ -59,7 +59,7 @@ def test_an_onvif_address_is_opened_as_a_source(token: str, path: str) -> None:
         assert camera.calls[0].requests[0].url.endswith(f"/{path}")
 
 
-def test_a_refused_password_and_an_absent_device_have_their_reasons() -> None:
+def test_a_refused_password_and_an_absent_device_are_named() -> None:
     with onvif_device("rtsp://127.0.0.1:1") as port, pytest.raises(LiveError) as caught:
         take(open_source(f"onvif://eve:secret@127.0.0.1:{port}", retry=False), 1)  # type: ignore[arg-type]
     assert caught.value.reason == "auth failed"

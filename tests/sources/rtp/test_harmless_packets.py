@@ -165,7 +165,7 @@ def test_at_5_fps_a_loss_costs_a_fifth_of_a_second() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_damaged_units_pass_flagged_until_the_next_key_on_request(codec: Codec) -> None:
+def test_damaged_units_pass_flagged_until_the_next_key(codec: Codec) -> None:
     units = [unit_of(codec, number % 4 == 0, [150, 30], number) for number in range(FRAMES)]
     packets = packetize(codec, units, 100)
     lost = next(at for at, packet in enumerate(packets) if packet.timestamp == 5 * STEP)

@@ -47,14 +47,14 @@ def test_a_frame_is_whole_at_its_marker() -> None:
     assert frame == CodedFrame(whole(0), 0, 97, 1.5, after_loss=False)
 
 
-def test_without_any_marker_a_frame_is_whole_when_the_next_begins() -> None:
+def test_without_markers_a_frame_ends_when_the_next_begins() -> None:
     packets = stream(4)
     for packet in packets:
         packet.marker = 0
     assert [p.data for p in feed(JitterBuffer(), packets)] == [whole(n) for n in range(3)]
 
 
-def test_a_marker_in_the_middle_is_found_out_and_then_not_trusted() -> None:
+def test_a_marker_in_mid_frame_is_not_trusted_from_then_on() -> None:
     packets = stream(6)
     for packet in packets:
         packet.marker = 1

@@ -87,7 +87,7 @@ def test_the_size_may_change_in_mid_stream(codec: str) -> None:
     assert all(a.pts < b.pts for a, b in itertools.pairwise(frames))
 
 
-def test_a_slow_reader_gets_the_newest_frame_and_the_count_missed() -> None:
+def test_a_slow_reader_gets_the_newest_frame_and_a_count() -> None:
     with WebRtcListener("webrtc:0", media_hosts=LOOPBACK) as source, publishing(source.url):
         frames = []
         for frame in source:

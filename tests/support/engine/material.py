@@ -10,16 +10,18 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
-from saccade.engine import Detect, Engine
+from saccade.engine import Detect, Engine, Result
 from saccade.engine.models.moondream.config import (
     MoondreamConfig,
     RegionConfig,
@@ -193,3 +195,16 @@ def write_graph(folder: Path, change: Callable[[list[dict[str, Any]]], None] = l
     (folder / "graph.json").write_text(json.dumps(graph), encoding="utf-8")
     (folder / "graph.bin").write_bytes(data)
     return stem
+
+
+def same(a: Result, b: Result) -> bool:
+    """The same places, labels and texts; scores to the rounding that depends on what shares a batch."""
+
+    def places(result: Result) -> object:
+        boxes = [replace(box, score=0.0) for box in result.detections.boxes]
+        return boxes, [replace(spot, score=0.0) for spot in result.points.points], result.texts
+
+    def scores(result: Result) -> list[float]:
+        return [one.score for one in (*result.detections.boxes, *result.points.points)]
+
+    return places(a) == places(b) and scores(a) == pytest.approx(scores(b), abs=1e-5)
