@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.training.data import Split
+from saccade.engine.training.data import SIDE, Split
 
 _MIN_SIDE = 0.012  # a box narrower than 3 of 256 pixels is an ignore region
 _MIN_SEEN = 0.3  # so is one of which less than this part is left in the view; under a third of that it is gone
@@ -36,13 +36,13 @@ class Batch:
     unknown: torch.Tensor
 
 
-def make_batch(split: Split, index: torch.Tensor, size: int, mosaic: float, keep: int = 48) -> Batch:
+def make_batch(split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48) -> Batch:
     """Make a batch of random views.
 
     Args:
         split: pictures on the GPU.
         index: (B,) int64 pictures to view.
-        size: side of a view in pixels, even.
+        size: height and width of a view in pixels, even.
         mosaic: part of the batch, 0 to 1, that shows four pictures in a 2×2 grid; the other three are drawn at random.
         keep: boxes kept of one view, the largest ones.
     """
@@ -52,7 +52,8 @@ def make_batch(split: Split, index: torch.Tensor, size: int, mosaic: float, keep
     if n_mosaic:
         others = torch.randint(len(split.images), (n_mosaic, _MOSAIC_CELLS), device=index.device)
         others[:, 0] = index[:n_mosaic]
-        parts.insert(0, _join(_view(split, others.flatten(), size // 2, zoom=(0.6, 1.2), identity=0.0), n_mosaic))
+        half = size[0] // 2, size[1] // 2
+        parts.insert(0, _join(_view(split, others.flatten(), half, zoom=(0.6, 1.2), identity=0.0), n_mosaic))
     images = _cover(_recolour(torch.cat([part.images for part in parts])))
     slots = max(part.labels.shape[1] for part in parts)
     boxes = torch.cat([F.pad(part.boxes, (0, 0, 0, slots - part.boxes.shape[1])) for part in parts])
@@ -73,7 +74,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
     return torch.empty_like(like).uniform_(low, high)
 
 
-def _view(split: Split, index: torch.Tensor, size: int, zoom: tuple[float, float], identity: float) -> Batch:
+def _view(split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float) -> Batch:
     """A random window of each picture, mirrored half of the time; a part `identity` is shown whole, as at run time."""
     device = index.device
     one = torch.ones(len(index), device=device)
@@ -105,23 +106,34 @@ def _view(split: Split, index: torch.Tensor, size: int, zoom: tuple[float, float
 
 
 def _sample(
-    split: Split, index: torch.Tensor, size: int, corner: torch.Tensor, window: torch.Tensor, mirror: torch.Tensor
+    split: Split,
+    index: torch.Tensor,
+    size: tuple[int, int],
+    corner: torch.Tensor,
+    window: torch.Tensor,
+    mirror: torch.Tensor,
 ) -> torch.Tensor:
-    """Read the windows at twice the size and average 2×2: close to the area filter that the run-time resize has."""
-    fine = 2 * size
-    ticks = (torch.arange(fine, device=index.device) + 0.5) / fine
-    x = torch.where(mirror.unsqueeze(1), 1 - ticks, ticks)
+    """Read the windows; those of fewer pixels than the pack has at twice the size, and average 2×2: close to the area
+    filter that the run-time resize has.
+    """  # noqa: D205
+    height, width = size
+    more = 2 if width < SIDE * 0.75 else 1
+    device = index.device
+    across = (torch.arange(more * width, device=device) + 0.5) / (more * width)
+    down = (torch.arange(more * height, device=device) + 0.5) / (more * height)
+    x = torch.where(mirror.unsqueeze(1), 1 - across, across)
     x = (corner[:, :1] + x * window[:, :1]) * split.sizes[index, :1]
-    y = (corner[:, 1:] + ticks * window[:, 1:]) * split.sizes[index, 1:]
+    y = (corner[:, 1:] + down * window[:, 1:]) * split.sizes[index, 1:]
     grid = torch.stack(torch.broadcast_tensors(x.unsqueeze(1), y.unsqueeze(2)), dim=-1) * 2 - 1
     pictures = split.images[index].float().div_(127.5).sub_(1.0)
-    return F.avg_pool2d(F.grid_sample(pictures, grid, align_corners=False), 2)
+    read = F.grid_sample(pictures, grid, align_corners=False)
+    return F.avg_pool2d(read, 2) if more == 2 else read
 
 
 def _join(cells: Batch, n: int) -> Batch:
     """Put every four views into one, 2×2. A class doubtful in one cell is doubtful in the whole."""
-    half = cells.images.shape[-1]
-    grid = cells.images.view(n, 2, 2, 3, half, half).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * half, 2 * half)
+    height, width = cells.images.shape[2:]
+    grid = cells.images.view(n, 2, 2, 3, height, width).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * height, 2 * width)
     corner = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.5, 0.5]], device=grid.device)
     boxes = cells.boxes.view(n, _MOSAIC_CELLS, -1, 4) / 2
     boxes[..., :2] += corner.view(1, _MOSAIC_CELLS, 1, 2)
@@ -169,7 +181,7 @@ def _cover(images: torch.Tensor) -> torch.Tensor:
     return torch.where(covered, paint.clamp(-1, 1), images)
 
 
-def plain_batch(split: Split, index: torch.Tensor, size: int) -> Batch:
+def plain_batch(split: Split, index: torch.Tensor, size: tuple[int, int]) -> Batch:
     """The pictures as at run time, whole and unchanged, for measuring a loss on them."""
     one = torch.ones(len(index), device=index.device)
     corner, window = torch.zeros(len(index), 2, device=index.device), torch.ones(len(index), 2, device=index.device)

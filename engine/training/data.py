@@ -127,14 +127,14 @@ def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
         raise PackError(f"image {name} cannot be decoded") from error
 
 
-def load_split(folder: Path, split: str, workers: int) -> Split:
-    """Read and decode one split with `workers` threads.
+def load_split(folder: Path, split: str, workers: int, limit: int | None = None) -> Split:
+    """Read and decode one split, or its first `limit` images, with `workers` threads.
 
     Raises:
         PackError: if the folder is not a complete pack.
     """
     classes = read_classes(folder)
-    records = read_labels(folder, split)
+    records = read_labels(folder, split)[:limit]
     encoded = read_images(folder, records)
     n = len(records)
     images = torch.full((n, 3, SIDE, SIDE), 114, dtype=torch.uint8)

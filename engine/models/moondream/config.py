@@ -51,8 +51,10 @@ class TextConfig:
 class VisionConfig:
     """The vision encoder.
 
-    `stem` is "patch" (one linear layer on flattened patches, as published), or "csp", the convolutional one of
-    engine/models/moondream/csp_stem.py.
+    `stem` is "patch" (one linear layer on flattened patches, as published), "csp", the convolutional one of
+    engine/models/moondream/csp_stem.py, or "picodet", a whole detector (detector_tower.py). For the latter there are
+    `n_places` tokens of what was found and `coarse`² of a grid; it tells `n_classes` apart, of which `part_class` has
+    boxes of its own (`n_classes`: none has).
     """
 
     enc_dim: int = 1152
@@ -67,6 +69,15 @@ class VisionConfig:
     overlap_margin: int = 4
     proj_inner_dim: int = 8192
     stem: str = "patch"
+    n_places: int = 0
+    coarse: int = 0
+    n_classes: int = 0
+    part_class: int = 0
+
+    @property
+    def n_boxes(self) -> int:
+        """Boxes that a detector has for each place."""
+        return 2 if self.part_class < self.n_classes else 1
 
     @property
     def grid(self) -> int:
@@ -76,7 +87,7 @@ class VisionConfig:
     @property
     def n_tokens(self) -> int:
         """Image tokens of one image, however many crops it was cut into."""
-        return self.grid * self.grid
+        return self.n_places + self.coarse**2 if self.stem == "picodet" else self.grid * self.grid
 
 
 @dataclass(slots=True, frozen=True)
@@ -222,7 +233,12 @@ class MoondreamConfig:
             ("text.max_context must be more than text.prefix_attn", text.max_context > text.prefix_attn),
             ("region.coord_feat_dim must be even", region.coord_feat_dim % 2 == 0),
             ("region.size_feat_dim must be even", region.size_feat_dim % 2 == 0),
-            ("vision.stem must be 'patch' or 'csp'", vision.stem in ("patch", "csp")),
+            ("vision.stem must be 'patch', 'csp' or 'picodet'", vision.stem in ("patch", "csp", "picodet")),
+            (
+                "vision.stem 'picodet' needs vision.n_places, vision.coarse, vision.n_classes and one crop",
+                vision.stem != "picodet"
+                or (min(vision.n_places, vision.coarse, vision.n_classes) > 0 and vision.max_crops == 1),
+            ),
             (
                 f"vision.stem '{vision.stem}' needs vision.enc_patch_size 16 and vision.crop_size in multiples of 32",
                 vision.stem == "patch" or (vision.enc_patch_size == 16 and vision.crop_size % 32 == 0),

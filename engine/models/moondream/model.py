@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.region import RegionHeads
 from saccade.engine.models.moondream.text import TextDecoder, rotation_table
 from saccade.engine.models.moondream.vision import VisionTower
@@ -37,7 +38,8 @@ class Moondream(nn.Module):
         super().__init__()
         self.config = config
         self.fp8 = False
-        self.vision = VisionTower(config.vision)
+        tower = DetectorTower if config.vision.stem == "picodet" else VisionTower
+        self.vision = tower(config.vision)
         self.text = TextDecoder(config.text)
         self.region = RegionHeads(config.region)
 

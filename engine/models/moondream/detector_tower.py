@@ -1,0 +1,155 @@
+"""A vision tower that is a whole detector: image tokens for the best of what it found, and a coarse grid of the rest.
+
+    crops → PicoDet → the surest (place, class) pairs, each class's duplicates suppressed → one token each, surest first
+                   → map of stride 32, pooled to coarse × coarse                          → one token each
+
+A token of a pair holds what the text decoder needs to say it: its class, how sure the detector is of every class there,
+its box as Fourier features, the box of the find before it of its class, by which an answer goes from one to the next, and
+the neck's features. All shapes are fixed and
+nothing loops over images or objects, so a CUDA graph holds it. Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from saccade.engine.models.moondream.config import VisionConfig
+from saccade.engine.models.moondream.picodet import BINS, Evidence, PicoDet, boxes_at, places
+
+OCTAVES = 10  # of the boxes' Fourier features: the last turns once in 1/512 of a side, and 1/1024 can be told apart
+_PLACES, _PAIRS = 256, 192  # places and (place, class) pairs that suppression looks at
+_SAME = 0.6  # IoU above which two boxes of a class are one object
+_ROUNDS = 4  # of suppression: exact for chains of that length (Zheng et al. 2020, arXiv:2005.03572)
+_FLOOR = -3.9  # logit (2 %) under which a pair is nothing
+
+
+@dataclass(slots=True)
+class Finds:
+    """The best K (place, class) pairs of N crops, surest first.
+
+    Attributes:
+        boxes: (N, K, 4) float32 x1 y1 x2 y2 as fractions of the crop, within it.
+        labels: (N, K) int64 classes.
+        logits: (N, K) of that class there.
+        alive: (N, K) bool; False for what only fills up the K.
+        places: (N, K) int64 index into `Evidence`.
+    """
+
+    boxes: torch.Tensor
+    labels: torch.Tensor
+    logits: torch.Tensor
+    alive: torch.Tensor
+    places: torch.Tensor
+
+
+class DetectorTower(nn.Module):
+    """Crops in, image tokens out. Has the face of `VisionTower`; a crop's tokens need no other crop's."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.proj_out_dim
+        self.stem = PicoDet(config.n_classes, config.n_boxes)
+        neck = self.stem.reduce[0].out_channels
+        assert isinstance(neck, int)
+        self.feature = nn.Linear(neck, width)
+        self.evidence = nn.Linear(config.n_classes + 2, width)
+        self.label = nn.Embedding(config.n_classes, width)
+        self.box = nn.Linear(2 * OCTAVES * 4, width)
+        self.before = nn.Linear(2 * OCTAVES * 4, width, bias=False)
+        self.begins = nn.Parameter(torch.zeros(width))  # what the first of a class holds in place of one before
+        self.nothing = nn.Parameter(torch.zeros(width))  # what a token holds that only fills up
+        self.coarse = nn.Linear(neck, width)
+        self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
+
+    def features(self, crops: torch.Tensor) -> torch.Tensor:
+        """Image tokens (N, n_tokens, proj_out_dim) of normalised crops (N, 3, height, width)."""
+        evidence = self.stem(crops)
+        return self.tokens(evidence, self.find(evidence, crops.shape[2], crops.shape[3]))
+
+    def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        """What `features` gave: it is projected already, and there are no tiles."""
+        return whole
+
+    def forward(self, crops: torch.Tensor, _: tuple[int, int]) -> torch.Tensor:
+        """Image tokens (n_tokens, proj_out_dim) of one image, from its global crop (1, 3, height, width)."""
+        return self.features(crops[:1])[0]
+
+    def find(self, evidence: Evidence, height: int, width: int) -> Finds:
+        """The best pairs of crops of `height` × `width` pixels."""
+        config, classes = self.config, evidence.classes
+        top = classes.amax(-1).topk(min(_PLACES, classes.shape[1]), dim=1).indices
+        there = classes.gather(1, top.unsqueeze(-1).expand(-1, -1, config.n_classes))
+        logits, pairs = there.flatten(1).topk(_PAIRS, dim=1)
+        labels, at = pairs % config.n_classes, top.gather(1, pairs // config.n_classes)
+
+        per_box = 4 * BINS
+        sides = evidence.sides.gather(1, at.unsqueeze(-1).expand(-1, -1, evidence.sides.shape[-1]))
+        if config.n_boxes == 2:
+            own = (labels == config.part_class).unsqueeze(-1)
+            sides = torch.where(own, sides[..., per_box:], sides[..., :per_box])
+        centres, strides = places(height, width, classes.device)
+        scale = torch.tensor([width, height, width, height], device=classes.device)
+        boxes = (boxes_at(centres[at], strides[at], sides) / scale).clamp(0, 1)
+
+        alive = ~suppressed(boxes, labels) & (logits > _FLOOR)
+        order = torch.where(alive, logits, logits - 100).topk(config.n_places, dim=1).indices
+        return Finds(
+            boxes.gather(1, order.unsqueeze(-1).expand(-1, -1, 4)),
+            labels.gather(1, order),
+            logits.gather(1, order),
+            alive.gather(1, order),
+            at.gather(1, order),
+        )
+
+    def tokens(self, evidence: Evidence, finds: Finds) -> torch.Tensor:
+        """One token for each find and for each cell of the coarse grid, (N, n_tokens, proj_out_dim)."""
+        at, kind = finds.places.unsqueeze(-1), self.feature.weight.dtype
+        features = evidence.features.gather(1, at.expand(-1, -1, evidence.features.shape[-1]))
+        classes = evidence.classes.gather(1, at.expand(-1, -1, self.config.n_classes))
+        logits = finds.logits.unsqueeze(-1)
+        sure = torch.cat([classes.sigmoid(), logits.sigmoid(), logits / 4], dim=-1)
+        low, high = finds.boxes.split(2, dim=-1)
+        centre, size = (low + high) / 2, high - low
+        scaled = (size.clamp(min=2.0**-10).log2() + 10) / 10
+        box = self.box(octaves(torch.cat([centre, scaled], dim=-1)).to(kind))
+        last = predecessors(finds)
+        known = torch.cat([centre, size], dim=-1).gather(1, last.clamp(min=0).unsqueeze(-1).expand(-1, -1, 4))
+        before = torch.where((last >= 0).unsqueeze(-1), self.before(octaves(known).to(kind)), self.begins)
+        found = self.feature(features) + self.evidence(sure) + self.label(finds.labels) + box + before
+        found = torch.where(finds.alive.unsqueeze(-1), found, self.nothing)
+        side = self.config.coarse
+        grid = F.adaptive_avg_pool2d(evidence.grid, (side, side)).permute(0, 2, 3, 1).flatten(1, 2)
+        return torch.cat([found, self.coarse(grid)], dim=1) + self.pos_emb
+
+
+def octaves(values: torch.Tensor) -> torch.Tensor:
+    """Cosines, and then sines, of half turns, one, two, … (..., n · 2 · OCTAVES) of values (..., n) in 0..1."""
+    turns = values.float().unsqueeze(-1) * (2.0 ** torch.arange(OCTAVES, device=values.device)) * math.pi
+    return torch.cat([turns.cos(), turns.sin()], dim=-1).flatten(-2)
+
+
+def predecessors(finds: Finds) -> torch.Tensor:
+    """(N, K) int64: which find of the same class is the next surer one; -1 for the surest."""
+    count = finds.labels.shape[1]
+    same = (finds.labels.unsqueeze(2) == finds.labels.unsqueeze(1)) & finds.alive.unsqueeze(1)
+    return (same.tril(-1) * torch.arange(1, count + 1, device=same.device)).amax(2) - 1
+
+
+def suppressed(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(N, M) bool: a surer box of the same class that is not suppressed itself covers it; boxes surest first."""
+    low, high = boxes.split(2, dim=-1)
+    area = (high - low).clamp(min=0).prod(-1)
+    shared = torch.minimum(high.unsqueeze(2), high.unsqueeze(1)) - torch.maximum(low.unsqueeze(2), low.unsqueeze(1))
+    shared = shared.clamp(min=0).prod(-1)
+    overlap = shared > _SAME * (area.unsqueeze(2) + area.unsqueeze(1) - shared)
+    covers = (overlap & (labels.unsqueeze(2) == labels.unsqueeze(1))).triu(1)  # [i, j]: i is surer than j
+    kept = torch.ones_like(labels, dtype=torch.bool)
+    for _ in range(_ROUNDS):
+        kept = ~(covers & kept.unsqueeze(2)).any(1)
+    return ~kept

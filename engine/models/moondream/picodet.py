@@ -1,0 +1,246 @@
+"""The layers of PP-PicoDet-S: a small detector from normalised crops to class and box evidence at every place.
+
+Backbone (ESNet-S), neck (CSP-PAN) and heads are those of PP-PicoDet (Yu et al. 2021, arXiv:2111.00902; PaddleDetection,
+Apache License 2.0), batch norms folded into the convolutions. What differs: `PicoDet` reads crops in -1..1, gives the
+classes of a model's config, and one of them, which is part of another (a face of a person), has a box of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+STRIDES = (8, 16, 32, 64)
+BINS = 8  # of the distance from a place to each side of its box, in strides
+_WIDTH = 96  # channels of every map of the neck
+# (channels, width of each unit's first convolution) of the stages: ESNet-S as published.
+_STAGES = ((96, (44, 24, 24)), (192, (48, 60, 48, 60, 48, 48, 48)), (384, (96, 96, 96)))
+
+
+class ConvAct(nn.Conv2d):
+    """A convolution that keeps the size (divided by its stride), and its activation: "hswish", "relu", "hsigmoid" or
+    "none".
+    """  # noqa: D205
+
+    def __init__(self, inner: int, outer: int, side: int = 1, stride: int = 1, groups: int = 1, act: str = "hswish"):  # noqa: ANN204
+        super().__init__(inner, outer, side, stride, padding=side // 2, groups=groups)
+        self.act = act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
+        x = super().forward(x)
+        if self.act == "hswish":
+            return F.hardswish(x)
+        if self.act == "relu":
+            return F.relu(x)
+        return F.hardsigmoid(x) if self.act == "hsigmoid" else x
+
+
+class Separable(nn.Module):
+    """A depthwise convolution over 5×5 and a pointwise one."""
+
+    def __init__(self, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.dw = ConvAct(width, width, 5, stride, width)
+        self.pw = ConvAct(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, width, H, W) to (N, width, ceil(H / stride), ceil(W / stride))."""
+        return self.pw(self.dw(x))  # type: ignore[no-any-return]
+
+
+class SqueezeExcite(nn.Module):
+    """Weighs channels by what they hold on average (Hu et al. 2018, arXiv:1709.01507)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1 = ConvAct(width, width // 4, act="relu")
+        self.fc2 = ConvAct(width // 4, width, act="hsigmoid")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, width, H, W) to the same shape."""
+        return x * self.fc2(self.fc1(x.mean((2, 3), keepdim=True)))  # type: ignore[no-any-return]
+
+
+class Branch(nn.Module):
+    """The side of a unit that computes: pointwise, depthwise 3×3, channel weights, pointwise."""
+
+    def __init__(self, inner: int, middle: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.pw1 = ConvAct(inner, middle)
+        self.dw = ConvAct(middle, middle, 3, stride, middle, "none")
+        self.se = SqueezeExcite(middle if stride == 2 else 2 * middle)
+        self.pw2 = ConvAct(middle if stride == 2 else 2 * middle, outer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, inner, H, W) to (N, outer, H / stride, W / stride)."""
+        x = self.pw1(x)
+        x = self.dw(x) if self.stride == 2 else torch.cat([x, self.dw(x)], dim=1)
+        return self.pw2(self.se(x))  # type: ignore[no-any-return]
+
+
+class Down(nn.Module):
+    """The first unit of a stage: two branches of stride 2, mixed."""
+
+    def __init__(self, inner: int, middle: int, outer: int) -> None:
+        super().__init__()
+        self.dw = ConvAct(inner, inner, 3, 2, inner, "none")
+        self.pw = ConvAct(inner, outer // 2)
+        self.branch = Branch(inner, middle, outer // 2, 2)
+        self.mix_dw = ConvAct(outer, outer, 3, 1, outer)
+        self.mix_pw = ConvAct(outer, outer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, inner, H, W) to (N, outer, H / 2, W / 2)."""
+        return self.mix_pw(self.mix_dw(torch.cat([self.pw(self.dw(x)), self.branch(x)], dim=1)))  # type: ignore[no-any-return]
+
+
+class Unit(nn.Module):
+    """Half of the channels is kept, the other half goes through a branch; then both are interleaved."""
+
+    def __init__(self, width: int, middle: int) -> None:
+        super().__init__()
+        self.branch = Branch(width // 2, middle, width // 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, width, H, W) to the same shape."""
+        kept, x = x.chunk(2, dim=1)
+        n, half, height, width = kept.shape
+        pairs = torch.stack([kept, self.branch(x)], dim=2)
+        if kept.is_contiguous(memory_format=torch.channels_last) or kept.stride(1) == 1:
+            # Of the same values, in the layout that the next convolution wants.
+            return pairs.permute(0, 3, 4, 1, 2).reshape(n, height, width, 2 * half).permute(0, 3, 1, 2)
+        return pairs.view(n, 2 * half, height, width)
+
+
+class Csp(nn.Module):
+    """Joins two maps of the neck; half of the result goes through a pointwise-depthwise-pointwise block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        half = _WIDTH // 2
+        self.short = ConvAct(2 * _WIDTH, half)
+        self.main = ConvAct(2 * _WIDTH, half)
+        self.pw1 = ConvAct(half, half)
+        self.dw = ConvAct(half, half, 5, 1, half)
+        self.pw2 = ConvAct(half, half)
+        self.final = ConvAct(_WIDTH, _WIDTH)
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Map two (N, 96, H, W) to one."""
+        x = torch.cat([first, second], dim=1)
+        return self.final(torch.cat([self.pw2(self.dw(self.pw1(self.main(x)))), self.short(x)], dim=1))  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """Evidence of one stride: classes, then the bins of left, top, right and bottom, once or twice."""
+
+    def __init__(self, outer: int) -> None:
+        super().__init__()
+        self.first, self.second = Separable(_WIDTH), Separable(_WIDTH)
+        self.out = ConvAct(_WIDTH, outer, act="none")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, 96, H, W) to (N, outer, H, W)."""
+        return self.out(self.second(self.first(x)))  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the detector says of P places, those of stride 8 first, each stride row by row.
+
+    Attributes:
+        features: (N, P, 96) the neck's maps.
+        classes: (N, P, classes) logits.
+        sides: (N, P, boxes · 4 · BINS) logits of the distances from a place to the sides of its boxes.
+        grid: (N, 96, H / 32, W / 32) the neck's map of stride 32.
+    """
+
+    features: torch.Tensor
+    classes: torch.Tensor
+    sides: torch.Tensor
+    grid: torch.Tensor
+
+
+class PicoDet(nn.Module):
+    """The whole detector.
+
+    Args:
+        n_classes: classes it tells apart.
+        n_boxes: boxes of a place: 1, or 2 if one class has boxes of its own.
+    """
+
+    def __init__(self, n_classes: int, n_boxes: int) -> None:
+        super().__init__()
+        self.n_classes = n_classes
+        self.first = ConvAct(3, 24, 3, 2)
+        stages, inner = [], 24
+        for outer, middles in _STAGES:
+            units = [Unit(outer, middle) for middle in middles[1:]]
+            stages.append(nn.Sequential(Down(inner, middles[0], outer), *units))
+            inner = outer
+        self.stages = nn.ModuleList(stages)
+        self.reduce = nn.ModuleList(ConvAct(outer, _WIDTH) for outer, _ in _STAGES)
+        self.top_down = nn.ModuleList([Csp(), Csp()])  # strides 16 and 8
+        self.down = nn.ModuleList([Separable(_WIDTH, 2), Separable(_WIDTH, 2)])
+        self.bottom_up = nn.ModuleList([Csp(), Csp()])  # strides 16 and 32
+        self.last_in, self.last_out = Separable(_WIDTH, 2), Separable(_WIDTH, 2)
+        self.heads = nn.ModuleList(Head(n_classes + n_boxes * 4 * BINS) for _ in STRIDES)
+
+    def maps(self, crops: torch.Tensor) -> list[torch.Tensor]:
+        """The neck's maps (N, 96, …) of strides 8, 16, 32 and 64."""
+        x = F.max_pool2d(self.first(crops), 3, 2, padding=1)
+        reduced = []
+        for stage, reduce in zip(self.stages, self.reduce, strict=True):
+            x = stage(x)
+            reduced.append(reduce(x))
+        fine, middle, coarse = reduced
+        middle = self.top_down[0](F.interpolate(coarse, scale_factor=2.0, mode="nearest"), middle)
+        fine = self.top_down[1](F.interpolate(middle, scale_factor=2.0, mode="nearest"), fine)
+        middle = self.bottom_up[0](self.down[0](fine), middle)
+        last = self.bottom_up[1](self.down[1](middle), coarse)
+        return [fine, middle, last, self.last_in(coarse) + self.last_out(last)]
+
+    def forward(self, crops: torch.Tensor) -> Evidence:
+        """Evidence of crops (N, 3, H, W) in -1..1, sides in multiples of 32."""
+        maps = self.maps(crops)
+        out = torch.cat([_rows(head(x)) for head, x in zip(self.heads, maps, strict=True)], dim=1)
+        features = torch.cat([_rows(x) for x in maps], dim=1)
+        return Evidence(features, out[..., : self.n_classes], out[..., self.n_classes :], maps[2])
+
+
+def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centres (P, 2), x and y in pixels, and strides (P,) of the places of a crop, float32, in the order of
+    `Evidence`.
+    """  # noqa: D205
+    centres, strides = [], []
+    for stride in STRIDES:
+        rows, columns = -(-height // stride), -(-width // stride)
+        y, x = torch.meshgrid(
+            (torch.arange(rows, device=device) + 0.5) * stride,
+            (torch.arange(columns, device=device) + 0.5) * stride,
+            indexing="ij",
+        )
+        centres.append(torch.stack([x, y], dim=-1).view(-1, 2))
+        strides.append(torch.full((rows * columns,), float(stride), device=device))
+    return torch.cat(centres), torch.cat(strides)
+
+
+def distances(sides: torch.Tensor) -> torch.Tensor:
+    """Expected distances (..., 4) to left, top, right and bottom, in strides, from logits (..., 4 · BINS)."""
+    bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
+    return sides.unflatten(-1, (4, BINS)).softmax(-1) @ bins
+
+
+def boxes_at(centres: torch.Tensor, strides: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
+    """Boxes (..., 4) x1 y1 x2 y2 in pixels from places' centres (..., 2), strides (...) and logits (..., 4 · BINS)."""
+    reach = distances(sides.float()) * strides.unsqueeze(-1)
+    return torch.cat([centres - reach[..., :2], centres + reach[..., 2:]], dim=-1)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.permute(0, 2, 3, 1).flatten(1, 2)

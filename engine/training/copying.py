@@ -1,0 +1,178 @@
+"""Where the text decoder begins to learn: as one that looks up what it is asked for, and says it.
+
+A decoder begun at random has to find out first that answers are copied from tokens, which takes it thousands of steps. The
+weights set here do so from the start, in a way that a few attention heads can:
+
+    block 0, head 0   what ends the prompt looks one back, at the word of the class
+    block 1, head 0   after a size: the token before which a find of that size came, and its x
+             head 1   after an x: the token with that x, and its y
+             head 2   after a y: the token with that y, and its width and height
+    block 2, head 0   after the prompt: the first token of the class, and its x
+
+All of it is learned further. Needs 192 wide blocks, 3 heads, no inner layers in the region heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from saccade.engine.models.moondream.detector_tower import OCTAVES, DetectorTower
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.text import Block
+
+_CODE = 2 * OCTAVES  # dimensions of one value's cosines and sines
+# Where the residual holds what. Tokens of the image: own cx, cy, log w, log h; the one before's cx, cy, w, h; the class.
+_X, _Y, _LOG_W, _LOG_H, _BEFORE_X, _BEFORE_Y, _BEFORE_W, _BEFORE_H, _CLASS = (i * _CODE for i in range(9))
+# In prompts and answers, where no token of the image has what is looked up by it, or they would find themselves: the word
+# of the class, what was said last, and the coordinate to be said. Sizes to be said are at _LOG_W and _LOG_H.
+_START = _CLASS - 1  # of the start of the sequence
+_WORD, _SAID_WIDTH, _SAID_HEIGHT, _SAID_PLACE, _SAY = _BEFORE_W, _X, _Y, _BEFORE_Y, _BEFORE_X
+
+
+@torch.no_grad()
+def wire(model: Moondream, words: torch.Tensor) -> None:
+    """Set a fresh model's weights.
+
+    Args:
+        model: its tower is a detector; what the tower's detector holds is left alone.
+        words: (classes,) int64 token ids of the classes' names.
+    """
+    tower, text, region = model.vision, model.text, model.region
+    assert isinstance(tower, DetectorTower)
+    width, head = text.config.dim, text.config.head_dim
+    if width < _CLASS + 32 or head != 64 or len(text.blocks) < 3 or len(words) > 31:
+        raise ValueError("copying needs blocks of 192 with heads of 64, three of them, and at most 31 classes")
+
+    for parameter in (text.wte, tower.pos_emb, tower.nothing, tower.label.weight):
+        nn.init.normal_(parameter, std=0.02)
+    for linear in (tower.feature, tower.evidence, tower.coarse):
+        linear.weight.mul_(0.3)
+        linear.bias.zero_()
+    classes = torch.arange(len(words))
+    tower.label.weight[classes, _CLASS + classes] = 3.0
+    text.wte[words, _WORD + classes] = 3.0
+    # Tokens: values one after another, as `tokens` puts them together.
+    tower.box.weight.copy_(torch.eye(4 * _CODE, width).t())
+    tower.box.bias.zero_()
+    order = torch.cat([torch.arange(start, start + _CODE) for start in (_BEFORE_X, _BEFORE_Y, _BEFORE_W, _BEFORE_H)])
+    tower.before.weight.zero_()
+    tower.before.weight[order, torch.arange(4 * _CODE)] = 1.0
+    tower.begins.zero_()
+    tower.begins[_CLASS + 31] = 3.0
+
+    _embed_answers(model)
+    blocks = list(text.blocks)
+    for block in blocks:
+        assert isinstance(block, Block)
+        for linear in (block.attn.proj, block.mlp.fc2):
+            linear.weight.mul_(0.3)
+            linear.bias.zero_()
+    _look_one_back(blocks[0], head, _WORD + classes)
+    for number, (asked, held, found, said) in enumerate(
+        (
+            ([_SAID_WIDTH, _SAID_HEIGHT], [_BEFORE_W, _BEFORE_H], [_X], [_SAY]),
+            ([_SAID_PLACE], [_X], [_Y], [_SAY]),
+            ([_SAID_PLACE], [_Y], [_LOG_W, _LOG_H], [_LOG_W, _LOG_H]),
+        )
+    ):
+        rows = 8 if len(asked) == 2 else OCTAVES
+        pick = [_waves(start, rows) for start in asked], [_waves(start, rows) for start in held]
+        _look_up(blocks[1], number, torch.cat(pick[0]), torch.cat(pick[1]), 4.0)
+        _carry(blocks[1], number, torch.cat([_waves(s) for s in found]), torch.cat([_waves(s) for s in said]), 2.0)
+    _look_up(blocks[2], 0, _WORD + classes, _CLASS + classes, 2.5)
+    # That it is the first of its class, told by the slowest of the rotated dimensions, which hardly turn.
+    attn, dim = blocks[2].attn, text.config.dim
+    assert isinstance(attn, nn.Module)
+    slow = torch.arange(12, 16)
+    attn.qkv.bias[slow] = 4.0
+    attn.qkv.weight[dim + slow, _CLASS + 31] = 1.5
+    # Who does not ask sees the start of the sequence, where there is nothing.
+    attn.qkv.weight[dim + slow, _START] = 0.8
+    text.wte[model.config.tokenizer.bos_id, _START] = 3.0
+    _carry(blocks[2], 0, _waves(_X), _waves(_SAY), 2.0)
+    _read_out(region.coord_decoder, [_SAY], 1024.0)
+    _read_out(region.size_decoder, [_LOG_W, _LOG_H], 1023.0)
+
+
+def _embed_answers(model: Moondream) -> None:
+    """What was said last, as the tokens of the image hold it."""
+    region = model.region
+    half = region.config.coord_feat_dim // 2
+    nn.init.normal_(region.coord_features, std=6.0)
+    nn.init.normal_(region.size_features, std=4.0)
+    turns = 2.0 ** torch.arange(-1, OCTAVES - 1)
+    region.coord_features[0, :OCTAVES] = turns
+    region.coord_encoder.weight.mul_(0.05)
+    region.coord_encoder.bias.zero_()
+    at = torch.arange(OCTAVES)
+    region.coord_encoder.weight[_SAID_PLACE + at, at] = 1.0
+    region.coord_encoder.weight[_SAID_PLACE + OCTAVES + at, half + at] = 1.0
+    half = region.config.size_feat_dim // 2
+    region.size_features[:, : 2 * OCTAVES] = 0.0
+    region.size_features[0, :OCTAVES] = turns
+    region.size_features[1, OCTAVES : 2 * OCTAVES] = turns
+    region.size_encoder.weight.mul_(0.05)
+    region.size_encoder.bias.zero_()
+    for number, place in enumerate((_SAID_WIDTH, _SAID_HEIGHT)):
+        region.size_encoder.weight[place + at, number * OCTAVES + at] = 1.0
+        region.size_encoder.weight[place + OCTAVES + at, half + number * OCTAVES + at] = 1.0
+
+
+def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
+    """Where a value's first octaves are."""
+    at = torch.arange(octaves)
+    return torch.cat([start + at, start + OCTAVES + at])
+
+
+def _look_one_back(block: nn.Module, head: int, places: torch.Tensor) -> None:
+    """Head 0 sees what is one position back, and takes along what it holds at `places`."""
+    assert isinstance(block, Block)
+    qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
+    angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
+    for start in (0, dim):
+        qkv.weight[start : start + head] = 0.0
+        qkv.bias[start : start + head] = 0.0
+    qkv.bias[dim : dim + half] = 9.0
+    # A query at position p turns by p: to meet a key at p - 1 it is turned back by one.
+    qkv.bias[:half], qkv.bias[half : 2 * half] = 9.0 * angles.cos(), -9.0 * angles.sin()
+    _carry(block, 0, places, places, 1.0)
+
+
+def _look_up(block: nn.Module, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
+    """A head sees tokens that hold at `held` what is at `asked` here, wherever they are."""
+    assert isinstance(block, Block)
+    qkv, config = block.attn.qkv, block.attn.config
+    start, free = number * config.head_dim, config.rotary_dim
+    for first, places in ((start, asked), (config.dim + start, held)):
+        qkv.weight[first : first + config.head_dim] = 0.0
+        qkv.bias[first : first + config.head_dim] = 0.0
+        qkv.weight[first + free + torch.arange(len(places)), places] = gain
+
+
+def _carry(block: nn.Module, number: int, found: torch.Tensor, said: torch.Tensor, gain: float) -> None:
+    """A head takes what it sees at `found` to `said`."""
+    assert isinstance(block, Block)
+    qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
+    start = number * config.head_dim
+    first = 2 * config.dim + start
+    qkv.weight[first : first + config.head_dim] = 0.0
+    qkv.bias[first : first + config.head_dim] = 0.0
+    at = torch.arange(len(found))
+    qkv.weight[first + at, found] = 1.0
+    proj.weight[:, start : start + config.head_dim] = 0.0
+    proj.weight[said, start + at] = gain
+
+
+def _read_out(decoder: nn.Module, places: list[int], steps: float) -> None:
+    """Bins whose cosines and sines are those at `places`."""
+    assert isinstance(decoder, nn.Linear)
+    bins = decoder.out_features // len(places)
+    turns = (torch.arange(bins) / steps).unsqueeze(1) * 2.0 ** torch.arange(OCTAVES) * math.pi
+    weights = torch.cat([turns.cos(), turns.sin()], dim=1)
+    decoder.weight.mul_(0.1)
+    decoder.bias.zero_()
+    for number, place in enumerate(places):
+        decoder.weight[number * bins : (number + 1) * bins, _waves(place)] = weights

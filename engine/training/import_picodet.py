@@ -1,0 +1,100 @@
+"""The tower's COCO start: PP-PicoDet-S from plain tensors under its graph's names, as `PicoDet`'s weights.
+
+    python -m saccade.engine.training.import_picodet start-picodet-s.safetensors picodet.safetensors
+
+The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE), batch
+norms folded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.picodet import BINS, PicoDet
+
+COCO = (
+    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
+    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,skis,"
+    "snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"
+    "fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
+    "potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,cell phone,microwave,oven,toaster,sink,"
+    "refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
+).split(",")
+# The published graph's names, and ours.
+_NAMES = (
+    (r"^backbone\.stem\.", "first."),
+    (r"^backbone\.stage(\d)\.0\.branch1\.", lambda m: f"stages.{int(m[1]) - 2}.0."),
+    (r"^backbone\.stage(\d)\.0\.branch2\.", lambda m: f"stages.{int(m[1]) - 2}.0.branch."),
+    (r"^backbone\.stage(\d)\.0\.mix\.", lambda m: f"stages.{int(m[1]) - 2}.0.mix_"),
+    (r"^backbone\.stage(\d)\.(\d)\.", lambda m: f"stages.{int(m[1]) - 2}.{m[2]}.branch."),
+    (r"^neck\.reduce\.p(\d)\.", lambda m: f"reduce.{int(m[1]) - 3}."),
+    (r"^neck\.top_down\.p(\d)\.(block\.)?", lambda m: f"top_down.{4 - int(m[1])}."),
+    (r"^neck\.down\.p(\d)\.", lambda m: f"down.{int(m[1]) - 4}."),
+    (r"^neck\.bottom_up\.p(\d)\.(block\.)?", lambda m: f"bottom_up.{int(m[1]) - 4}."),
+    (r"^neck\.p6_(in|out)\.", lambda m: f"last_{m[1]}."),
+    (r"^head\.p(\d)\.0\.", lambda m: f"heads.{int(m[1]) - 3}.first."),
+    (r"^head\.p(\d)\.1\.", lambda m: f"heads.{int(m[1]) - 3}.second."),
+    (r"^head\.p(\d)\.out\.", lambda m: f"heads.{int(m[1]) - 3}.out."),
+)
+# What PicoDet takes from pixels of 0..1 and divides them by: red, green, blue.
+_MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
+    """The state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
+
+    Classes that COCO lacks start as COCO's person, a little less sure; so do all boxes of a place.
+
+    Raises:
+        ValueError: naming the first tensor that is missing, has no place, or is of another shape.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in start.items():
+        ours = name
+        for pattern, new in _NAMES:
+            ours, found = re.subn(pattern, new, ours)
+            if found:
+                break
+        state[ours] = tensor.float()
+    rows = torch.tensor([COCO.index(name) if name in COCO else 0 for name in classes])
+    rows = torch.cat([rows, *[torch.arange(80, 80 + 4 * BINS)] * n_boxes])
+    for level in range(4):
+        for part in ("weight", "bias"):
+            state[f"heads.{level}.out.{part}"] = state[f"heads.{level}.out.{part}"][rows]
+        state[f"heads.{level}.out.bias"][[i for i, name in enumerate(classes) if name not in COCO]] -= 2.0
+    # Our crops are in -1..1. At the borders that differs a little: there the convolution pads with grey.
+    weight = state["first.weight"]
+    mean, spread = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _SPREAD))
+    state["first.bias"] = state["first.bias"] + (weight * (0.5 - mean) / spread).sum((1, 2, 3))
+    state["first.weight"] = weight * 0.5 / spread
+    wanted = {name: tensor.shape for name, tensor in PicoDet(len(classes), n_boxes).state_dict().items()}
+    if wrong := wanted.keys() ^ state.keys():
+        raise ValueError(f"these are not the detector's weights: '{min(wrong)}' is in one of them only")
+    for name, shape in wanted.items():
+        if state[name].shape != shape:
+            raise ValueError(f"'{name}' is {list(state[name].shape)}, not {list(shape)}")
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def main() -> None:
+    """Convert the published tensors for the classes of a model's config."""
+    parser = argparse.ArgumentParser(description="Convert PP-PicoDet-S to the weights of a tower.")
+    here = Path(__file__).resolve().parents[1] / "models" / "nano"
+    parser.add_argument("start", type=Path, help="safetensors file under the published graph's names")
+    parser.add_argument("out", type=Path, help="safetensors file to write")
+    parser.add_argument("--config", type=Path, default=here / "config.json", help="whose classes to keep")
+    args = parser.parse_args()
+    config = MoondreamConfig.from_file(args.config)
+    assert config.classes is not None
+    save_file(convert(load_file(args.start), config.classes, 2), args.out)
+
+
+if __name__ == "__main__":
+    main()
