@@ -6,12 +6,15 @@ to use it, or the numbers are not float32, the plain layers run.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.csp_stem import Conv
 from saccade.engine.models.moondream.layers import Mlp
+from saccade.engine.models.moondream.picodet import ConvAct
 
 _FEW = 16  # rows up to which a product takes less time than oneDNN's lookup of its kernel
 
@@ -28,7 +31,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch
 
 def fuse(model: nn.Module) -> None:
     """Replace the layers of a model that is not trained any more. After its first image it cannot be copied."""
-    fused = {Conv: FusedConv, Mlp: FusedMlp}
+    fused = {Conv: FusedConv, ConvAct: FusedConvAct, Mlp: FusedMlp}
     for name, module in list(model.named_modules()):
         if type(module) in fused and _usable(next(module.parameters())):
             model.set_submodule(name, fused[type(module)](module))
@@ -50,6 +53,25 @@ class FusedConv(nn.Module):
         if self._laid_out is None:
             self._laid_out = ops._reorder_convolution_weight(conv.weight, *how, list(x.shape))
         return ops._convolution_pointwise(x, self._laid_out, conv.bias, *how, "leaky_relu", [0.1], "")  # type: ignore[no-any-return]
+
+
+class FusedConvAct(nn.Module):
+    """A `ConvAct`, its activation done with it."""
+
+    _ATTRIBUTES: ClassVar = {"hswish": "hardswish", "relu": "relu", "hsigmoid": "hardsigmoid", "none": "none"}
+
+    def __init__(self, plain: ConvAct) -> None:
+        super().__init__()
+        self.conv, self._act = plain, self._ATTRIBUTES[plain.act]
+        self._laid_out: torch.Tensor | None = None  # as the first map wants it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `ConvAct.forward`."""
+        conv, ops = self.conv, torch.ops.mkldnn
+        how = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
+        if self._laid_out is None:
+            self._laid_out = ops._reorder_convolution_weight(conv.weight, *how, list(x.shape))
+        return ops._convolution_pointwise(x, self._laid_out, conv.bias, *how, self._act, [], "")  # type: ignore[no-any-return]
 
 
 class FusedMlp(nn.Module):

@@ -19,7 +19,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
+from saccade.engine.models.moondream.image_crops import normalize
 from saccade.engine.models.moondream.picodet import BINS, Evidence, PicoDet, boxes_at, places
+from saccade.engine.models.moondream.vision import CropReader
+from saccade.engine.models.protocol import Tiling
 
 OCTAVES = 10  # of the boxes' Fourier features: the last turns once in 1/512 of a side, and 1/1024 can be told apart
 _PLACES, _PAIRS = 256, 192  # places and (place, class) pairs that suppression looks at
@@ -47,12 +50,11 @@ class Finds:
     places: torch.Tensor
 
 
-class DetectorTower(nn.Module):
-    """Crops in, image tokens out. Has the face of `VisionTower`; a crop's tokens need no other crop's."""
+class DetectorTower(CropReader):
+    """Crops in, image tokens out, in place of a `VisionTower`. Sees one crop of an image: the features are its tokens."""
 
     def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width = config.proj_out_dim
         self.stem = PicoDet(config.n_classes, config.n_boxes)
         neck = self.stem.reduce[0].out_channels
@@ -67,8 +69,12 @@ class DetectorTower(nn.Module):
         self.coarse = nn.Linear(neck, width)
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
 
+    def normalize(self, crops: torch.Tensor) -> torch.Tensor:
+        """See `image_crops.normalize`; in the tower's dtype."""
+        return normalize(crops, self.pos_emb.dtype)
+
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """Image tokens (N, n_tokens, proj_out_dim) of normalised crops (N, 3, height, width)."""
+        """Image tokens (N, n_tokens, proj_out_dim) of normalized crops (N, 3, height, width)."""
         evidence = self.stem(crops)
         return self.tokens(evidence, self.find(evidence, crops.shape[2], crops.shape[3]))
 
@@ -76,9 +82,13 @@ class DetectorTower(nn.Module):
         """What `features` gave: it is projected already, and there are no tiles."""
         return whole
 
-    def forward(self, crops: torch.Tensor, _: tuple[int, int]) -> torch.Tensor:
+    def forward(self, crops: torch.Tensor, _: Tiling) -> torch.Tensor:
         """Image tokens (n_tokens, proj_out_dim) of one image, from its global crop (1, 3, height, width)."""
         return self.features(crops[:1])[0]
+
+    def join(self, features: torch.Tensor, _: Tiling) -> torch.Tensor:
+        """The tokens of the global crop."""
+        return features[0]
 
     def find(self, evidence: Evidence, height: int, width: int) -> Finds:
         """The best pairs of crops of `height` × `width` pixels."""

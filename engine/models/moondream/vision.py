@@ -51,20 +51,12 @@ class Block(nn.Module):
         return x + self.mlp(self.ln2(x))  # type: ignore[no-any-return]
 
 
-class VisionTower(nn.Module):
-    """Stem, transformer blocks, and the projection of global and local features to the text decoder's width."""
+class CropReader(nn.Module):
+    """What every tower of the family has in common: how images are cut into crops."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.config = config
-        if config.stem == "patch":
-            self.patch_emb = nn.Linear(config.enc_patch_size**2 * config.in_channels, config.enc_dim)
-        else:
-            self.stem = CspStem(config.enc_dim)
-        self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, config.enc_dim))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.enc_n_layers))
-        self.post_ln = nn.LayerNorm(config.enc_dim)
-        self.proj_mlp = Mlp(2 * config.enc_dim, config.proj_inner_dim, config.proj_out_dim)
 
     @property
     def crop_size(self) -> int:
@@ -99,6 +91,21 @@ class VisionTower(nn.Module):
         """Cut an image (height, width, 3) uint8 RGB; a 1×1 tile equals the global crop, which is all there is then."""
         crops, tiling = make_crops(image, self.config)
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
+
+
+class VisionTower(CropReader):
+    """Stem, transformer blocks, and the projection of global and local features to the text decoder's width."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__(config)
+        if config.stem == "patch":
+            self.patch_emb = nn.Linear(config.enc_patch_size**2 * config.in_channels, config.enc_dim)
+        else:
+            self.stem = CspStem(config.enc_dim)
+        self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, config.enc_dim))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.enc_n_layers))
+        self.post_ln = nn.LayerNorm(config.enc_dim)
+        self.proj_mlp = Mlp(2 * config.enc_dim, config.proj_inner_dim, config.proj_out_dim)
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
         """See `image_crops.normalize`; in the encoder's dtype."""
