@@ -16,6 +16,7 @@ from saccade.engine.training.augment import Batch
 
 _POSITIVES = 9  # places that a labelled box is learned at
 _ABSENT = 0.3  # what is left of the start's evidence for a class that the pack says is not there
+_PART = 2.0  # weight of the class that the start lacks
 _LEAST = 0.3  # weight of a positive whose box is still wrong: a class that the start lacks begins with such
 
 
@@ -67,7 +68,7 @@ def detector_losses(
         chosen = assign(boxes.detach(), scores, truth, batch.labels, usable & (part == own), centres, strides)
         label = batch.labels.clamp(min=0).gather(1, chosen.box)
         target.scatter_reduce_(2, label.unsqueeze(-1), chosen.quality.unsqueeze(-1), "amax")
-        weight = torch.where(chosen.positive, chosen.quality.clamp(min=_LEAST), 0.0)
+        weight = torch.where(chosen.positive, chosen.quality.clamp(min=_LEAST), 0.0) * (_PART if own else 1.0)
         wanted = truth.gather(1, chosen.box.unsqueeze(-1).expand(-1, -1, 4))
         box_loss = box_loss + ((1 - generalised_iou(boxes, wanted)) * weight).sum()
         reach = torch.cat([centres - wanted[..., :2], wanted[..., 2:] - centres], dim=-1) / strides.unsqueeze(-1)
@@ -86,7 +87,8 @@ def detector_losses(
     ignored = ignored.scatter_reduce(1, batch.labels.clamp(min=0).unsqueeze(-1).expand_as(doubt), doubt, "amax")
     learn = ((ignored.transpose(1, 2) < 0.5) & ~batch.unknown.unsqueeze(1)) | known | (target > 0.3)
     focus = (target - logits.sigmoid()).abs().square()
-    classes = F.binary_cross_entropy_with_logits(logits, target, reduction="none") * focus * learn
+    weigh = torch.where(known, 1.0, _PART)
+    classes = F.binary_cross_entropy_with_logits(logits, target, reduction="none") * focus * learn * weigh
     norm = total.clamp(min=1)
 
     assert taken is not None

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import nn
+from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.detector_tower import DetectorTower
@@ -38,7 +39,7 @@ from saccade.engine.training.import_picodet import COCO, convert
 
 N_PROMPTS, N_OBJECTS = 5, 24
 WEIGHTS = {"classes": 1.0, "boxes": 2.0, "bins": 0.25, "keep": 0.5}
-WEIGHTS |= {"start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5}
+WEIGHTS |= {"judge": 1.0, "start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5}
 WIDE = 256  # rows of a view of a landscape image; its columns are as ever
 STARTED = time.monotonic()
 SHARD = 15 << 20  # bytes of one checkpoint file
@@ -53,6 +54,8 @@ def build(
     model = Moondream(config)
     tower = model.vision
     assert isinstance(tower, DetectorTower)
+    nn.init.zeros_(tower.judge.fc2.weight)
+    nn.init.zeros_(tower.judge.fc2.bias)
     tower.stem.load_state_dict(start)
     wire(model, words)
     return model, copy.deepcopy(tower.stem).eval().requires_grad_(False)
@@ -100,7 +103,10 @@ class Trainer:
         self.seconds, self.step = 0.0, 0
         if args.resume:
             self.state = read_checkpoint(args.resume, self.device)
-            self.answerer.load_state_dict(self.state["answerer"])
+            if args.restart:  # from the average; what the checkpoint lacks begins as ever
+                self.answerer.load_state_dict(self.state["average"], strict=False)
+            else:
+                self.answerer.load_state_dict(self.state["answerer"])
         if self.world > 1:
             for tensor in floats(self.answerer):
                 dist.broadcast(tensor, 0)
@@ -111,10 +117,9 @@ class Trainer:
         self.detector_optimiser = self.optimiser(self.tower.stem, self.detector_rate, 0.02)
         decoder = nn.ModuleList([self.answerer])
         self.decoder_optimiser = self.optimiser(decoder, self.decoder_rate, args.decay)
-        if args.resume:
+        if args.resume and not args.restart:
             self.average.load_state_dict(self.state["average"])
-            if not args.restart:
-                self.restore()
+            self.restore()
         self.say("loaded")
         torch.manual_seed(1000 * self.step + self.rank)
 
@@ -191,19 +196,23 @@ class Trainer:
         with torch.no_grad():
             finds = self.tower.find(evidence, *batch.images.shape[2:])
             right = judge(finds, batch)
-        n = len(batch.images)
+        n, tower = len(batch.images), self.tower
         for first in range(0, n, self.args.part):
             rows = slice(first, min(n, first + self.args.part))
             part = Batch(batch.images, batch.boxes[rows], batch.labels[rows], batch.sure[rows], batch.unknown[rows])
             found = type(finds)(*(getattr(finds, name)[rows] for name in finds.__slots__))
             told = Evidence(*(getattr(evidence, name)[rows] for name in evidence.__slots__))
+            judged = tower.judge(found.traits, found.labels)
             answers = choose(found, part, self.similar, N_PROMPTS, N_OBJECTS, (right[0][rows], right[1][rows]))
             with self.autocast():
-                tokens = self.tower.tokens(told, found)
+                tokens = tower.tokens(told, found)
                 hidden = self.answerer(
                     tokens, self.words[answers.classes], answers.points, read_back(answers.boxes, 0.004)
                 )
                 answered = answer_losses(self.answerer, hidden, answers, room=self.args.part * 32)
+            right_rows, weight_rows = right[0][rows], right[1][rows] * found.alive
+            wrong = F.binary_cross_entropy_with_logits(judged, right_rows, reduction="none") * weight_rows
+            answered["judge"] = wrong.sum() / weight_rows.sum().clamp(min=1)
             self.learn(answered, self.decoder_optimiser)
             losses |= answered
         self.step += 1
