@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.models.moondream.csp_stem import Conv
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.moondream.picodet import ConvAct
 
@@ -31,31 +30,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch
 
 def fuse(model: nn.Module) -> None:
     """Replace the layers of a model that is not trained any more. After its first image it cannot be copied."""
-    fused = {Conv: FusedConv, ConvAct: FusedConvAct, Mlp: FusedMlp}
+    fused = {ConvAct: FusedConv, Mlp: FusedMlp}
     for name, module in list(model.named_modules()):
         if type(module) in fused and _usable(next(module.parameters())):
             model.set_submodule(name, fused[type(module)](module))
 
 
 class FusedConv(nn.Module):
-    """A `Conv` without a norm, its activation done with it."""
-
-    def __init__(self, plain: Conv) -> None:
-        super().__init__()
-        assert isinstance(plain.norm, nn.Identity)
-        self.conv = plain.conv
-        self._laid_out: torch.Tensor | None = None  # as the first map wants it
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Conv.forward`."""
-        conv, ops = self.conv, torch.ops.mkldnn
-        how = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
-        if self._laid_out is None:
-            self._laid_out = ops._reorder_convolution_weight(conv.weight, *how, list(x.shape))
-        return ops._convolution_pointwise(x, self._laid_out, conv.bias, *how, "leaky_relu", [0.1], "")  # type: ignore[no-any-return]
-
-
-class FusedConvAct(nn.Module):
     """A `ConvAct`, its activation done with it."""
 
     _ATTRIBUTES: ClassVar = {"hswish": "hardswish", "relu": "relu", "hsigmoid": "hardsigmoid", "none": "none"}

@@ -1,6 +1,6 @@
 """The vision encoder's blocks on CUDA, each sum and its norm in one pass; products with FP8 on both sides or none.
 
-For encoders without convolutions. Agrees with `VisionEncoder.features`. Needs Triton.
+For encoders of patches. Agrees with `VisionEncoder.features`. Needs Triton.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.kernels import fp8_linear as kernels
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.models.moondream.vision import Block
+from saccade.engine.models.moondream.vision import Block, VisionTower
 
 
 class _Layer:
@@ -38,6 +38,7 @@ class PackedVision:
     """
 
     def __init__(self, model: Moondream) -> None:
+        assert isinstance(model.vision, VisionTower)
         self._tower, config = model.vision, model.config.vision
         self._n_heads = config.enc_n_heads
         possible = supports_fp8_gemm(model.device) and kernels.supports(
@@ -71,4 +72,4 @@ class PackedVision:
 
 def supports(model: Moondream) -> bool:
     """Whether it takes this model's vision encoder."""
-    return model.config.vision.stem == "patch" and model.dtype in (torch.bfloat16, torch.float16)
+    return isinstance(model.vision, VisionTower) and model.dtype in (torch.bfloat16, torch.float16)

@@ -1,8 +1,8 @@
 """From what the detector found to what the text decoder should answer, and the losses of its answers.
 
 A prompt is one class, as `detect` or `point`. The answer goes through the finds of that class, surest first, and says
-each box as it was found; the chance of beginning it is learned as the chance that it is right. So an answer's scores are
-its precision, at any threshold, and copying needs no labels. Knows nothing of images or optimisation.
+each box as it was found; the chance of beginning it is learned as the chance that it is right. So an answer's scores
+are its precision, at any threshold, and copying needs no labels. Knows nothing of images or optimisation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     # Of several finds of one box the first is right; K is in order.
     claims = hit.unsqueeze(2) & (which.unsqueeze(2) == torch.arange(sure.shape[2], device=sure.device))
     first = (claims & (claims.cumsum(1) == 1)).any(2)
-    shared = (torch.minimum(found[..., 2:], truth[..., 2:]) - torch.maximum(found[..., :2], truth[..., :2])).clamp(min=0)
+    shared = (torch.minimum(found[..., 2:], truth[..., 2:]) - torch.maximum(found[..., :2], truth[..., :2])).clamp(
+        min=0
+    )
     within = shared.prod(-1) / (found[..., 2:] - found[..., :2]).clamp(min=1e-6).prod(-1)
     doubtful = (same & ~batch.sure.unsqueeze(1) & ((overlap > 0.5) | (within > 0.6))).any(2) & ~first
     promoted = doubtful & (finds.logits.sigmoid() > _PROMOTED)
@@ -84,7 +86,12 @@ def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def choose(
-    finds: Finds, batch: Batch, similar: torch.Tensor, n_prompts: int, n_objects: int, judged: tuple[torch.Tensor, torch.Tensor]
+    finds: Finds,
+    batch: Batch,
+    similar: torch.Tensor,
+    n_prompts: int,
+    n_objects: int,
+    judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
     """Draw prompts: of classes that are there, of such as the detector takes to be there, and at least one that is not.
 
@@ -122,7 +129,12 @@ def choose(
     right, weight = judged
     points = torch.rand(classes.shape, device=device) < 0.12
     return Answers(
-        classes, points, torch.cat([(low + high) / 2, high - low], dim=-1), valid.sum(2), pick(right), pick(weight) * valid
+        classes,
+        points,
+        torch.cat([(low + high) / 2, high - low], dim=-1),
+        valid.sum(2),
+        pick(right),
+        pick(weight) * valid,
     )
 
 
@@ -137,7 +149,7 @@ def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
 
 
 class Answerer(nn.Module):
-    """The decoder's training forward: image tokens and prompts with their answers in, hidden states of the answers out."""
+    """The decoder's training forward: image tokens, prompts and their answers in, hidden states of the answers out."""
 
     def __init__(self, model: Moondream, n_prompts: int, n_objects: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Random views of pictures and their boxes, made on the GPU for a whole batch at once.
+"""Random views of images and their boxes, made on the GPU for a whole batch at once.
 
-Knows nothing of prompts or losses. Every function is plain tensor work without a loop over pictures.
+Knows nothing of prompts or losses. Every function is plain tensor work without a loop over images.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def make_batch(split: Split, index: torch.Tensor, size: tuple[int, int], mosaic:
     """Make a batch of random views.
 
     Args:
-        split: pictures on the GPU.
-        index: (B,) int64 pictures to view.
+        split: images on the GPU.
+        index: (B,) int64 images to view.
         size: height and width of a view in pixels, even.
-        mosaic: part of the batch, 0 to 1, that shows four pictures in a 2×2 grid; the other three are drawn at random.
+        mosaic: part of the batch, 0 to 1, that shows four images in a 2×2 grid; the other three are drawn at random.
         keep: boxes kept of one view, the largest ones.
     """
     n_mosaic = int(len(index) * mosaic)
@@ -74,8 +74,10 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
     return torch.empty_like(like).uniform_(low, high)
 
 
-def _view(split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float) -> Batch:
-    """A random window of each picture, mirrored half of the time; a part `identity` is shown whole, as at run time."""
+def _view(
+    split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
+) -> Batch:
+    """A random window of each image, mirrored half of the time; a part `identity` is shown whole, as at run time."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -83,7 +85,7 @@ def _view(split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[
     whole = torch.rand_like(one) < identity
     window = torch.stack([scale * stretch, scale / stretch], dim=1)
     window = torch.where(whole.unsqueeze(1), 1.0, window)
-    # A window smaller than the picture lies inside it, a larger one holds it.
+    # A window smaller than the image lies inside it, a larger one holds it.
     corner = torch.rand_like(window) * (1.0 - window)
     mirror = torch.rand_like(one) < 0.5
     images = _sample(split, index, size, corner, window, mirror)
@@ -125,8 +127,8 @@ def _sample(
     x = (corner[:, :1] + x * window[:, :1]) * split.sizes[index, :1]
     y = (corner[:, 1:] + down * window[:, 1:]) * split.sizes[index, 1:]
     grid = torch.stack(torch.broadcast_tensors(x.unsqueeze(1), y.unsqueeze(2)), dim=-1) * 2 - 1
-    pictures = split.images[index].float().div_(127.5).sub_(1.0)
-    read = F.grid_sample(pictures, grid, align_corners=False)
+    images = split.images[index].float().div_(127.5).sub_(1.0)
+    read = F.grid_sample(images, grid, align_corners=False)
     return F.avg_pool2d(read, 2) if more == 2 else read
 
 
@@ -144,7 +146,7 @@ def _join(cells: Batch, n: int) -> Batch:
 
 
 def _recolour(images: torch.Tensor) -> torch.Tensor:
-    """Brightness, contrast, saturation, white balance, blur, grey and noise, each in a part of the pictures."""
+    """Brightness, contrast, saturation, white balance, blur, grey and noise, each in a part of the views."""
     n = len(images)
 
     def chance(p: float) -> torch.Tensor:
@@ -167,7 +169,7 @@ def _recolour(images: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(images: torch.Tensor) -> torch.Tensor:
-    """Cover a rectangle of up to a quarter of each side with grey or noise, in 40 % of the pictures."""
+    """Cover a rectangle of up to a quarter of each side with grey or noise, in 40 % of the views."""
     n, _, height, width = images.shape
     side = torch.rand(n, 2, device=images.device) * 0.2 + 0.05
     corner = torch.rand(n, 2, device=images.device) * (1 - side)
@@ -179,18 +181,3 @@ def _cover(images: torch.Tensor) -> torch.Tensor:
     covered = (in_rows.unsqueeze(2) & in_columns.unsqueeze(1) & chosen).unsqueeze(1)
     paint = torch.randn_like(images) * (torch.rand(n, 1, 1, 1, device=images.device) < 0.5) * 0.5
     return torch.where(covered, paint.clamp(-1, 1), images)
-
-
-def plain_batch(split: Split, index: torch.Tensor, size: tuple[int, int]) -> Batch:
-    """The pictures as at run time, whole and unchanged, for measuring a loss on them."""
-    one = torch.ones(len(index), device=index.device)
-    corner, window = torch.zeros(len(index), 2, device=index.device), torch.ones(len(index), 2, device=index.device)
-    boxes = split.boxes[index]
-    low, high = boxes[..., :2], boxes[..., 2:]
-    return Batch(
-        _sample(split, index, size, corner, window, one < 0).float(),
-        torch.cat([(low + high) / 2, high - low], dim=-1),
-        split.labels[index],
-        split.sure[index],
-        split.unknown[index],
-    )

@@ -1,7 +1,7 @@
 """Where the text decoder begins to learn: as one that looks up what it is asked for, and says it.
 
-A decoder begun at random has to find out first that answers are copied from tokens, which takes it thousands of steps. The
-weights set here do so from the start, in a way that a few attention heads can:
+A decoder begun at random has to find out first that answers are copied from tokens. The weights set here do so from the
+start, in a way that a few attention heads can:
 
     block 0, head 0   what ends the prompt looks one back, at the word of the class
     block 1, head 0   after a size: the token before which a find of that size came, and its x
@@ -24,10 +24,10 @@ from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
 
 _CODE = 2 * OCTAVES  # dimensions of one value's cosines and sines
-# Where the residual holds what. Tokens of the image: own cx, cy, log w, log h; the one before's cx, cy, w, h; the class.
+# Where the residual holds what. Image tokens: own cx, cy, log w, log h; cx, cy, w, h of the one before; the class.
 _X, _Y, _LOG_W, _LOG_H, _BEFORE_X, _BEFORE_Y, _BEFORE_W, _BEFORE_H, _CLASS = (i * _CODE for i in range(9))
-# In prompts and answers, where no token of the image has what is looked up by it, or they would find themselves: the word
-# of the class, what was said last, and the coordinate to be said. Sizes to be said are at _LOG_W and _LOG_H.
+# In prompts and answers, where no image token has what is looked up by it, or they would find themselves: the word of
+# the class, what was said last, and the coordinate to be said. Sizes to be said are at _LOG_W and _LOG_H.
 _START = _CLASS - 1  # of the start of the sequence
 _WORD, _SAID_WIDTH, _SAID_HEIGHT, _SAID_PLACE, _SAY = _BEFORE_W, _X, _Y, _BEFORE_Y, _BEFORE_X
 
@@ -64,9 +64,8 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     tower.begins[_CLASS + 31] = 3.0
 
     _embed_answers(model)
-    blocks = list(text.blocks)
+    blocks = [block for block in text.blocks if isinstance(block, Block)]
     for block in blocks:
-        assert isinstance(block, Block)
         for linear in (block.attn.proj, block.mlp.fc2):
             linear.weight.mul_(0.3)
             linear.bias.zero_()
@@ -85,7 +84,6 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     _look_up(blocks[2], 0, _WORD + classes, _CLASS + classes, 2.5)
     # That it is the first of its class, told by the slowest of the rotated dimensions, which hardly turn.
     attn, dim = blocks[2].attn, text.config.dim
-    assert isinstance(attn, nn.Module)
     slow = torch.arange(12, 16)
     attn.qkv.bias[slow] = 4.0
     attn.qkv.weight[dim + slow, _CLASS + 31] = 1.5
@@ -127,9 +125,8 @@ def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
     return torch.cat([start + at, start + OCTAVES + at])
 
 
-def _look_one_back(block: nn.Module, head: int, places: torch.Tensor) -> None:
+def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
     """Head 0 sees what is one position back, and takes along what it holds at `places`."""
-    assert isinstance(block, Block)
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -141,9 +138,8 @@ def _look_one_back(block: nn.Module, head: int, places: torch.Tensor) -> None:
     _carry(block, 0, places, places, 1.0)
 
 
-def _look_up(block: nn.Module, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
+def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
     """A head sees tokens that hold at `held` what is at `asked` here, wherever they are."""
-    assert isinstance(block, Block)
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -152,9 +148,8 @@ def _look_up(block: nn.Module, number: int, asked: torch.Tensor, held: torch.Ten
         qkv.weight[first + free + torch.arange(len(places)), places] = gain
 
 
-def _carry(block: nn.Module, number: int, found: torch.Tensor, said: torch.Tensor, gain: float) -> None:
+def _carry(block: Block, number: int, found: torch.Tensor, said: torch.Tensor, gain: float) -> None:
     """A head takes what it sees at `found` to `said`."""
-    assert isinstance(block, Block)
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start

@@ -172,4 +172,5 @@ def _bins_loss(group: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
     low = reach.long()
     part = reach - low
     lower, upper = logs.gather(-1, low.unsqueeze(-1)), logs.gather(-1, low.unsqueeze(-1) + 1)
-    return -(lower.squeeze(-1) * (1 - part) + upper.squeeze(-1) * part).mean(-1)
+    apart: torch.Tensor = lower.squeeze(-1) * (1 - part) + upper.squeeze(-1) * part
+    return -apart.mean(-1)

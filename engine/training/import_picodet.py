@@ -2,8 +2,8 @@
 
     python -m saccade.engine.training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
-The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE), batch
-norms folded.
+The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE) with
+batch norms folded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.picodet import BINS, PicoDet
 
-COCO = (
+COCO = (  # noqa: SIM905 - as a list it is 80 lines
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
     "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,skis,"
     "snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"

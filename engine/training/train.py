@@ -40,15 +40,13 @@ from saccade.engine.training.import_picodet import COCO, convert
 N_PROMPTS, N_OBJECTS = 5, 24
 WEIGHTS = {"classes": 1.0, "boxes": 2.0, "bins": 0.25, "keep": 0.5}
 WEIGHTS |= {"judge": 1.0, "start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5}
-WIDE = 256  # rows of a view of a landscape image; its columns are as ever
+WIDE = 8 / 13  # rows of a view of a landscape image, in columns: 256 of 416
 STARTED = time.monotonic()
 SHARD = 15 << 20  # bytes of one checkpoint file
 WARM = 0.03  # part of the schedule until the peak rate
 
 
-def build(
-    config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor
-) -> tuple[Moondream, PicoDet]:
+def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
     """A model whose tower is the start, and the start itself."""
     assert config.classes is not None
     model = Moondream(config)
@@ -62,8 +60,10 @@ def build(
 
 
 def rate_at(progress: float, warm: float) -> float:
-    """Part of the peak learning rate at a part of the schedule: a straight line up until `warm`, then half a cosine."""
-    return progress / warm if progress < warm else 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - warm) / (1 - warm)))
+    """Part of the peak learning rate at a part of the schedule: a line up until `warm`, half a cosine down to 2 %."""
+    if progress < warm:
+        return progress / warm
+    return 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - warm) / (1 - warm)))
 
 
 class Trainer:
@@ -168,7 +168,7 @@ class Trainer:
         weights = self.image_weights * self.wide if wide else self.image_weights
         index = torch.multinomial(weights, args.batch, replacement=True)
         mosaic = args.mosaic if progress < 0.9 else 0.0  # the last tenth sees images as they come
-        batch = make_batch(self.train, index, (WIDE if wide else size, size), mosaic, 40)
+        batch = make_batch(self.train, index, (round(size * WIDE / 32) * 32 if wide else size, size), mosaic, 40)
         images = batch.images.to(torch.bfloat16) if self.device.type == "cuda" else batch.images
         order = torch.channels_last if args.channels_last else torch.contiguous_format
         batch.images = images.contiguous(memory_format=order)

@@ -51,10 +51,9 @@ class TextConfig:
 class VisionConfig:
     """The vision encoder.
 
-    `stem` is "patch" (one linear layer on flattened patches, as published), "csp", the convolutional one of
-    engine/models/moondream/csp_stem.py, or "picodet", a whole detector (detector_tower.py). For the latter there are
-    `n_places` tokens of what was found and `coarse`² of a grid; it tells `n_classes` apart, of which `part_class` has
-    boxes of its own (`n_classes`: none has).
+    `stem` is "patch" (one linear layer on flattened patches, as published), or "picodet", a whole detector
+    (detector_tower.py). Of the latter there are `n_places` tokens of what was found and `coarse`² of a grid; it tells
+    `n_classes` apart, of which `part_class` has boxes of its own (`n_classes`: none has).
     """
 
     enc_dim: int = 1152
@@ -233,15 +232,16 @@ class MoondreamConfig:
             ("text.max_context must be more than text.prefix_attn", text.max_context > text.prefix_attn),
             ("region.coord_feat_dim must be even", region.coord_feat_dim % 2 == 0),
             ("region.size_feat_dim must be even", region.size_feat_dim % 2 == 0),
-            ("vision.stem must be 'patch', 'csp' or 'picodet'", vision.stem in ("patch", "csp", "picodet")),
+            ("vision.stem must be 'patch' or 'picodet'", vision.stem in ("patch", "picodet")),
             (
-                "vision.stem 'picodet' needs vision.n_places, vision.coarse, vision.n_classes and one crop",
+                "vision.stem 'picodet' needs n_places up to 192, coarse, n_classes, max_crops 1 and crops of 32 pixels",
                 vision.stem != "picodet"
-                or (min(vision.n_places, vision.coarse, vision.n_classes) > 0 and vision.max_crops == 1),
-            ),
-            (
-                f"vision.stem '{vision.stem}' needs vision.enc_patch_size 16 and vision.crop_size in multiples of 32",
-                vision.stem == "patch" or (vision.enc_patch_size == 16 and vision.crop_size % 32 == 0),
+                or (
+                    0 < vision.n_places <= 192
+                    and min(vision.coarse, vision.n_classes) > 0
+                    and vision.max_crops == 1
+                    and vision.crop_size % 32 == 0
+                ),
             ),
         ):
             if not holds:

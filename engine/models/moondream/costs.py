@@ -16,7 +16,7 @@ class MoondreamCosts:
     """`ModelCosts` of one shape.
 
     Args:
-        config: the model's; an encoder that begins with convolutions is counted without them.
+        config: the model's; a tower that is a detector is counted without it.
     """
 
     __slots__ = ("_config",)
@@ -38,13 +38,15 @@ class MoondreamCosts:
     def prefill_flops(self, height: int, width: int, prompt: int) -> int:
         """Operations of an image's prefill: the encoder on each crop, the projection, the decoder over the prefix."""
         text, vision = self._config.text, self._config.vision
-        crops = crop_count(height, width, vision)
-        tokens, dim = vision.n_tokens, vision.enc_dim
-        block = tokens * dim * (4 * dim + 2 * vision.enc_ff_dim) + 2 * tokens * tokens * dim
-        patches = tokens * dim * vision.enc_patch_size**2 * vision.in_channels if vision.stem == "patch" else 0
-        project = tokens * vision.proj_inner_dim * (2 * dim + vision.proj_out_dim)
         length = text.prefix_attn + prompt
         inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
         attention = 2 * length * length * text.n_heads * text.head_dim
         layer = length * text.dim * (inner + text.dim + 2 * text.ff_dim) + attention
+        if vision.stem != "patch":
+            return 2 * text.n_layers * layer
+        crops = crop_count(height, width, vision)
+        tokens, dim = vision.n_tokens, vision.enc_dim
+        block = tokens * dim * (4 * dim + 2 * vision.enc_ff_dim) + 2 * tokens * tokens * dim
+        patches = tokens * dim * vision.enc_patch_size**2 * vision.in_channels
+        project = tokens * vision.proj_inner_dim * (2 * dim + vision.proj_out_dim)
         return 2 * (crops * (vision.enc_n_layers * block + patches) + project + text.n_layers * layer)

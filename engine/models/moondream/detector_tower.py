@@ -3,9 +3,9 @@
     crops → PicoDet → the surest (place, class) pairs, each class's duplicates suppressed → one token each, surest first
                    → map of stride 32, pooled to coarse × coarse                          → one token each
 
-A token of a pair holds what the text decoder needs to say it: its class, how sure the detector is of every class there,
-its box as Fourier features, the box of the find before it of its class, by which an answer goes from one to the next, and
-the neck's features. All shapes are fixed and
+A token of a pair holds what the text decoder needs to say it: its class, how sure the detector is of every class
+there, its box as Fourier features, the box of the find before it of its class, by which an answer goes from one to the
+next, and the neck's features. All shapes are fixed and
 nothing loops over images or objects, so a CUDA graph holds it. Knows nothing of text.
 """
 
@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
-from saccade.engine.models.moondream.image_crops import normalize
 from saccade.engine.models.moondream.picodet import BINS, Evidence, PicoDet, boxes_at, places
 from saccade.engine.models.moondream.vision import CropReader
 from saccade.engine.models.protocol import Tiling
@@ -75,7 +74,7 @@ class Judge(nn.Module):
 
 
 class DetectorTower(CropReader):
-    """Crops in, image tokens out, in place of a `VisionTower`. Sees one crop of an image: the features are its tokens."""
+    """Crops in, image tokens out, in place of a `VisionTower`. It sees one crop, whose features are the tokens."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
@@ -92,11 +91,8 @@ class DetectorTower(CropReader):
         self.begins = nn.Parameter(torch.zeros(width))  # what the first of a class holds in place of one before
         self.nothing = nn.Parameter(torch.zeros(width))  # what a token holds that only fills up
         self.coarse = nn.Linear(neck, width)
+        self.blocks = nn.ModuleList()
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
-
-    def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """See `image_crops.normalize`; in the tower's dtype."""
-        return normalize(crops, self.pos_emb.dtype)
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """Image tokens (N, n_tokens, proj_out_dim) of normalized crops (N, 3, height, width)."""
@@ -213,8 +209,8 @@ def traits_of(
     """What tells M pairs, surest first, from each other: (N, M, _TRAITS), all about 1.
 
     Its logit and probability; of the surer pairs of its class: the largest IoU and how much surer that one is, the
-    largest parts covered of it and by it, how many there are and how many near; of the surer pairs of other classes: the
-    largest IoU, and how sure that one is; width and height on a log scale.
+    largest parts covered of it and by it, how many are near and how many there are; of the surer pairs of other
+    classes: the largest IoU, and how sure that one is; width and height on a log scale.
     """
     before = alive.unsqueeze(2) & torch.ones_like(relations.iou, dtype=torch.bool).triu(1)  # [i, j]: i is surer than j
     same = before & (labels.unsqueeze(2) == labels.unsqueeze(1))

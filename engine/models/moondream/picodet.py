@@ -233,7 +233,7 @@ def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor,
 def distances(sides: torch.Tensor) -> torch.Tensor:
     """Expected distances (..., 4) to left, top, right and bottom, in strides, from logits (..., 4 · BINS)."""
     bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
-    return sides.unflatten(-1, (4, BINS)).softmax(-1) @ bins
+    return torch.matmul(sides.unflatten(-1, (4, BINS)).softmax(-1), bins)
 
 
 def boxes_at(centres: torch.Tensor, strides: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:

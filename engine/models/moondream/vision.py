@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
-from saccade.engine.models.moondream.csp_stem import CspStem
 from saccade.engine.models.moondream.image_crops import make_crops, normalize, stitch, tiling_of
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.protocol import ImageCrops, Tiling
@@ -52,7 +51,15 @@ class Block(nn.Module):
 
 
 class CropReader(nn.Module):
-    """What every tower of the family has in common: how images are cut into crops."""
+    """What every tower of the family has in common: how images are cut into crops, and what its tokens are called by.
+
+    Attributes:
+        pos_emb: (1, n_tokens, …) learned positions.
+        blocks: transformer blocks, none in some towers.
+    """
+
+    pos_emb: nn.Parameter
+    blocks: nn.ModuleList
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -92,29 +99,25 @@ class CropReader(nn.Module):
         crops, tiling = make_crops(image, self.config)
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
 
+    def normalize(self, crops: torch.Tensor) -> torch.Tensor:
+        """See `image_crops.normalize`; in the tower's dtype."""
+        return normalize(crops, self.pos_emb.dtype)
+
 
 class VisionTower(CropReader):
-    """Stem, transformer blocks, and the projection of global and local features to the text decoder's width."""
+    """Patches, transformer blocks, and the projection of global and local features to the text decoder's width."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
-        if config.stem == "patch":
-            self.patch_emb = nn.Linear(config.enc_patch_size**2 * config.in_channels, config.enc_dim)
-        else:
-            self.stem = CspStem(config.enc_dim)
+        self.patch_emb = nn.Linear(config.enc_patch_size**2 * config.in_channels, config.enc_dim)
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, config.enc_dim))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.enc_n_layers))
         self.post_ln = nn.LayerNorm(config.enc_dim)
         self.proj_mlp = Mlp(2 * config.enc_dim, config.proj_inner_dim, config.proj_out_dim)
 
-    def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """See `image_crops.normalize`; in the encoder's dtype."""
-        return normalize(crops, self.pos_emb.dtype)
-
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """Features (crops, grid², enc_dim) of normalized crops (crops, 3, crop_size, crop_size)."""
-        x = self.patches(crops) if self.config.stem == "patch" else self.stem(crops)
-        x = x + self.pos_emb
+        x = self.patches(crops) + self.pos_emb
         for block in self.blocks:
             x = block(x)
         return self.post_ln(x)  # type: ignore[no-any-return]

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from saccade.engine.models.moondream.csp_stem import Conv, CspStem
 from torch import nn
 
 from saccade.engine.backends.onednn import FusedConv, FusedMlp, fuse, linear
-from saccade.engine.models.moondream.csp_stem import Conv, CspStem
 from saccade.engine.models.moondream.layers import Mlp
 from tests.support.engine import TINY, random_model
 

@@ -14,6 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from saccade.engine.models.moondream.csp_stem import CspStem
+from saccade.engine.training.import_stem import add_norms, convert
+from saccade.engine.training.regularise import add_drops
+from saccade.engine.training.targets import (
+    Answerer,
+    Prompts,
+    answer_losses,
+    choose_prompts,
+    dense_losses,
+    read_back,
+    sequence_mask,
+    similar_classes,
+)
 from safetensors.torch import load_file, save_file
 
 from saccade.engine.engine import Engine
@@ -24,7 +37,6 @@ from saccade.engine.models.moondream.config import (
     TokenizerConfig,
     VisionConfig,
 )
-from saccade.engine.models.moondream.csp_stem import CspStem
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.region import size_bin, size_value
 from saccade.engine.training.augment import Batch, make_batch, plain_batch
@@ -37,18 +49,6 @@ from saccade.engine.training.data import (
     read_classes,
     read_images,
     read_labels,
-)
-from saccade.engine.training.import_stem import add_norms, convert
-from saccade.engine.training.regularise import add_drops
-from saccade.engine.training.targets import (
-    Answerer,
-    Prompts,
-    answer_losses,
-    choose_prompts,
-    dense_losses,
-    read_back,
-    sequence_mask,
-    similar_classes,
 )
 from saccade.engine.training.train import WEIGHTS, balance, build, export, groups, main, rate_at
 from tests.support.engine import NANO, label, noise, one_thread, square, write_graph, write_pack

@@ -8,7 +8,7 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,6 @@ from saccade.engine.models.moondream.config import (
     TokenizerConfig,
     VisionConfig,
 )
-from saccade.engine.models.moondream.csp_stem import Conv, CspStem
 from saccade.engine.models.moondream.model import Moondream
 from tests.support import REPO
 
@@ -168,33 +167,6 @@ def write_pack(
     with gzip.open(folder / "labels.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     return folder
-
-
-def write_graph(folder: Path, change: Callable[[list[dict[str, Any]]], None] = lambda nodes: None) -> CspStem:
-    """A TensorFlow.js graph with the convolutions of a random stem, as NanoDet-g's is written; and that stem."""
-    torch.manual_seed(0)
-    stem = CspStem(4)
-    convs = [module.conv for module in stem.modules() if isinstance(module, Conv)]
-    nodes: list[dict[str, Any]] = []
-    entries: list[dict[str, Any]] = [{"name": "shape", "shape": [2], "dtype": "int32"}]
-    data = np.array([7, 9], "<i4").tobytes()
-    for i, conv in enumerate(convs):
-        name, stride = f"PartitionedCall/convolution{f'_{i}' if i else ''}", str(conv.stride[0])
-        assert conv.bias is not None
-        for kind, value in (("kernel", conv.weight.permute(2, 3, 1, 0)), ("bias", conv.bias.view(1, 1, 1, -1))):
-            half = value.detach().half().contiguous().numpy()
-            quantize = {"quantization": {"dtype": "float16", "original_dtype": "float32"}}
-            entries.append({"name": f"{kind}_{i}", "shape": list(half.shape), "dtype": "float32"} | quantize)
-            data += half.tobytes()
-        attr = {"strides": {"list": {"i": ["1", stride, stride, "1"]}}}
-        nodes.append({"name": name, "op": "Conv2D", "input": ["x", f"kernel_{i}"], "attr": attr})
-        nodes.append({"name": f"add_{i}", "op": "Add", "input": [name, f"bias_{i}"]})
-    change(nodes)
-    manifest = [{"paths": ["graph.bin"], "weights": entries}]
-    graph = {"modelTopology": {"node": nodes[::-1]}, "weightsManifest": manifest}
-    (folder / "graph.json").write_text(json.dumps(graph), encoding="utf-8")
-    (folder / "graph.bin").write_bytes(data)
-    return stem
 
 
 def same(a: Result, b: Result) -> bool:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from saccade.engine.models.moondream.csp_stem import CspStem
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.engine.evaluation.reference import Generator
 from saccade.engine.models.moondream.config import MoondreamConfig
-from saccade.engine.models.moondream.csp_stem import CspStem
 from saccade.engine.models.moondream.image_crops import make_crops, normalize, stitch
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.vision import VisionTower
