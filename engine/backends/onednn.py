@@ -6,8 +6,6 @@ to use it, or the numbers are not float32, the plain layers run.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -39,11 +37,9 @@ def fuse(model: nn.Module) -> None:
 class FusedConv(nn.Module):
     """A `ConvAct`, its activation done with it."""
 
-    _ATTRIBUTES: ClassVar = {"hswish": "hardswish", "relu": "relu", "hsigmoid": "hardsigmoid", "none": "none"}
-
     def __init__(self, plain: ConvAct) -> None:
         super().__init__()
-        self.conv, self._act = plain, self._ATTRIBUTES[plain.act]
+        self.conv, self._act = plain, "hardswish" if plain.act == "hswish" else "none"
         self._laid_out: torch.Tensor | None = None  # as the first map wants it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
             ours, found = re.subn(pattern, new, ours)
             if found:
                 break
-        state[ours] = tensor.float()
+        state[ours] = tensor.float().flatten(1) if ".se.fc" in name and tensor.ndim == 4 else tensor.float()
     rows = torch.tensor([COCO.index(name) if name in COCO else 0 for name in classes])
     rows = torch.cat([rows, *[torch.arange(80, 80 + 4 * BINS)] * n_boxes])
     for level in range(4):

@@ -105,7 +105,7 @@ def random_start() -> dict[str, torch.Tensor]:
         for pattern, new in _PUBLISHED:
             published, found = re.subn(pattern, new, name)
             if found:
-                state[published] = tensor.contiguous()
+                state[published] = tensor[..., None, None] if ".se." in name and tensor.ndim == 2 else tensor
                 break
     for level in range(4):
         state[f"head.p{level + 3}.out.bias"][:80] = -3.0

@@ -21,9 +21,7 @@ _STAGES = ((96, (44, 24, 24)), (192, (48, 60, 48, 60, 48, 48, 48)), (384, (96, 9
 
 
 class ConvAct(nn.Conv2d):
-    """A convolution that keeps the size (divided by its stride), and its activation: "hswish", "relu", "hsigmoid" or
-    "none".
-    """  # noqa: D205
+    """A convolution that keeps the size, divided by its stride, and its activation: "hswish" or "none"."""
 
     def __init__(self, inner: int, outer: int, side: int = 1, stride: int = 1, groups: int = 1, act: str = "hswish"):  # noqa: ANN204
         super().__init__(inner, outer, side, stride, padding=side // 2, groups=groups)
@@ -32,11 +30,7 @@ class ConvAct(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
         x = super().forward(x)
-        if self.act == "hswish":
-            return F.hardswish(x)
-        if self.act == "relu":
-            return F.relu(x)
-        return F.hardsigmoid(x) if self.act == "hsigmoid" else x
+        return F.hardswish(x) if self.act == "hswish" else x
 
 
 class Separable(nn.Module):
@@ -57,12 +51,13 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.fc1 = ConvAct(width, width // 4, act="relu")
-        self.fc2 = ConvAct(width // 4, width, act="hsigmoid")
+        self.fc1 = nn.Linear(width, width // 4)
+        self.fc2 = nn.Linear(width // 4, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (N, width, H, W) to the same shape."""
-        return x * self.fc2(self.fc1(x.mean((2, 3), keepdim=True)))  # type: ignore[no-any-return]
+        gain = F.hardsigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))
+        return x * gain.unsqueeze(-1).unsqueeze(-1)
 
 
 class Branch(nn.Module):
