@@ -98,6 +98,7 @@ class Trainer:
         self.answerer = Answerer(model, N_PROMPTS, N_OBJECTS).to(self.device)
         self.known = torch.tensor([name in COCO for name in classes], device=self.device)
         self.wide = ((self.train.sizes[:, 0] / self.train.sizes[:, 1]) > 1.45).float()
+        self.has_wide = bool(self.wide.any())
         self.similar = similar_classes(classes, self.device)
         self.image_weights = balance(self.train)
         self.seconds, self.step = 0.0, 0
@@ -146,10 +147,11 @@ class Trainer:
             bare = parameter.ndim < 2 or any(part in name for part in ("wte", "pos_emb", "_features", "label"))
             if peak := rate(name):
                 found.setdefault((peak, bare), []).append(parameter)
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": params, "peak": peak, "weight_decay": 0.0 if bare else decay}
             for (peak, bare), params in found.items()
         ]
+        groups = groups or [{"params": [], "peak": 0.0, "weight_decay": 0.0}]  # frozen
         return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=self.device.type == "cuda")
 
     def say(self, what: str) -> None:
@@ -164,7 +166,7 @@ class Trainer:
     def batch(self, progress: float) -> Batch:
         """Random views; of a part of the batches only landscape images, as wide views."""
         args, size = self.args, self.config.vision.crop_size
-        wide = torch.rand((), generator=self.shapes).item() < args.wide
+        wide = torch.rand((), generator=self.shapes).item() < args.wide and self.has_wide
         weights = self.image_weights * self.wide if wide else self.image_weights
         index = torch.multinomial(weights, args.batch, replacement=True)
         mosaic = args.mosaic if progress < 0.9 else 0.0  # the last tenth sees images as they come

@@ -65,9 +65,9 @@ def small_config() -> MoondreamConfig:
     nano = MoondreamConfig.from_file(NANO / "config.json")
     vision = VisionConfig(
         enc_dim=192, enc_n_layers=0, enc_n_heads=1, enc_patch_size=16, proj_out_dim=192, crop_size=128, max_crops=1,
-        overlap_margin=0, stem="picodet", n_places=16, coarse=2, n_classes=len(CLASSES), part_class=1,
+        overlap_margin=0, stem="picodet", n_places=32, coarse=2, n_classes=len(CLASSES), part_class=1,
     )  # fmt: skip
-    text = dataclasses.replace(nano.text, n_layers=3, prefix_attn=21)
+    text = dataclasses.replace(nano.text, n_layers=3, prefix_attn=37)
     return dataclasses.replace(nano, text=text, vision=vision, classes=CLASSES)
 
 

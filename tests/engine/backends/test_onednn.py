@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from saccade.engine.models.moondream.csp_stem import Conv, CspStem
 from torch import nn
 
 from saccade.engine.backends.onednn import FusedConv, FusedMlp, fuse, linear
 from saccade.engine.models.moondream.layers import Mlp
+from saccade.engine.models.moondream.picodet import ConvAct, PicoDet
 from tests.support.engine import TINY, random_model
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -31,16 +31,17 @@ def test_a_product_is_the_plain_one_however_many_rows(rows: int, dtype: torch.dt
 
 @needs_onednn
 @torch.inference_mode()
-def test_a_fused_stem_gives_the_same_tokens_in_any_batch() -> None:
+def test_a_fused_detector_says_the_same_of_crops_of_any_size() -> None:
     torch.manual_seed(0)
-    stem = CspStem(24).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    fused = copy.deepcopy(stem)
+    detector = PicoDet(5, 2).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fused = copy.deepcopy(detector)
     fuse(fused)
-    assert sum(isinstance(module, FusedConv) for module in fused.modules()) == 25
-    assert not any(isinstance(module, Conv) for module in fused.modules())
+    plain = sum(isinstance(module, ConvAct) for module in detector.modules())
+    assert sum(isinstance(module, FusedConv) for module in fused.modules()) == plain > 90
     for shape in ((1, 3, 64, 64), (2, 3, 64, 64), (1, 3, 96, 32)):
         crops = random(*shape).to(memory_format=torch.channels_last)
-        assert torch.allclose(fused(crops), stem(crops), atol=1e-5)
+        assert torch.allclose(fused(crops).classes, detector(crops).classes, atol=1e-5)
+        assert torch.allclose(fused(crops).features, detector(crops).features, atol=1e-5)
 
 
 @needs_onednn
@@ -70,11 +71,3 @@ def test_who_switches_onednn_off_gets_the_plain_layers() -> None:
     finally:
         torch._C._set_mkldnn_enabled(before)
     assert not any(isinstance(module, FusedMlp) for module in vision.modules())
-
-
-@needs_onednn
-def test_a_norm_that_is_not_folded_yet_is_not_lost() -> None:
-    conv = Conv(8, 8)
-    conv.norm = nn.BatchNorm2d(8)
-    with pytest.raises(AssertionError):
-        fuse(nn.Sequential(conv))

@@ -51,7 +51,7 @@ def test_nanos_config_names_its_classes() -> None:
     config = MoondreamConfig.from_file(NANO / "config.json")
     assert config.classes is not None
     assert config.classes[0] == "person"
-    assert config.text.prefix_attn == 257
+    assert config.text.prefix_attn == 1 + config.vision.n_tokens == 146
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,20 @@ def test_a_context_shorter_than_the_image_is_refused() -> None:
     assert "max_context" in refusal(changed("text.max_context", 700))
 
 
-@pytest.mark.parametrize(("patch", "crop"), [(8, 256), (16, 272)])
-def test_the_convolutional_stem_needs_its_own_strides(patch: int, crop: int) -> None:
-    values = changed("vision.enc_patch_size", patch, changed("vision.crop_size", crop, NANOS))
-    values = changed("vision.stem", "csp", values)
-    values["text"] |= {"prefix_attn": 1 + (crop // patch) ** 2, "max_context": 4096}
-    assert "vision.stem 'csp'" in refusal(values)
+@pytest.mark.parametrize(
+    ("field", "value"), [("crop_size", 432), ("max_crops", 2), ("n_classes", 0), ("n_places", 0), ("coarse", 0)]
+)
+def test_a_detector_as_tower_needs_its_own_fields(field: str, value: int) -> None:
+    values = changed(f"vision.{field}", value, NANOS)
+    places, coarse = values["vision"]["n_places"], values["vision"]["coarse"]
+    values["text"] |= {"prefix_attn": 1 + places + coarse**2}
+    assert "vision.stem 'picodet'" in refusal(values)
+
+
+def test_a_detector_has_boxes_of_its_own_for_one_class_or_none() -> None:
+    assert MoondreamConfig.from_dict(NANOS).vision.n_boxes == 2
+    without = changed("vision.part_class", NANOS["vision"]["n_classes"], NANOS)
+    assert MoondreamConfig.from_dict(without).vision.n_boxes == 1
 
 
 def test_odd_numbers_of_fourier_features_are_refused() -> None:
