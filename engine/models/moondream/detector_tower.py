@@ -156,7 +156,7 @@ class DetectorTower(CropReader):
         last = predecessors(finds)
         known = torch.cat([centre, size], dim=-1).gather(1, last.clamp(min=0).unsqueeze(-1).expand(-1, -1, 4))
         before = torch.where((last >= 0).unsqueeze(-1), self.before(octaves(known).to(kind)), self.begins)
-        found = self.feature(features) + self.evidence(sure) + self.label(finds.labels) + box + before
+        found = self.feature(features) + self.evidence(sure.to(kind)) + self.label(finds.labels) + box + before
         found = torch.where(finds.alive.unsqueeze(-1), found, self.nothing)
         side = self.config.coarse
         grid = F.adaptive_avg_pool2d(evidence.grid, (side, side)).permute(0, 2, 3, 1).flatten(1, 2)

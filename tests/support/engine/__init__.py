@@ -12,7 +12,6 @@ from tests.support.engine.material import (
     random_model,
     same,
     square,
-    write_graph,
     write_model,
     write_pack,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "random_model",
     "same",
     "square",
-    "write_graph",
     "write_model",
     "write_pack",
 ]
