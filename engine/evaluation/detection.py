@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +19,14 @@ import numpy as np
 
 from saccade.engine.engine import Engine
 from saccade.engine.errors import EngineError
+from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Box
 from saccade.engine.tasks import Detect
 
 LOW_CONF = 0.05  # precision-recall curves start here; precision, recall and empty answers are at `DEFAULT_CONF`
 DEFAULT_CONF = 0.5
 MAX_OBJECTS = 40
+AHEAD = 4  # images that are asked about while one is waited for
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,14 +112,20 @@ def evaluate(
     except PackError as error:
         raise EngineError(str(error)) from error
     sheets: dict[str, list[_Sheet]] = {name: [] for name in classes}
-    for done, record in enumerate(records, 1):
-        try:
-            image = np.asarray(open_image(images, str(record["id"])))
-        except PackError as error:
-            raise EngineError(str(error)) from error
-        height, width = image.shape[:2]
-        asked = [name for name in classes if name not in record["unknown"]]
-        result = engine.submit(image, [Detect(name, MAX_OBJECTS, LOW_CONF) for name in asked], tiles).result()
+    waiting: deque[tuple[dict[str, Any], list[str], ResultFuture]] = deque()
+    ahead = iter(records)
+    for done in range(1, len(records) + 1):
+        for record in itertools.islice(ahead, AHEAD - len(waiting)):  # the answers of several images share steps
+            try:
+                image = np.asarray(open_image(images, str(record["id"])))
+            except PackError as error:
+                raise EngineError(str(error)) from error
+            asked = [name for name in classes if name not in record["unknown"]]
+            tasks = [Detect(name, MAX_OBJECTS, LOW_CONF) for name in asked]
+            waiting.append((record, asked, engine.submit(image, tasks, tiles)))
+        record, asked, future = waiting.popleft()
+        result = future.result()
+        width, height = result.detections.width, result.detections.height
         scale = np.array([width, height, width, height])
         for name in asked:
             sure = [
