@@ -5,7 +5,7 @@
 
 A token of a pair holds what the text decoder needs to say it: its class, how sure the detector is of every class
 there, its box as Fourier features, the box of the find before it of its class, by which an answer goes from one to the
-next, and the neck's features. All shapes are fixed and
+next, and the neck's features. On CUDA all shapes are fixed and
 nothing loops over images or objects, so a CUDA graph holds it. Knows nothing of text.
 """
 
@@ -117,6 +117,9 @@ class DetectorTower(CropReader):
         top = classes.amax(-1).topk(min(_PLACES, classes.shape[1]), dim=1).indices
         there = classes.gather(1, top.unsqueeze(-1).expand(-1, -1, config.n_classes))
         logits, pairs = there.flatten(1).topk(_PAIRS, dim=1)
+        if not logits.is_cuda:  # what is nothing takes no part; a graph needs fixed shapes, a CPU saves 1 of 3 ms
+            some = max(config.n_places, int((logits > _FLOOR).sum(1).max()))
+            logits, pairs = logits[:, :some], pairs[:, :some]
         labels, at = pairs % config.n_classes, top.gather(1, pairs // config.n_classes)
 
         per_box = 4 * BINS
