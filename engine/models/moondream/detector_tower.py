@@ -5,8 +5,8 @@
 
 A token of a pair holds what the text decoder needs to say it: its class, how sure the detector is of every class
 there, its box as Fourier features, the box of the find before it of its class, by which an answer goes from one to the
-next, and the neck's features. On CUDA all shapes are fixed and
-nothing loops over images or objects, so a CUDA graph holds it. Knows nothing of text.
+next, and the neck's features. On CUDA all shapes are fixed and nothing loops over images or objects, so that a graph
+holds it. Knows nothing of text.
 """
 
 from __future__ import annotations
