@@ -128,7 +128,8 @@ class DetectorTower(CropReader):
             own = (labels == config.part_class).unsqueeze(-1)
             sides = torch.where(own, sides[..., per_box:], sides[..., :per_box])
         centres, strides = places(height, width, classes.device)
-        scale = torch.tensor([width, height, width, height], device=classes.device)
+        # Filled on the device: numbers of a list would be copied there, which a CUDA graph cannot capture.
+        scale = torch.cat([torch.full((1,), float(side), device=classes.device) for side in (width, height)]).repeat(2)
         boxes = (boxes_at(centres[at], strides[at], sides) / scale).clamp(0, 1)
 
         relations = Relations.of(boxes)
