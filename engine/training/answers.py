@@ -196,8 +196,8 @@ class Answerer(nn.Module):
         asked = torch.cat([words, answer.to(words.dtype)], dim=2).flatten(1, 2)
         x = torch.cat([bos, tokens.to(words.dtype), asked], dim=1)
         hidden = model.text(x, self.positions, mask=self.mask)
-        said = hidden[:, model.config.text.prefix_attn :].unflatten(1, (p, self.length))
-        return said[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
+        stated = hidden[:, model.config.text.prefix_attn :].unflatten(1, (p, self.length))
+        return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Kind (0 begin and x, 1 y, 2 size) and object of each step, both (B, P, 3 O)."""

@@ -27,9 +27,9 @@ _CODE = 2 * OCTAVES  # dimensions of one value's cosines and sines
 # Where the residual holds what. Image tokens: own cx, cy, log w, log h; cx, cy, w, h of the one before; the class.
 _X, _Y, _LOG_W, _LOG_H, _BEFORE_X, _BEFORE_Y, _BEFORE_W, _BEFORE_H, _CLASS = (i * _CODE for i in range(9))
 # In prompts and answers, where no image token has what is looked up by it, or they would find themselves: the word of
-# the class, what was said last, and the coordinate to be said. Sizes to be said are at _LOG_W and _LOG_H.
+# the class, what was stated last, and the coordinate to be stated. Sizes to be stated are at _LOG_W and _LOG_H.
 _START = _CLASS - 1  # of the start of the sequence
-_WORD, _SAID_WIDTH, _SAID_HEIGHT, _SAID_PLACE, _SAY = _BEFORE_W, _X, _Y, _BEFORE_Y, _BEFORE_X
+_WORD, _STATED_WIDTH, _STATED_HEIGHT, _STATED_PLACE, _SAY = _BEFORE_W, _X, _Y, _BEFORE_Y, _BEFORE_X
 
 
 @torch.no_grad()
@@ -70,19 +70,19 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
             linear.weight.mul_(0.3)
             linear.bias.zero_()
     _look_one_back(blocks[0], head, _WORD + classes)
-    for number, (asked, held, found, said) in enumerate(
+    for number, (asked, held, found, stated) in enumerate(
         (
-            ([_SAID_WIDTH, _SAID_HEIGHT], [_BEFORE_W, _BEFORE_H], [_X], [_SAY]),
-            ([_SAID_PLACE], [_X], [_Y], [_SAY]),
-            ([_SAID_PLACE], [_Y], [_LOG_W, _LOG_H], [_LOG_W, _LOG_H]),
+            ([_STATED_WIDTH, _STATED_HEIGHT], [_BEFORE_W, _BEFORE_H], [_X], [_SAY]),
+            ([_STATED_PLACE], [_X], [_Y], [_SAY]),
+            ([_STATED_PLACE], [_Y], [_LOG_W, _LOG_H], [_LOG_W, _LOG_H]),
         )
     ):
         rows = 8 if len(asked) == 2 else OCTAVES
         pick = [_waves(start, rows) for start in asked], [_waves(start, rows) for start in held]
         _look_up(blocks[1], number, torch.cat(pick[0]), torch.cat(pick[1]), 4.0)
-        _carry(blocks[1], number, torch.cat([_waves(s) for s in found]), torch.cat([_waves(s) for s in said]), 2.0)
+        _carry(blocks[1], number, torch.cat([_waves(s) for s in found]), torch.cat([_waves(s) for s in stated]), 2.0)
     _look_up(blocks[2], 0, _WORD + classes, _CLASS + classes, 2.5)
-    # That it is the first of its class, told by the slowest of the rotated dimensions, which hardly turn.
+    # That it is the first of its class, reported by the slowest of the rotated dimensions, which hardly turn.
     attn, dim = blocks[2].attn, text.config.dim
     slow = torch.arange(12, 16)
     attn.qkv.bias[slow] = 4.0
@@ -96,7 +96,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
 
 
 def _embed_answers(model: Moondream) -> None:
-    """What was said last, as the tokens of the image hold it."""
+    """What was stated last, as the tokens of the image hold it."""
     region = model.region
     half = region.config.coord_feat_dim // 2
     nn.init.normal_(region.coord_features, std=6.0)
@@ -106,15 +106,15 @@ def _embed_answers(model: Moondream) -> None:
     region.coord_encoder.weight.mul_(0.05)
     region.coord_encoder.bias.zero_()
     at = torch.arange(OCTAVES)
-    region.coord_encoder.weight[_SAID_PLACE + at, at] = 1.0
-    region.coord_encoder.weight[_SAID_PLACE + OCTAVES + at, half + at] = 1.0
+    region.coord_encoder.weight[_STATED_PLACE + at, at] = 1.0
+    region.coord_encoder.weight[_STATED_PLACE + OCTAVES + at, half + at] = 1.0
     half = region.config.size_feat_dim // 2
     region.size_features[:, : 2 * OCTAVES] = 0.0
     region.size_features[0, :OCTAVES] = turns
     region.size_features[1, OCTAVES : 2 * OCTAVES] = turns
     region.size_encoder.weight.mul_(0.05)
     region.size_encoder.bias.zero_()
-    for number, place in enumerate((_SAID_WIDTH, _SAID_HEIGHT)):
+    for number, place in enumerate((_STATED_WIDTH, _STATED_HEIGHT)):
         region.size_encoder.weight[place + at, number * OCTAVES + at] = 1.0
         region.size_encoder.weight[place + OCTAVES + at, half + number * OCTAVES + at] = 1.0
 
@@ -148,8 +148,8 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
         qkv.weight[first + free + torch.arange(len(places)), places] = gain
 
 
-def _carry(block: Block, number: int, found: torch.Tensor, said: torch.Tensor, gain: float) -> None:
-    """A head takes what it sees at `found` to `said`."""
+def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
+    """A head takes what it sees at `found` to `stated`."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start
@@ -158,7 +158,7 @@ def _carry(block: Block, number: int, found: torch.Tensor, said: torch.Tensor, g
     at = torch.arange(len(found))
     qkv.weight[first + at, found] = 1.0
     proj.weight[:, start : start + config.head_dim] = 0.0
-    proj.weight[said, start + at] = gain
+    proj.weight[stated, start + at] = gain
 
 
 def _read_out(decoder: nn.Module, places: list[int], steps: float) -> None:

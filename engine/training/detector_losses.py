@@ -80,7 +80,7 @@ def detector_losses(
     absent = ~(one_hot.any(1) | batch.unknown)
     taught = start.classes.float().sigmoid() * known
     target = torch.maximum(target, taught * torch.where(absent, _ABSENT, 1.0).unsqueeze(1))
-    # Nothing is said of a class that the start lacks where it may be or not.
+    # Nothing is stated of a class that the start lacks where it may be or not.
     inside = ((centres.view(1, 1, -1, 2) > truth[..., None, :2]) & (centres < truth[..., None, 2:])).all(-1)
     doubt = (inside & (~batch.sure & (batch.labels >= 0)).unsqueeze(-1)).float()
     ignored = torch.zeros_like(logits).transpose(1, 2)
@@ -133,8 +133,8 @@ def assign(
     away = ((middle.unsqueeze(2) - centres) / strides.unsqueeze(-1)).square().sum(-1)
     fit = (size.amax(-1).unsqueeze(-1) / (5 * strides)).log2().square()
     prior = torch.exp(-away / 4 - fit)
-    said = scores.gather(2, labels.clamp(min=0).unsqueeze(1).expand(-1, scores.shape[1], -1)).transpose(1, 2)
-    metric = (said + 0.01).sqrt() * (0.15 * prior + overlap).pow(4)
+    stated = scores.gather(2, labels.clamp(min=0).unsqueeze(1).expand(-1, scores.shape[1], -1)).transpose(1, 2)
+    metric = (stated + 0.01).sqrt() * (0.15 * prior + overlap).pow(4)
     half = torch.maximum(size.unsqueeze(2) / 2, strides.view(1, 1, -1, 1) * 0.75)
     inside = ((middle.unsqueeze(2) - centres).abs() <= half).all(-1)
     metric = metric * (inside & usable.unsqueeze(-1))

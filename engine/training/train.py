@@ -203,11 +203,11 @@ class Trainer:
             rows = slice(first, min(n, first + self.args.part))
             part = Batch(batch.images, batch.boxes[rows], batch.labels[rows], batch.sure[rows], batch.unknown[rows])
             found = type(finds)(*(getattr(finds, name)[rows] for name in finds.__slots__))
-            told = Evidence(*(getattr(evidence, name)[rows] for name in evidence.__slots__))
+            reported = Evidence(*(getattr(evidence, name)[rows] for name in evidence.__slots__))
             judged = tower.judge(found.traits, found.labels)
             answers = choose(found, part, self.similar, N_PROMPTS, N_OBJECTS, (right[0][rows], right[1][rows]))
             with self.autocast():
-                tokens = tower.tokens(told, found)
+                tokens = tower.tokens(reported, found)
                 hidden = self.answerer(
                     tokens, self.words[answers.classes], answers.points, read_back(answers.boxes, 0.004)
                 )
@@ -276,7 +276,7 @@ class Trainer:
             dist.destroy_process_group()
 
     def synchronise(self) -> None:
-        """Wait until the GPU has done what it was told."""
+        """Wait until the GPU has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 

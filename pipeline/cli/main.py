@@ -136,7 +136,7 @@ def demo(
 
     saccade demo --source rtsp://192.0.2.7/stream --detect person
     """
-    from saccade.pipeline.cli.demo import run_demo
+    from saccade.pipeline.cli.commands.demo import run_demo
 
     if not given.keys() & {"detect", "point"}:
         given["detect"] = "person"
@@ -159,7 +159,7 @@ def image(
     saccade image street.jpg --detect person --out found.png
     """
     settings = load_settings({**given, "source": source, **({"out": out} if out else {})})
-    from saccade.pipeline.cli.image import process_image
+    from saccade.pipeline.cli.commands.image import process_image
 
     processed = process_image(settings)
     if settings.out:
@@ -180,7 +180,7 @@ def probe(
 
     saccade probe rtsp://user:password@camera/stream --out seen.jpg
     """
-    from saccade.pipeline.cli.probe import examine
+    from saccade.pipeline.cli.commands.probe import examine
 
     hwaccel, transport = given.get("hwaccel", "auto"), given.get("rtsp_transport", "auto")
     tls = given.get("tls", "verify")
@@ -201,7 +201,7 @@ def discover(
 
     saccade discover --user admin
     """
-    from saccade.pipeline.cli.discover import find_cameras
+    from saccade.pipeline.cli.commands.discover import find_cameras
 
     found = find_cameras(seconds, user, password)
     print(found.as_json() if as_json else found.as_text())
@@ -224,7 +224,7 @@ def configs(
 
     saccade configs rtsp > camera.yaml
     """
-    from saccade.pipeline.cli.configs import list_configs, read_config
+    from saccade.pipeline.cli.commands.configs import list_configs, read_config
 
     if name is None:
         for known, about in list_configs().items():
@@ -275,7 +275,7 @@ def evaluate_tracks(
     saccade eval-mot MOT17/train --detections det --out tracks
     """
     settings = load_settings({"detect": "person", **given, "source": str(folder)})
-    from saccade.pipeline.cli.eval_mot import evaluate
+    from saccade.pipeline.cli.commands.eval_mot import evaluate
 
     start = given.get("track_conf")
     scores = evaluate(folder, settings, detections=detections, every=every, out=out, start=start)
@@ -319,7 +319,7 @@ def doctor(
     from rich.console import Console
     from rich.markup import escape
 
-    from saccade.pipeline.cli.doctor import examine, examine_gpu
+    from saccade.pipeline.cli.commands.doctor import examine, examine_gpu
 
     console = Console(soft_wrap=True, highlight=False)
     broken = []

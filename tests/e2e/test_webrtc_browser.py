@@ -21,10 +21,11 @@ from saccade.sources.frame import Frame
 from saccade.sources.webrtc.peer import choose_addresses
 from saccade.sources.webrtc.source import WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
+from tests.support import REPO
 from tests.support.browser import browsing, kill, needs_chromium
 from tests.support.webrtc import LOOPBACK, Publisher, own_loop
 
-PAGE = Path(__file__).with_name("webrtc.html")
+PAGE = REPO / "tests" / "data" / "webrtc.html"
 TOKEN = "sesame"
 
 pytestmark = [pytest.mark.e2e, needs_chromium]

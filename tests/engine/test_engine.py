@@ -96,7 +96,7 @@ def test_a_higher_conf_gives_a_prefix_of_a_lower_ones_answer(nano: Engine, busy:
 @pytest.mark.parametrize("limit", [0, 1, 5, 50])
 def test_no_more_than_max_objects(nano: Engine, busy: NDArray[np.uint8], limit: int) -> None:
     boxes = nano.detect(busy, "person", max_objects=limit, conf=0.0).boxes
-    assert min(limit, 1) <= len(boxes) <= limit  # a box that is said again counts once
+    assert min(limit, 1) <= len(boxes) <= limit  # a box that is stated again counts once
     more = nano.detect(busy, "person", max_objects=50, conf=0.0).boxes[: len(boxes)]
     assert [box.pixels(1, 1) for box in boxes] == [box.pixels(1, 1) for box in more]
     assert [box.score for box in boxes] == pytest.approx([box.score for box in more], abs=1e-4)

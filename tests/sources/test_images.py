@@ -80,7 +80,7 @@ def test_sixteen_bits_of_grey_keep_their_shades(tmp_path: Path) -> None:
     assert frame.image[..., 0].tolist() == [[0, 78], [156, 255]]
 
 
-def test_damaged_pictures_of_a_folder_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_damaged_images_of_a_folder_are_skipped_and_counted(tmp_path: Path) -> None:
     for n in range(4):
         save(tmp_path / f"{n}.jpg", (50 * n, 0, 0))
     (tmp_path / "0.jpg").write_bytes(b"no jpeg at all")
@@ -111,7 +111,7 @@ def test_close_ends_iteration(tmp_path: Path) -> None:
         ("photo.webp", bytes(100), "cannot be read as an image"),
     ],
 )
-def test_bad_pictures_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
+def test_bad_images_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -120,7 +120,7 @@ def test_bad_pictures_are_refused_in_one_line(tmp_path: Path, name: str, content
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no images"):
         open_source(tmp_path)
     (tmp_path / "a.png").write_bytes(b"x")

@@ -28,7 +28,7 @@ def test_it_goes_on_and_on_at_the_pace_of_the_file(make_clip: MakeClip) -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 2])
-def test_a_file_of_hardly_any_pictures_keeps_its_pace(make_clip: MakeClip, frames: int) -> None:
+def test_a_file_of_hardly_any_frames_keeps_its_pace(make_clip: MakeClip, frames: int) -> None:
     with ReplaySource(lambda: open_source(make_clip(frames=frames, rate=25), stream="door")) as source:
         seconds = [float(frame.pts * frame.time_base) for frame in itertools.islice(source, 6)]
     assert seconds == pytest.approx([0, 0.04, 0.08, 0.12, 0.16, 0.2])

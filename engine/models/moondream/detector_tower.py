@@ -23,7 +23,7 @@ from saccade.engine.models.moondream.picodet import BINS, Evidence, PicoDet, box
 from saccade.engine.models.moondream.vision import CropReader
 from saccade.engine.models.protocol import Tiling
 
-OCTAVES = 10  # of the boxes' Fourier features: the last turns once in 1/512 of a side, and 1/1024 can be told apart
+OCTAVES = 10  # of the boxes' Fourier features: the last turns once in 1/512 of a side, and 1/1024 can be distinguished
 _PLACES, _PAIRS = 256, 192  # places and (place, class) pairs that suppression looks at
 _SAME = 0.6  # IoU above which two boxes of a class are one object
 _ROUNDS = 4  # of suppression: exact for chains of that length (Zheng et al. 2020, arXiv:2005.03572)

@@ -80,7 +80,7 @@ def test_the_first_find_of_a_box_is_right_and_the_next_is_not() -> None:
     assert weight[0, :4].tolist() == [1.0] * 4
 
 
-def test_a_doubtful_box_teaches_nothing_unless_the_detector_is_sure_of_it() -> None:
+def test_a_doubtful_box_teaches_only_where_the_detector_is_sure() -> None:
     finds = finds_of([(0, 2.0, LEFT), (0, -2.0, RIGHT)])
     right, weight = judge(finds, batch_of([(0, False, LEFT), (0, False, RIGHT)]))
     assert right[0, :2].tolist() == [1.0, 0.0]

@@ -51,7 +51,7 @@ def test_iou_and_its_generalisation_by_hand() -> None:
     assert generalised_iou(BOX, apart + 32).item() < 0
 
 
-def test_a_box_is_learned_where_it_is_said_best() -> None:
+def test_a_box_is_learned_where_it_is_stated_best() -> None:
     boxes = torch.cat([CENTRES - STRIDES.unsqueeze(1), CENTRES + STRIDES.unsqueeze(1)], dim=1).unsqueeze(0).clone()
     inside = ((CENTRES - 32).abs() < 8).all(1).nonzero()[0].item()
     boxes[0, inside] = BOX
@@ -90,7 +90,7 @@ def test_the_start_counts_less_where_the_pack_says_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(("sure", "changes"), [(True, True), (False, False)])
-def test_a_class_that_the_start_lacks_is_taught_only_where_it_is_known(sure: bool, changes: bool) -> None:
+def test_a_class_the_start_lacks_is_taught_where_it_is_known(sure: bool, changes: bool) -> None:
     views = batch(FACE, sure)
     start, seen, other = evidence(), evidence(), evidence()
     middle = ((CENTRES - 32).abs() < 8).all(1).nonzero()[0].item()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from saccade.pipeline.cli.discover import find_cameras
+from saccade.pipeline.cli.commands.discover import find_cameras
 from tests.support.cameras.onvif_device import answering_probes, onvif_device
 
 
@@ -27,7 +27,7 @@ def test_cameras_are_listed_with_their_profiles() -> None:
     assert "secret" not in found.as_text() + refused.as_text() + found.as_json()
 
 
-def test_an_empty_network_is_said_to_be_one() -> None:
+def test_an_empty_network_is_stated_to_be_one() -> None:
     with answering_probes(1) as group:
         pass
     assert "no ONVIF camera answered" in find_cameras(0.2, None, None, group).as_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from saccade.pipeline.cli.probe import examine
+from saccade.pipeline.cli.commands.probe import examine
 from tests.support.cameras.scripted import Call, Packetizer, ScriptedCamera, coded_frames, sender_report
 
 FRAMES = coded_frames(60, gop=20)

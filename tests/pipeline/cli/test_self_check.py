@@ -8,7 +8,7 @@ import torch
 from saccade.engine.evaluation import self_check
 from saccade.engine.evaluation.quantity import Quantity
 from saccade.engine.evaluation.self_check import Agreement
-from saccade.pipeline.cli import doctor
+from saccade.pipeline.cli.commands import doctor
 from saccade.pipeline.cli.formatting import golden_table
 
 

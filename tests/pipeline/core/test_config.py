@@ -64,7 +64,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams are called 'x'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
+def test_what_is_wrong_is_stated_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:

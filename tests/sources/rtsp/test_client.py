@@ -150,7 +150,7 @@ STREAM = interleaved(FRAMES)
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cut=st.integers(0, len(STREAM)), flips=st.lists(st.integers(0, len(STREAM) - 1), max_size=3))
-def test_a_torn_or_damaged_stream_gives_whole_pictures_or_none(cut: int, flips: list[int]) -> None:
+def test_a_torn_or_damaged_stream_gives_whole_frames_or_none(cut: int, flips: list[int]) -> None:
     data = bytearray(STREAM)
     for at in flips:
         data[at] ^= 0x55
@@ -162,7 +162,7 @@ def test_a_torn_or_damaged_stream_gives_whole_pictures_or_none(cut: int, flips: 
         assert [number_of(frame.image) for frame in frames] == list(range(len(frames)))
 
 
-def test_a_lost_packet_costs_the_pictures_up_to_the_next_key() -> None:
+def test_a_lost_packet_costs_the_frames_up_to_the_next_key() -> None:
     frames = coded_frames(25)
     first, second, third = (interleaved(frames)[: len(interleaved(frames[:n]))] for n in (13, 14, 25))
     data = first + third[len(second) :]  # all of the 14th frame is missing; keys are the 1st, 11th and 21st

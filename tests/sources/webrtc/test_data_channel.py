@@ -64,13 +64,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_texts_go_out_and_answers_come_back(loop: asyncio.AbstractEventLoop) -> None:
     pair = Pair(loop)
     try:
-        pair.messages.answer = lambda text: f"you said {text}" if text != "hush" else None
+        pair.messages.answer = lambda text: f"you stated {text}" if text != "hush" else None
         pair.messages.send("first")  # waits for the channel
         until(lambda: pair.came == ["first"])
         for text in ("hello", "hush", b"bytes", "x" * (MAX_TEXT + 1), "bye"):
             pair.say(text)
-        until(lambda: pair.came[-1] == "you said bye")
-        assert pair.came[1:] == ["you said hello", "you said bye"]
+        until(lambda: pair.came[-1] == "you stated bye")
+        assert pair.came[1:] == ["you stated hello", "you stated bye"]
     finally:
         pair.do(pair.close())
 

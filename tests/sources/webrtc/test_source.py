@@ -193,14 +193,14 @@ def feed() -> Iterator[WebRtcConnection]:
     feed.join()
 
 
-def test_pictures_that_build_on_lost_ones_are_not_shown(feed: WebRtcConnection) -> None:
+def test_frames_that_build_on_lost_ones_are_not_shown(feed: WebRtcConnection) -> None:
     feed.take(CodedFrame(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
     until(lambda: feed.damaged == 1)
     assert feed.read(0.01) is None
     assert [feed.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
 
 
-def test_pictures_after_a_loss_wait_for_a_key_frame(feed: WebRtcConnection) -> None:
+def test_frames_after_a_loss_wait_for_a_key_frame(feed: WebRtcConnection) -> None:
     coded = [bytes(packet) for packet in encoded_vp8(6, keys=(0, 4))]
     for number, data in enumerate(coded):
         feed.take(CodedFrame(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
@@ -235,9 +235,9 @@ def test_key_frames_are_distinguished_from_others() -> None:
     assert is_key_frame("VP8", b"\x10\x02\x00\x9d\x01\x2a\x40\x01")
     assert not is_key_frame("VP8", b"\x11\x02\x00\x9d\x01\x2a\x40\x01")
     start = b"\x00\x00\x00\x01"
-    assert is_key_frame("H264", start + b"\x67abc" + start + b"\x68a" + start + b"\x65picture")
-    assert not is_key_frame("H264", start + b"\x41picture")
-    assert not is_key_frame("H264", b"the rest of something" + start + b"\x65picture")
+    assert is_key_frame("H264", start + b"\x67abc" + start + b"\x68a" + start + b"\x65frame")
+    assert not is_key_frame("H264", start + b"\x41frame")
+    assert not is_key_frame("H264", b"the rest of something" + start + b"\x65frame")
     assert not is_key_frame("H264", b"")
 
 

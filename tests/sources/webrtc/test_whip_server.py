@@ -112,7 +112,7 @@ def test_whip_answers_as_rfc_9725_says(serve: Callable[..., Served]) -> None:
         assert allowed in headers["Allow"]
 
 
-def test_ice_servers_are_told_to_the_client() -> None:
+def test_ice_servers_are_reported_to_the_client() -> None:
     assert link_of(RTCIceServer(["stun:a.example"])) == '<stun:a.example>; rel="ice-server"'
     with_password = '; username="ann"; credential="s3cret"; credential-type="password"'
     assert (

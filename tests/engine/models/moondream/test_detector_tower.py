@@ -64,7 +64,7 @@ def test_finds_are_surest_first_with_their_boxes() -> None:
     assert torch.allclose(finds.boxes[0, 0], box, atol=1e-4)
 
 
-def test_one_place_can_be_found_as_two_classes_and_the_part_has_its_own_box() -> None:
+def test_one_place_may_hold_two_classes_with_boxes_of_their_own() -> None:
     seen = evidence((0, 1.0, (36, 36), 24), (1, 0.5, (36, 36), 8))
     finds = tower().find(seen, SIDE, SIDE)
     assert finds.labels[0, :2].tolist() == [0, 1]
