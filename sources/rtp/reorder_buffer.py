@@ -73,7 +73,8 @@ class ReorderBuffer:
 
     def expire(self, now: float) -> Iterator[tuple[RtpPacket, bool]]:
         """Yield what was held back for longer than `wait_s` at `now` seconds."""
-        while self._held and now - self._held[min(self._held)][1] >= self._wait_s:
+        # By the one that waits longest, which need not be the first in order. The sum is rounded as the caller's is.
+        while self._held and now >= min(at for _, at in self._held.values()) + self._wait_s - 1e-9:
             yield from self._release(skip=True)
 
     def _release(self, *, skip: bool = False) -> Iterator[tuple[RtpPacket, bool]]:
