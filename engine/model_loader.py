@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +11,12 @@ from saccade.engine.backends.quantization import round_to_fp8
 from saccade.engine.errors import EngineError
 from saccade.engine.models import model_files, registry
 from saccade.engine.models.protocol import LoadedModel
-from saccade.engine.runtime.cpu_settings import keep_freed_memory
 from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
 
 FP8 = "fp8"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.bfloat16}
 """What a model computes in, by name; with 'fp8' the weights of its blocks are rounded to FP8, see `quantization`."""
-Progress = Callable[[int, int], None]
-"""Called with how many parts of something are done, and of how many."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,8 +57,6 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[LoadedModel, 
     except torch.OutOfMemoryError as error:
         raise EngineError(f"{name} does not fit in the memory of {place}") from error
     vocabulary = None if loaded.classes is None else Vocabulary(name, loaded.classes, loaded.synonyms)
-    if place.type == "cpu":
-        keep_freed_memory()
     return loaded, ModelInfo.of(loaded, name, folder, dtype), vocabulary
 
 
