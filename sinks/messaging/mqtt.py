@@ -22,6 +22,7 @@ from saccade.sinks.messaging.background_loop import BackgroundLoop
 from saccade.sinks.messaging.events import HOLD_S, SILENT_S, ActiveStreams, Change, EventTracker, observations_of
 from saccade.sinks.messaging.mqtt_backlog import Backlog, Item
 from saccade.sinks.messaging.mqtt_topics import Topics
+from saccade.sinks.overlay.scene import Line, Zone
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.urls import Address, Options
 from saccade.sources.frame import Frame
@@ -51,6 +52,8 @@ class MqttSink:
       `availability_mode: all`).
     - `saccade/STREAM/available`: the same for one stream; offline when it has ended or been silent for 30 s.
     - `saccade/STREAM/LABEL`: how many there are, retained, on change. See `EventTracker` for what is counted.
+    - `saccade/STREAM/zones/ZONE/LABEL`: how many are in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and
+      `…/backward`: how many have crossed a line since the stream began; retained, on change, 0 when it has ended.
     - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`, `after`.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
@@ -90,6 +93,7 @@ class MqttSink:
         self._lock = threading.Lock()  # over everything below, which several threads write and the loop's thread reads
         self._events = EventTracker(hold_s)
         self._active = ActiveStreams()  # those that are online
+        self._regions: dict[str, dict[str, int]] = {}  # counts of zones and lines, by stream and topic
         self._to_query: dict[str, None] = {}  # streams whose counts of an earlier run the broker may have
         self._backlog = Backlog(over=frozenset(over.decode() for over in _OVER))
         self._backlog.set(self._topics.available, "online")
@@ -131,6 +135,8 @@ class MqttSink:
             at_s = float(frame.pts * frame.time_base)
             observations = observations_of(result, frame.width, frame.height)
             self._queue_events(self._events.update(frame.stream, at_s, frame.captured_at, observations))
+            if Zone.key in result.extras or Line.key in result.extras:
+                self._set_regions(frame.stream, result)
             if record is not None:
                 self._backlog.record(self._topics.record(frame.stream), record)
         self._loop.wake()
@@ -162,7 +168,25 @@ class MqttSink:
             self._backlog.event(self._topics.events, json.dumps(change.as_json()).encode())
             self._backlog.set(self._topics.count(now.stream, now.label), str(now.count))
 
+    def _set_regions(self, stream: str, result: Result) -> None:
+        topics, counts = (
+            self._topics,
+            dict.fromkeys(self._regions.get(stream, ()), 0),
+        )  # also what was there, and is not
+        for zone in result.extras.get(Zone.key, ()):
+            if isinstance(zone, Zone):
+                counts |= {topics.zone(stream, zone.name, label): one["inside"] for label, one in zone.counts.items()}
+        for line in result.extras.get(Line.key, ()):
+            if isinstance(line, Line):
+                for label, crossings in line.counts.items():
+                    counts |= {topics.line(stream, line.name, label, way): n for way, n in crossings.items()}
+        self._regions[stream] = counts
+        for topic, count in counts.items():
+            self._backlog.set(topic, str(count))
+
     def _end(self, stream: str) -> None:
+        for topic in self._regions.pop(stream, ()):
+            self._backlog.set(topic, "0")
         if self._active.end(stream):
             self._queue_events(self._events.end(stream))
             self._backlog.set(self._topics.stream_available(stream), "offline")

@@ -39,9 +39,17 @@ class Topics:
         level = _level(label)
         return f"{self._prefix}/{_level(stream)}/{level}{'_' if level in (_AVAILABLE, _RECORD) else ''}"
 
+    def zone(self, stream: str, zone: str, label: str) -> str:
+        """How many of a label are in a zone."""
+        return f"{self._prefix}/{_level(stream)}/zones/{_level(zone)}/{_level(label)}"
+
+    def line(self, stream: str, line: str, label: str, direction: str) -> str:
+        """How many of a label have crossed a line in a direction."""
+        return f"{self._prefix}/{_level(stream)}/lines/{_level(line)}/{_level(label)}/{direction}"
+
     def all_of(self, stream: str) -> str:
         """A filter for the topics of a stream."""
-        return f"{self._prefix}/{_level(stream)}/+"
+        return f"{self._prefix}/{_level(stream)}/#"
 
     def is_count(self, topic: str) -> bool:
         """Whether a topic of a stream is one of its counts."""

@@ -15,6 +15,7 @@ from saccade.sinks import MqttSink, SinkError, SupportsStreamEnd, make_record, o
 from saccade.sinks.messaging import events as events_module
 from saccade.sinks.messaging import mqtt as mqtt_module
 from saccade.sinks.messaging.mqtt_topics import Topics
+from saccade.sinks.overlay.scene import Line, Zone
 from tests.support.sinks.broker import Broker, Listener, needs_mosquitto, wait_for
 from tests.support.sinks.results import LATENCY, live_frame, showing
 
@@ -96,6 +97,25 @@ def test_records_of_several_streams_from_several_threads(broker: Broker, listene
     frames = [json.loads(text)["frame"] for text in listener.of("home/eyes/hall-2/record")]
     assert frames == list(range(20))
     assert sink.dropped == 0
+
+
+@needs_mosquitto
+def test_zones_and_lines_have_topics(broker: Broker, listener: Listener) -> None:
+    listener.publish("saccade/door/zones/stairs/person", "3")  # of an earlier run
+    sink = MqttSink(broker.url())
+    corners, ends = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0)), ((0.0, 0.5), (1.0, 0.5))
+    for second, (inside, forward) in enumerate([(0, 0), (1, 0), (2, 1), (2, 1)]):
+        zone = Zone("the hall", corners, counts={"person": {"inside": inside, "entered": 2, "left": 0}})
+        line = Line("gate", *ends, counts={"person": {"forward": forward, "backward": 0}})
+        sink.write(live_frame(second), replace(showing("person"), extras={"zones": (zone,), "lines": (line,)}), LATENCY)
+        wait_for(lambda: listener.last("saccade/door/zones/the hall/person") == str(inside))  # noqa: B023
+    wait_for(lambda: listener.last("saccade/door/lines/gate/person/forward") == "1")
+    wait_for(lambda: listener.last("saccade/door/zones/stairs/person") == "0")
+    sink.close()
+    wait_for(lambda: listener.last("saccade/available") == "offline")
+    assert listener.of("saccade/door/zones/the hall/person") == ["0", "1", "2", "0"]
+    assert listener.of("saccade/door/lines/gate/person/forward")[-2:] == ["1", "0"]
+    assert set(listener.of("saccade/door/lines/gate/person/backward")) == {"0"}
 
 
 @needs_mosquitto
