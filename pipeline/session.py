@@ -20,7 +20,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
-from saccade.pipeline.sink_targets import Target, check_targets, open_output, targets_of
+from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
 
 _EVERY = "every stream"
 
@@ -54,7 +54,7 @@ class Session:
         self._lock = threading.Lock()  # over what follows
         self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
         for name, stream in self._waiting.items():
-            self._note(name, _own_targets(stream.config, each, name))
+            self._note(name, [*_own_targets(stream.config, each, name), *_written_by_stages(stream.config, name)])
         self._note(_EVERY, shared)
 
     def start(self) -> list[Run]:
@@ -75,9 +75,10 @@ class Session:
         """
         with open_stream(config, self.streams.engine, check=check) as stream, stream.reserve(self.streams) as name:
             targets = _own_targets(config, self._each, name)
+            files = [*targets, *_written_by_stages(config, name)]
             with self._lock:
-                self._check(name, targets, config.source)
-                self._note(name, targets)
+                self._check(name, files, config.source)
+                self._note(name, files)
             _open_outputs(stream, targets)
             return stream.start(self.streams, name)
 
@@ -150,6 +151,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         streams = _named([stack.enter_context(open_stream(one)) for one in config.each()])
         own = {name: _own_targets(stream.config, each, name) for name, stream in streams.items()}
         every = [*shared, *(target for targets in own.values() for target in targets)]
+        every += [target for name, stream in streams.items() for target in _written_by_stages(stream.config, name)]
         check_targets(every, [stream.config.source for stream in streams.values()])
         engine = stack.enter_context(load_engine(config, progress))
         for stream in streams.values():
@@ -187,6 +189,11 @@ def _own_targets(config: StreamConfig, each: Sequence[Target], name: str) -> lis
     """The outputs of one stream alone."""
     sinks = config.sinks if isinstance(config, ListedStream) else []
     return [target.of(name) for target in (*each, *map(Target, sinks))]
+
+
+def _written_by_stages(config: StreamConfig, name: str) -> list[Target]:
+    """The files of one stream that its stages write, and which are no outputs to open."""
+    return [Target(config.heatmap, HEATMAP).of(name)] if config.heatmap else []
 
 
 def _open_outputs(stream: OpenedStream, targets: Sequence[Target]) -> None:

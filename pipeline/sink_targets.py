@@ -19,6 +19,7 @@ from saccade.sinks.urls import redact_target
 from saccade.sinks.video.segments import is_pattern
 from saccade.sources import Source
 
+HEATMAP = "--heatmap"  # written by a stage and opened by none, but a file that may overwrite another
 WHEP = "whep:"  # served by the pipeline, which no sink may import
 
 
@@ -69,6 +70,7 @@ def targets_of(config: RunConfig) -> list[Target]:
 def shown_targets(config: RunConfig) -> list[str]:
     """Every output, for the summary: those of several streams once, and without secrets."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
+    targets += dict.fromkeys(Target(one.heatmap, HEATMAP) for one in config.each() if one.heatmap)
     return [redact_target(target.text).partition("?")[0] for target in targets if target.text != "display"]
 
 

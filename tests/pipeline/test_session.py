@@ -28,6 +28,7 @@ from saccade.pipeline.core.config import RunConfig, StreamConfig
 from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.session import Session, opened_session
+from saccade.pipeline.sink_targets import shown_targets
 from saccade.sinks import SinkError
 from tests.support import REPO
 from tests.support.command import Command, start_saccade
@@ -303,3 +304,16 @@ def test_the_table_shows_why_a_stream_is_unhealthy() -> None:
         console.print(table_of(one.streams.snapshot()))
         run.stop()
     assert re.search(r"door +connecting \(connection failed\) +0\.0 +– +0 +– +– +0", console.export_text())
+
+
+def test_a_heatmap_overwrites_nothing_that_a_run_needs(tmp_path: Path) -> None:
+    (tmp_path / "street.png").write_bytes(b"")
+    with (
+        pytest.raises(ConfigError, match="--heatmap and --heatmap are the same file"),
+        opened_session(two(heatmap="heat.png")),
+    ):
+        pass
+    with opened_session(two(heatmap="{stream}.png")) as session:
+        finish(session)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"door.png", "yard.png", "street.png"}
+    assert shown_targets(two(heatmap="{stream}.png")) == ["{stream}.png"]
