@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,6 +15,11 @@ import pytest
 from tests.support import REPO
 from tests.support.clips import MakeClip, numbered_image
 from tests.support.command import saccade as saccade
+
+# What a shell ignores for its background jobs, and nohup, would stay ignored in the processes that the tests start.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

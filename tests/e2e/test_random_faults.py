@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from saccade.sources import Frame, LiveSource, RgbImage, open_source
-from tests.support.cameras.scripted import LONG_S, Call, Packetizer, Request, ScriptedCamera, coded_frames
+from tests.support.cameras.faulty import FAULTS, FaultyCamera
+from tests.support.cameras.scripted import LONG_S, coded_frames
 from tests.support.clips import number_of
 from tests.support.webrtc import leaving_no_thread
 
@@ -27,56 +28,6 @@ SECONDS = 1800 if os.environ.get("SACCADE_LONG") == "1" else 30
 BACK_S = 5.0
 SLACK_S = 2.0  # for a machine with other things to do
 FRAMES = coded_frames(50, gop=25)
-FAULTS = ("hang up", "freeze", "restart", "garbage", "loss", "jump", "goodbye", "no video")
-
-
-class FaultyCamera:
-    """A camera on one port whose faults come and go."""
-
-    def __init__(self) -> None:
-        self.fault = ""
-        self._camera = self._start(0)
-        self.port = self._camera.port
-
-    def _start(self, port: int) -> ScriptedCamera:
-        return ScriptedCamera(self._script, answer=self._answer, port=port)
-
-    def suffer(self, fault: str, seconds: float) -> None:
-        """Have a fault for so long; at the end all is well again."""
-        self.fault = fault
-        if fault == "restart":
-            self._camera.close()
-        time.sleep(seconds)
-        if fault == "restart":
-            self._camera = self._start(self.port)
-        self.fault = ""
-
-    def close(self) -> None:
-        self._camera.close()
-
-    def _answer(self, call: Call, request: Request) -> str | None:
-        return "" if self.fault == "freeze" else None
-
-    def _script(self, call: Call) -> None:
-        packetizer, due, number = Packetizer(), time.monotonic(), 0
-        while True:
-            packets = packetizer.frame(FRAMES[number % len(FRAMES)])
-            number += 1
-            due += 0.04
-            if self.fault == "hang up":
-                return
-            if self.fault == "garbage":
-                call.write(random.Random(number).randbytes(50))
-            elif self.fault == "jump":
-                packetizer.sequence += 5000
-            elif self.fault == "goodbye":
-                call.send(b"\x81\xcb\0\1ssrc", rtcp=True)
-            if self.fault == "loss":
-                packets = packets[1:]
-            if self.fault not in ("freeze", "no video"):
-                call.send(*packets)
-            if call.wait(max(0.0, due - time.monotonic())):
-                return
 
 
 class Watcher:
@@ -117,7 +68,7 @@ def expected(number: int) -> RgbImage | None:
 
 def learn() -> None:
     """The images as they come out of a camera without faults."""
-    camera = FaultyCamera()
+    camera = FaultyCamera(FRAMES)
     with open_source(f"rtsp://127.0.0.1:{camera.port}/live", hwaccel="none") as source:
         for frame in source:
             _EXPECTED[number_of(frame.image)] = frame.image
@@ -138,7 +89,7 @@ def test_cameras_come_back_from_random_faults() -> None:
     learn()
     files, worst = open_files(), 0.0
     with leaving_no_thread(), ExitStack() as stack:
-        cameras = [FaultyCamera() for _ in range(4)]
+        cameras = [FaultyCamera(FRAMES) for _ in range(4)]
         for camera in cameras:
             stack.callback(camera.close)
         watchers = [Watcher(camera.port) for camera in cameras]
