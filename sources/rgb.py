@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,3 +63,28 @@ def upright_rgb(
     if orientation.mirror_x or orientation.mirror_y:
         rgb = cv2.flip(rgb, 1 if not orientation.mirror_y else 0 if not orientation.mirror_x else -1)
     return np.ascontiguousarray(rgb, dtype=np.uint8)
+
+
+class RgbConverter:
+    """Converts the frames of one connection when their images are needed, one at a time; from any thread."""
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+        self._lock = threading.Lock()
+
+    def later(self, frame: av.VideoFrame) -> Callable[[], RgbImage]:
+        """What gives the frame's upright image when called: the same one each time.
+
+        It raises FFmpegError or ValueError if swscale cannot convert the frame's pixel format.
+        """
+        made: list[RgbImage] = []
+        waiting = [frame]
+
+        def image() -> RgbImage:
+            with self._lock:
+                if not made:
+                    made.append(upright_rgb(waiting[0], self._reformatter))
+                    waiting.clear()  # the decoder's buffer is free again
+                return made[0]
+
+        return image

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import av.error
-from av.video.reformatter import VideoReformatter
 
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import LiveError, Reason, StreamEndedError
@@ -22,7 +21,7 @@ from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
 from saccade.sources.live.reconnect import Link, LinkStatus
-from saccade.sources.rgb import upright_rgb
+from saccade.sources.rgb import RgbConverter
 from saccade.sources.urls import redact
 
 log = logging.getLogger(__name__)
@@ -129,7 +128,8 @@ class LiveSource(Source):
         """The frames of one connection, until it fails or close()."""
         connection = self._opener(self._closed)
         damaged_before = self._corrupt
-        reformatter = VideoReformatter()  # one for all frames: see `upright_rgb`
+        converter = RgbConverter()
+        converted: object = None  # the last format that is known to be convertible
         skipped = 0
         try:
             while not self._closed.is_set():
@@ -145,28 +145,31 @@ class LiveSource(Source):
                 pts = clock.place(frame.timestamp, frame.arrived_at)
                 number = next(numbers)
                 skipped += frame.lost_before
-                image: RgbImage | None = None
-                if number % self._stride == 0:
+                wanted = number % self._stride == 0
+                image = converter.later(frame.decoded)
+                form = frame.decoded.format.name, frame.decoded.width, frame.decoded.height, frame.decoded.rotation
+                if wanted and form != converted:
                     try:
-                        image = upright_rgb(frame.decoded, reformatter)
+                        self._update_info(connection, image())
                     except (av.error.FFmpegError, ValueError):
                         skipped += 1  # a pixel format that swscale cannot convert
+                        wanted = False
                     else:
-                        self._update_info(connection, image)
+                        converted = form
                 self._link.frame_arrived(now)  # after `info`, which is shown beside the state
                 self._report_status()
-                if image is not None:
+                if wanted:
                     yield self._frame(frame, image, number, pts, skipped)
                     skipped = 0
         finally:
             self._corrupt = damaged_before + connection.damaged
             connection.close()
 
-    def _frame(self, frame: LiveFrame, image: RgbImage, number: int, pts: int, skipped: int) -> Frame:
+    def _frame(self, frame: LiveFrame, image: Callable[[], RgbImage], number: int, pts: int, skipped: int) -> Frame:
         now = time.monotonic()
         arrived = time.time() - (now - frame.arrived_at)
-        return Frame(
-            image=image,
+        return Frame.deferred(
+            image,
             stream=self._name,
             index=number,
             pts=pts,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import av
 import pytest
 
 from tests.support import REPO
-from tests.support.command import run_saccade
+from tests.support.clips import MakeClip
+from tests.support.command import Command, run_saccade
 
 SHARED = REPO.parent / "shared" / "clips" / "one-by-one-person.mp4"
 CLIP = SHARED if SHARED.exists() else REPO / "pipeline" / "assets" / "demo.mp4"  # the same frames
@@ -74,3 +76,19 @@ def test_people_are_found_where_they_are(run: tuple[Path, list[dict[str, Any]]])
         )
     ]
     assert len(found) >= len(PEOPLE) / 3, f"a person was found only in frames {found}"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_damaged_file_shows_in_summary_and_exit_code(
+    make_clip: MakeClip, saccade: Command, tmp_path: Path, damaged: bool
+) -> None:
+    clip = make_clip("clip.ts", frames=30, noise=True)
+    if damaged:
+        data, chance = bytearray(clip.read_bytes()), random.Random(7)
+        for _ in range(300):
+            data[chance.randrange(2000, len(data))] ^= 0xFF
+        clip.write_bytes(data)
+    done = saccade("run", clip, "--detect", "person", "--jsonl", "found.jsonl", cwd=tmp_path)
+    assert done.returncode == damaged, done.stderr
+    assert ("damaged packets skipped" in done.stdout) == damaged
+    assert (f"{clip} is damaged" in done.stderr) == damaged

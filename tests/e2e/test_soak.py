@@ -35,7 +35,7 @@ from tests.support.sinks.receiver import Receiver
 
 SECONDS = float(os.environ.get("SACCADE_SOAK_S", "1800"))
 CLIP = REPO / "pipeline/assets/demo.mp4"
-CAMERAS = ("door", "hall", "lane", "yard")
+CAMERAS = ("door", "hall", "gate", "yard")
 RATE = 5
 
 pytestmark = [
