@@ -122,24 +122,29 @@ class Link:
             self._state, self._reason = "stalled", "timeout"
         return True
 
-    def failed(self, reason: Reason, *, refused: bool = False) -> float:
+    def failed(self, reason: Reason, *, refused: bool = False, now: float | None = None) -> float:
         """The connection, or the attempt at one, is over. Returns how long to wait before the next, in seconds.
 
         0.5 s, doubling up to 4 s for what a network does and to 30 s for the rest, with up to a quarter off at random;
         from the start again once frames flowed for a second. A refused password waits more than 30 minutes, because
-        cameras lock accounts after a few wrong ones.
+        cameras lock accounts after a few wrong ones. What an attempt took that a network let fail, up to `now`, is part
+        of the wait: a camera that thaws while its request is lost would else be live after 8.4 s.
         """
+        took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":
             self._reason = reason
             if self._state == "live":
                 self._state = "reconnecting"
-        last = NETWORK_DELAY_S if reason in ("connection failed", "timeout") else LAST_DELAY_S
+        network = reason in ("connection failed", "timeout")
+        last = NETWORK_DELAY_S if network else LAST_DELAY_S
         longest = min(last, FIRST_DELAY_S * (1 << min(self._attempts, 16)))
         self._attempts += 1
         if refused:
             longest = REFUSED_DELAY_S
         elif reason == "auth failed":
             longest = LAST_DELAY_S
+        if network:
+            longest = max(min(longest, FIRST_DELAY_S), longest - took)
         self._retry_s = longest * (1 - 0.25 * self._chance())
         return self._retry_s
 

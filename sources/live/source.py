@@ -194,7 +194,7 @@ class LiveSource(Source):
 
     def _failed(self, error: LiveError) -> float:
         reason: Reason = error.reason
-        delay_s = self._link.failed(reason, refused=error.refused)
+        delay_s = self._link.failed(reason, refused=error.refused, now=time.monotonic())
         log.info("%s: %s; next attempt in %.1f s", self._name, error, delay_s)
         self._report_status()
         return delay_s

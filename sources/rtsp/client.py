@@ -22,7 +22,7 @@ from saccade.sources.rtsp.transport import TransportRefusedError, Way, port_pair
 from saccade.sources.rtsp.udp import RTCP, RTP, UdpPair
 from saccade.sources.urls import RtspAddress
 
-REPLY_S = 5.0
+REPLY_S = 4.0  # and a new attempt half a second later: a camera that thaws is live within 5 s
 SLOW_REPLY_S = 15.0  # for what makes a camera start its encoder
 _SLOW = ("DESCRIBE", "SETUP", "PLAY")
 _MAX_EARLY = 4096  # packets that overtake the reply to PLAY

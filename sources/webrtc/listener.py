@@ -90,8 +90,8 @@ class _PublisherLink(Link):
         super().silent(now)
         return False
 
-    def failed(self, reason: Reason, *, refused: bool = False) -> float:
-        super().failed(reason, refused=refused)
+    def failed(self, reason: Reason, *, refused: bool = False, now: float | None = None) -> float:
+        super().failed(reason, refused=refused, now=now)
         return 0.0
 
 

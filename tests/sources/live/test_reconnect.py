@@ -38,6 +38,17 @@ def test_an_absent_camera_is_tried_every_few_seconds(reasons: list[Reason], chan
     assert max(link.failed(reason) for reason in reasons) <= NETWORK_DELAY_S
 
 
+@given(failures=st.integers(0, 20), took_s=st.floats(0, 20), chance=st.floats(0, 1))
+def test_what_an_attempt_took_is_part_of_the_wait(failures: int, took_s: float, chance: float) -> None:
+    link = Link(lambda: chance)
+    for _ in range(failures):
+        link.failed("timeout")
+    link.attempt(100.0)
+    longest = min(NETWORK_DELAY_S, 0.5 * 2**failures)
+    delay = link.failed("timeout", now=100.0 + took_s)
+    assert 0.75 * 0.5 <= delay <= max(0.5, longest - took_s) + 1e-9
+
+
 @given(good_s=st.floats(0, 5), failures=st.integers(1, 20))
 def test_backoff_resets_once_frames_flow(good_s: float, failures: int) -> None:
     link = Link(lambda: 0.0)
