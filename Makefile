@@ -29,6 +29,7 @@ $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps moondream==2.6.1  # its HTTP client; the rest of it is for inference
 	@touch $@
 
 demo: $(INSTALLED)

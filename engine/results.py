@@ -116,10 +116,19 @@ class Points:
 
 @dataclass(slots=True, frozen=True)
 class Text:
-    """The answer to a `Query` or `Caption`: what was asked and the text."""
+    """The answer to a `Query` or `Caption`.
+
+    Attributes:
+        prompt: what was asked.
+        text: the answer.
+        tokens: how many were generated, the end token not among them; 0 where it is not known.
+        cut: whether it ends because no more tokens were allowed.
+    """
 
     prompt: str
     text: str
+    tokens: int = field(default=0, compare=False)
+    cut: bool = field(default=False, compare=False)
 
 
 @dataclass(slots=True, frozen=True)

@@ -178,10 +178,15 @@ class TextTask(Task):
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """The text, empty if nothing was wanted."""
-        text = ""
+        text, tokens, cut = "", 0, False
         for output, _ in answers:
-            text = output.choice if isinstance(output, ChoiceOutput) else _text_of(output)
-        return [Text(self.title, text)]
+            if isinstance(output, ChoiceOutput):
+                text, tokens = output.choice, len(output.tokens)
+            else:
+                assert isinstance(output, _FreeText)
+                text, tokens = output.detokenizer.text, len(output.tokens)
+                cut = tokens == output.steps
+        return [Text(self.title, text, tokens, cut)]
 
     @property
     def title(self) -> str:
@@ -309,11 +314,6 @@ class _FreeText(TextOutput):
     ) -> None:
         self.detokenizer = Detokenizer(prompts.text, stop, on_text)
         super().__init__(prompts.eos_id, max_tokens, max_steps, sampling, self.detokenizer.add, self.detokenizer.end)
-
-
-def _text_of(output: OutputState) -> str:
-    assert isinstance(output, _FreeText)
-    return output.detokenizer.text
 
 
 def _placed(answers: Answers, width: int, height: int) -> list[DecodedObject]:

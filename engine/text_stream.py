@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from saccade.engine.result_future import ResultFuture
+from saccade.engine.results import Text
 
 
 class TextStream(Iterator[str]):
@@ -37,6 +38,16 @@ class TextStream(Iterator[str]):
         if not over and not self._future.cancelled():
             self._future.result()
         raise StopIteration
+
+    @property
+    def answer(self) -> Text:
+        """The whole answer. Waits for it.
+
+        Raises:
+            EngineError: if it has failed.
+            CancelledError: if it was dropped.
+        """
+        return self._future.result().texts[0]
 
     def close(self) -> None:
         """Drop what is not written yet. Any thread may call it; a second time, or at the end, it does nothing."""

@@ -1,7 +1,7 @@
 """The HTTP server of a session: the streams (`server.streams_api`), and whatever routes other parts add.
 
-Every error is {"error": "one line"}. Runs in a thread of its own, with its own event loop. Knows authentication, not
-what is served.
+Every error is {"error": "one line"}, and under /v1 an object as in OpenAI's API. Runs in a thread of its own, with its
+own event loop. Knows authentication, not what is served.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -20,6 +21,9 @@ from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.server.analytics_api import AnalyticsApi
+from saccade.pipeline.server.api.asker import Asker
+from saccade.pipeline.server.api.moondream import MoondreamApi
+from saccade.pipeline.server.api.openai_chat import OpenAiApi
 from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, AddStream, Api
 from saccade.sources.http.app_server import AppServer
@@ -80,6 +84,8 @@ class HttpServer(AppServer):
         if streams is not None:
             application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams), policy).routes())
             application.add_routes(AnalyticsApi(streams, self._auth).routes())
+            asker = Asker(streams.engine)
+            application.add_routes([*MoondreamApi(asker).routes(), *OpenAiApi(asker).routes()])
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)
@@ -103,12 +109,12 @@ class HttpServer(AppServer):
             if error.status < 400:
                 raise
             kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
-            body = {"error": one_line(error.text or error.reason)}
+            body = {"error": _described(request, one_line(error.text or error.reason), error.status)}
             return web.json_response(body, status=error.status, headers={**cors, **kept})
         except Exception as error:  # a bug
             resource = request.match_info.route.resource  # and not the path, which holds the secret of a session
             log.exception("%s %s failed", request.method, resource.canonical if resource else "of nothing")
-            body = {"error": f"internal error: {type(error).__name__}"}
+            body = {"error": _described(request, f"internal error: {type(error).__name__}", 500)}
             return web.json_response(body, status=500, headers=cors)
         if not response.prepared:
             response.headers.update(cors)
@@ -149,6 +155,19 @@ def token_of(token: str | None, token_file: str | None) -> str | None:
         return token or (read_token(token_file) if token_file else None)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _described(request: web.Request, line: str, status: int) -> str | dict[str, Any]:
+    """An error as the API that was called describes it: one line, or under /v1 an object as in OpenAI's."""
+    if not request.path.startswith("/v1/"):
+        return line
+    kind = {401: "authentication_error", 403: "permission_error"}.get(status)
+    return {
+        "message": line,
+        "type": kind or ("server_error" if status >= 500 else "invalid_request_error"),
+        "param": None,
+        "code": None,
+    }
 
 
 def _is_address(place: str) -> bool:

@@ -29,6 +29,7 @@ from saccade.sinks.overlay.text import Bitmap, joined, label, note, panel, paste
 
 _RADIUS_PX = 5.0
 _DOT_PX = 4.5
+_TOP = 0.3  # of an object's height
 
 
 def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = None) -> NDArray[np.uint8]:
@@ -63,8 +64,9 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     if result.texts:
         answers = panel(result.texts, font_px(scale), width - 2 * margin)
         taken.append(paste(canvas, answers, margin, height - margin - answers.height))
+    tops = [_top_of(box, width, height) for box in boxes]
     for box in boxes:
-        _label_box(canvas, box, scale, taken)
+        _label_box(canvas, box, scale, taken, tops)
     for spot in spots:
         _label_spot(canvas, spot, scale, taken)
     label_scene(canvas, result, scale, taken)
@@ -110,7 +112,13 @@ def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, sc
         cv2.circle(canvas, centre, round(radius * scale * 2**SHIFT), fill, cv2.FILLED, cv2.LINE_AA, SHIFT)
 
 
-def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect]) -> None:
+def _top_of(box: Box, width: int, height: int) -> Rect:
+    """The part of an object that tells what it is, such as a head: its label goes elsewhere if it can."""
+    x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
+    return x1, y1, x2, y1 + round(_TOP * (y2 - y1))
+
+
+def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], tops: list[Rect]) -> None:
     height, width = canvas.shape[:2]
     chip = box_label(box, scale)
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
@@ -120,12 +128,14 @@ def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Re
     places = (
         (left, y1 - chip.height - round(scale)),
         (right, y1 - chip.height - round(scale)),
+        (left, y2 + round(scale)),
+        (x2 + gap, y1),
+        (x1 - gap - chip.width, y1),
+        (x1 + inside, y2 - inside - chip.height),
         (x1 + inside, y1 + inside),
         (x2 - inside - chip.width, y1 + inside),
-        (left, y2 + round(scale)),
-        (x1 + inside, y2 - inside - chip.height),
     )
-    taken.append(paste_best(canvas, chip, places, taken))
+    taken.append(paste_best(canvas, chip, places, taken, tops))
 
 
 def box_label(box: Box, scale: float) -> Bitmap:

@@ -45,16 +45,28 @@ class Bitmap:
         return int(self.ink.shape[0])
 
 
-def paste_best(canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: list[Rect]) -> Rect:
-    """Paste at the first of `places` that is inside the image and free; else where least is covered."""
+def paste_best(
+    canvas: NDArray[np.uint8],
+    bitmap: Bitmap,
+    places: Sequence[tuple[int, int]],
+    taken: Sequence[Rect],
+    spared: Sequence[Rect] = (),
+) -> Rect:
+    """Paste at the first of `places` that is inside the image and free; else where least is covered.
+
+    What is `spared` counts half as much as what is `taken`.
+    """
     height, width = canvas.shape[:2]
 
     def covered(place: tuple[int, int]) -> int:
         x1, y1 = place
         x2, y2 = x1 + bitmap.width, y1 + bitmap.height
         outside: int = max(0, -x1) + max(0, -y1) + max(0, x2 - width) + max(0, y2 - height)
-        overlap = sum(max(0, min(x2, t[2]) - max(x1, t[0])) * max(0, min(y2, t[3]) - max(y1, t[1])) for t in taken)
-        return overlap + outside * bitmap.height
+
+        def shared(areas: Sequence[Rect]) -> int:
+            return sum(max(0, min(x2, t[2]) - max(x1, t[0])) * max(0, min(y2, t[3]) - max(y1, t[1])) for t in areas)
+
+        return shared(taken) + shared(spared) // 2 + outside * bitmap.height
 
     return paste(canvas, bitmap, *min(places, key=covered))
 

@@ -21,7 +21,7 @@ class HttpAuth:
     """Authorizes requests, or raises the HTTP response that refuses them, with the reason in one line of text.
 
     Args:
-        token: what `Authorization: Bearer` or `?token=` must carry; None accepts every request.
+        token: what `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must carry; None accepts every request.
         origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
     """
 
@@ -76,7 +76,7 @@ class HttpAuth:
     def _has_token(self, request: web.Request, token: str) -> bool:
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer":
-            given = request.query.get("token", "")
+            given = request.headers.get("X-Moondream-Auth") or request.query.get("token", "")
         return hmac.compare_digest(given.strip().encode(errors="surrogateescape"), token.encode())
 
     def _is_own_page(self, origin: str, host: str) -> bool:

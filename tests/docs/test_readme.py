@@ -68,6 +68,7 @@ NOT_RUN = {
 IN_BROWSER = REPO / "sinks" / "README.md"
 """The document whose JavaScript tests/e2e/test_feed_browser.py runs in a browser."""
 
+SERVER = "http://127.0.0.1:8080"
 CLIP, IMAGE = "street.mp4", "street.jpg"
 LONG_S = 120  # far beyond what any of these needs; only so that a hang fails
 
@@ -165,6 +166,11 @@ def run_block(block: Block, namespace: dict[str, Any], monkeypatch: pytest.Monke
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
     """Run a block; a feed's client gets one that ends after a few records."""
+    if SERVER in block.text:
+        with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams, http_server(streams) as server:
+            text = block.text.replace(SERVER, server.url)
+            exec(compile("\n" * (block.line - 1) + text, str(block.path), "exec"), namespace)
+        return
     if "ws://" not in block.text:
         exec(compile("\n" * (block.line - 1) + block.text, str(block.path), "exec"), namespace)
         return
@@ -175,6 +181,15 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
         assert found == 1
         exec(compile("\n" * (block.line - 1) + text, str(block.path), "exec"), namespace)
         sender.join()
+
+
+@contextmanager
+def http_server(streams: Streams) -> Iterator[HttpServer]:
+    server = HttpServer(streams, port=0)
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def send_some(sink: Any) -> None:
@@ -280,13 +295,9 @@ def receiver() -> Iterator[str]:
 
 def run_requests(block: Block) -> None:
     """Run a block in a shell, with a server of streams for its requests."""
-    with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
-        server = HttpServer(streams, port=0)
-        try:
-            script, found = re.subn(r"localhost:8080", server.url.removeprefix("http://"), block.text)
-            assert found
-            done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=LONG_S, check=False)
-            assert done.returncode == 0, done.stderr
-            assert streams.names == []
-        finally:
-            server.close()
+    with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams, http_server(streams) as server:
+        script, found = re.subn(r"localhost:8080", server.url.removeprefix("http://"), block.text)
+        assert found
+        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=LONG_S, check=False)
+        assert done.returncode == 0, done.stderr
+        assert streams.names == []

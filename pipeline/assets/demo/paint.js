@@ -2,6 +2,7 @@
 
 const INK = "#10131a";
 const PAPER = "#f5f7fa";
+const TOP = 0.3;  // of an object's height
 
 /**
  * @param canvas - filled whole; its size in pixels is the caller's
@@ -25,7 +26,8 @@ export function paint(canvas, frame, seen, color, density = 1) {
   for (const box of boxes) drawBox(context, box, color(box.label), unit);
   for (const spot of spots) drawSpot(context, spot, color(spot.label), unit);
   const taken = [];  // writing comes last: nothing crosses it out
-  for (const box of boxes) writeBox(context, box, color(box.label), unit, taken);
+  const tops = boxes.map(topOf);
+  for (const box of boxes) writeBox(context, box, color(box.label), unit, taken, tops);
   for (const spot of spots) writeSpot(context, spot, color(spot.label), unit, taken);
 }
 
@@ -59,18 +61,23 @@ function drawSpot(context, {x, y}, color, unit) {
   }
 }
 
-function writeBox(context, {label, score, x1, y1, x2, y2}, color, unit, taken) {
+/** The part of an object that tells what it is, such as a head: writing goes elsewhere if it can. */
+const topOf = ({x1, y1, x2, y2}) => [x1, y1, x2, y1 + TOP * (y2 - y1)];
+
+function writeBox(context, {label, score, x1, y1, x2, y2}, color, unit, taken, tops) {
   const chip = measure(context, label, score, unit);
   const gap = 2 * unit;
   const inside = 4 * unit;
   place(context, chip, color, taken, [
     [x1 - gap, y1 - chip.height - gap],
     [x2 + gap - chip.width, y1 - chip.height - gap],
+    [x1 - gap, y2 + gap],
+    [x2 + gap, y1],
+    [x1 - gap - chip.width, y1],
+    [x1 + inside, y2 - inside - chip.height],
     [x1 + inside, y1 + inside],
     [x2 - inside - chip.width, y1 + inside],
-    [x1 - gap, y2 + gap],
-    [x1 + inside, y2 - inside - chip.height],
-  ]);
+  ], tops);
 }
 
 function writeSpot(context, {label, score, x, y}, color, unit, taken) {
@@ -92,14 +99,15 @@ function measure(context, label, score, unit) {
   return {text, font, size, width: context.measureText(text).width + 0.9 * size, height: 1.5 * size};
 }
 
-/** Write at the first of the places that is in the frame and free, else where least is covered. */
-function place(context, {text, font, size, width, height}, color, taken, places) {
+/** Write at the first of the places that is in the frame and free, else where least is covered; `tops` weigh less. */
+function place(context, {text, font, size, width, height}, color, taken, places, tops = []) {
   const most = context.canvas;
   const common = (from, to, other, end) => Math.max(0, Math.min(to, end) - Math.max(from, other));
   const covered = ([x, y]) => {
     const inside = common(x, x + width, 0, most.width) * common(y, y + height, 0, most.height);
-    const shared = taken.map(([x1, y1, x2, y2]) => common(x, x + width, x1, x2) * common(y, y + height, y1, y2));
-    return Math.round(width * height - inside + shared.reduce((sum, one) => sum + one, 0));
+    const shared = ([x1, y1, x2, y2]) => common(x, x + width, x1, x2) * common(y, y + height, y1, y2);
+    const sum = (areas) => areas.reduce((total, area) => total + shared(area), 0);
+    return Math.round(width * height - inside + sum(taken) + sum(tops) / 2);
   };
   let [x, y] = places.reduce((best, one) => (covered(one) < covered(best) ? one : best));
   x = Math.max(0, Math.min(x, most.width - width));

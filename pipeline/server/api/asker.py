@@ -1,0 +1,152 @@
+"""Asks the engine for requests over HTTP: a few at a time, so that they never crowd out the streams.
+
+A request waits before its body is read, so that waiting ones hold no memory; whoever sends slowly keeps no one from the
+engine. Decoding and cutting images runs in threads; the event loop only waits. Knows no API's format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError
+from saccade.engine.results import Result, Text
+from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks import Caption, Query
+from saccade.pipeline.core.config_file import explain
+from saccade.pipeline.server.streams_api import parse_json
+from saccade.sources.frame import RgbImage
+from saccade.sources.http.auth import read_text, refusal
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+    from saccade.engine.text_stream import TextStream
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+_BODIES = 8  # read and decoded at a time: each takes several times its size
+TURN_S = 60.0  # that a request waits for its turn
+ANSWER_S = 120.0  # that the engine may take
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+class Asker:
+    """Asks an engine on behalf of HTTP clients.
+
+    Args:
+        engine: answers.
+        at_once: how many requests it may have at a time; None for one on a CPU, and eight on a GPU.
+    """
+
+    def __init__(self, engine: Engine, at_once: int | None = None) -> None:
+        self.engine = engine
+        self._bodies = asyncio.Semaphore(_BODIES)
+        self._turns = asyncio.Semaphore(at_once or (1 if engine.model.device == "cpu" else 8))
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: of one in a folder, the folder's name alone."""
+        name = self.engine.model.name
+        return Path(name).name if os.path.isdir(name) else name
+
+    def reading(self) -> AbstractAsyncContextManager[None]:
+        """Hold a place among the requests whose images are in memory.
+
+        Raises:
+            HTTPServiceUnavailable: if none gets free within 60 s.
+        """
+        return _held(self._bodies)
+
+    async def read(self, request: web.Request, kind: type[M]) -> M:
+        """The body of a request; raises an HTTP error that says what is wrong with it. While `reading`."""
+        if request.content_type != "application/json":
+            raise refusal(web.HTTPUnsupportedMediaType, "the body must be of type application/json")
+        text = await read_text(request, MAX_BODY_BYTES, "a body")
+        try:
+            return kind.model_validate(await asyncio.to_thread(parse_json, text))
+        except ValidationError as error:
+            raise refusal(web.HTTPBadRequest, explain(error.errors()[0], kind)) from None
+        except (ValueError, RecursionError):
+            raise refusal(web.HTTPBadRequest, "the body is not JSON") from None
+
+    async def decode(self, decode: Callable[[], T]) -> T:
+        """The result of decoding something a client sent, in a thread; its ValueError becomes an HTTP error."""
+        try:
+            return await asyncio.to_thread(decode)
+        except ValueError as error:
+            raise refusal(web.HTTPBadRequest, str(error)) from None
+
+    async def result(self, image: RgbImage, tasks: Sequence[Task]) -> Result:
+        """What the engine finds; raises an HTTP error where it cannot."""
+        try:
+            async with _held(self._turns):
+                future = await asyncio.to_thread(self.engine.submit, image, tasks, deadline_s=ANSWER_S)
+                return await asyncio.wrap_future(future)
+        except (EngineError, ValueError) as error:
+            raise as_http(error) from None
+
+    async def pieces(
+        self, image: RgbImage, task: Query | Caption, done: Callable[[Text], object] = lambda text: None
+    ) -> AsyncGenerator[str]:
+        """The pieces of a text as they are written; closing it drops the rest. Raises an HTTP error where it cannot.
+
+        At the end `done` is called with the whole text.
+        """
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[str | Exception | Text] = asyncio.Queue()
+
+        def pump(stream: TextStream) -> None:
+            end: Exception | Text
+            try:
+                for piece in stream:
+                    loop.call_soon_threadsafe(queue.put_nowait, piece)
+                end = stream.answer
+            except (Exception, CancelledError) as error:  # the latter when it is closed early
+                end = error
+            loop.call_soon_threadsafe(queue.put_nowait, end)
+
+        async with _held(self._turns):
+            try:
+                stream = await asyncio.to_thread(self.engine.stream, image, task, deadline_s=ANSWER_S)
+            except (EngineError, ValueError) as error:
+                raise as_http(error) from None
+            pumping = loop.run_in_executor(None, pump, stream)
+            try:
+                while isinstance(piece := await queue.get(), str):
+                    yield piece
+                if isinstance(piece, Exception):
+                    raise as_http(piece) from None
+                done(piece)
+            finally:
+                stream.close()
+                await pumping
+
+
+@asynccontextmanager
+async def _held(places: asyncio.Semaphore) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(TURN_S):
+            await places.acquire()
+    except TimeoutError:
+        late = {"Retry-After": "5"}
+        raise refusal(web.HTTPServiceUnavailable, "too many requests wait for the model; try again", late) from None
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def as_http(error: Exception) -> web.HTTPException:
+    """The HTTP error for what the engine refuses."""
+    if isinstance(error, DeadlineError | EngineClosedError):
+        return refusal(web.HTTPServiceUnavailable, str(error))
+    return refusal(web.HTTPBadRequest, " ".join(str(error).split()))

@@ -1,0 +1,127 @@
+"""A JSON schema of boxes, as clients of chat completions ask for: which labels to find, and how to write what is found.
+
+Understood is an array of objects, alone or as a property, whose properties are a label (`label`, `name`, `class`,
+`object`), a score (`score`, `confidence`) and a place: `box`, `bbox`, `bbox_2d` or `box_2d` as [x1, y1, x2, y2];
+`x_min`, `y_min`, `x_max`, `y_max`; `x1`, `y1`, `x2`, `y2`; or `x` and `y`, or `point` as [x, y], for points. Integers
+are pixels of the image, numbers are fractions of it. The labels are the `enum` of the label; without one, the prompt is
+what to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.engine.results import Box, Result, Spot
+
+_LABELS = ("label", "name", "class", "object", "class_name", "category")
+_SCORES = ("score", "confidence")
+_BOXES = ("box", "bbox", "bbox_2d", "box_2d", "bounding_box")
+_CORNERS = (("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"))
+_MAX_LABELS = 64
+
+Write = Callable[[Box | Spot, int, int], Any]
+
+
+@dataclass(slots=True, frozen=True)
+class BoxSchema:
+    """What a schema asks for.
+
+    Attributes:
+        labels: to find; none where the prompt is the name.
+        points: whether points are wanted, and not boxes.
+        key: the property that holds the array; None if the array is all.
+        fields: each property of an object, and how its value is written.
+    """
+
+    labels: list[str]
+    points: bool
+    key: str | None
+    fields: Mapping[str, Write]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> BoxSchema:
+        """Read a schema.
+
+        Raises:
+            ValueError: if it is not one of boxes or points.
+        """
+        key, items = _array_in(schema)
+        properties = items.get("properties")
+        if not isinstance(properties, Mapping) or not properties:
+            raise ValueError("the schema's array should be of objects with a box, such as bbox or x_min")
+        fields: dict[str, Write] = {}
+        labels: list[str] = []
+        for name in properties:
+            described = properties[name] if isinstance(properties[name], Mapping) else {}
+            if name in _LABELS:
+                fields[name] = lambda found, width, height: found.label
+                labels = _labels_in(described)
+            elif name in _SCORES:
+                fields[name] = lambda found, width, height: round(found.score, 3)
+            elif (write := _place(name, properties, described)) is not None:
+                fields[name] = write
+            elif name in items.get("required", ()):
+                raise ValueError(f"'{name[:80]}' is not something that is found: a label, a score and a box are")
+        places = properties.keys() - {*_LABELS, *_SCORES}
+        points = bool(places & {"x", "y", "point", "point_2d"})
+        if not places & fields.keys():
+            raise ValueError("the schema has no box: bbox, x_min with y_min, x_max and y_max, or point")
+        return cls(labels, points, key, fields)
+
+    def answer(self, result: Result) -> Any:
+        """What was found, as the schema describes it."""
+        width, height = result.detections.width, result.detections.height
+        found: list[Box | Spot] = [*(result.points.points if self.points else result.detections.boxes)]
+        values = [{name: write(one, width, height) for name, write in self.fields.items()} for one in found]
+        return values if self.key is None else {self.key: values}
+
+
+def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The property that holds the array, and the schema of its items; references into `$defs` are followed."""
+    definitions = schema.get("$defs") or schema.get("definitions") or {}
+
+    def resolved(part: Any) -> Mapping[str, Any]:
+        name = part.get("$ref", "").rpartition("/")[2] if isinstance(part, Mapping) else ""
+        found = definitions.get(name, part) if isinstance(definitions, Mapping) else part
+        return found if isinstance(found, Mapping) else {}
+
+    if schema.get("type") == "array":
+        return None, resolved(schema.get("items"))
+    properties = schema.get("properties")
+    for name, part in properties.items() if isinstance(properties, Mapping) else ():
+        if resolved(part).get("type") == "array":
+            return str(name), resolved(resolved(part).get("items"))
+    raise ValueError("only a schema with an array of boxes is supported")
+
+
+def _labels_in(described: Mapping[str, Any]) -> list[str]:
+    values = [described["const"]] if "const" in described else described.get("enum", [])
+    if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
+        raise ValueError("the enum of the label should be names")
+    if len(values) > _MAX_LABELS:
+        raise ValueError(f"the label has at most {_MAX_LABELS} values")
+    return values
+
+
+def _place(name: str, properties: Mapping[str, Any], described: Mapping[str, Any]) -> Write | None:
+    """How a property that is a place is written; None if it is none."""
+    items = described.get("items")
+    kind = items if isinstance(items, Mapping) else described
+    pixels = kind.get("type") == "integer"
+    if name in _BOXES:
+        return lambda found, width, height: _corners(found, width, height, pixels)
+    if name in ("point", "point_2d"):
+        return lambda found, width, height: _corners(found, width, height, pixels)[:2]
+    for corners in (*_CORNERS, ("x", "y")):
+        if name in corners and all(corner in properties for corner in corners):
+            at = corners.index(name)
+            return lambda found, width, height: _corners(found, width, height, pixels)[at]
+    return None
+
+
+def _corners(found: Box | Spot, width: int, height: int, pixels: bool) -> list[float]:
+    ends = [found.x1, found.y1, found.x2, found.y2] if isinstance(found, Box) else [found.x, found.y]
+    sizes = (width, height) * 2
+    return [round(end * size) if pixels else round(end, 5) for end, size in zip(ends, sizes, strict=False)]

@@ -1,0 +1,72 @@
+"""Images in requests: data URLs, decoded to RGB, with limits that hold before anything large is decoded.
+
+Knows no HTTP and no models.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from saccade.sources.frame import RgbImage
+
+MAX_PIXELS = 50_000_000
+MAX_IMAGES = 20
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+_DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*(?P<base64>;base64)?,")
+_SHEET_PX = 1536  # the longer side of several images side by side
+
+
+def decode_image(url: str) -> RgbImage:
+    """The image of a data URL, (height, width, 3) uint8 RGB, turned upright as its EXIF data has it.
+
+    Raises:
+        ValueError: if it is no data URL, no image of a known format, or too large.
+    """
+    found = _DATA_URL.match(url)
+    if found is None:
+        raise ValueError("an image is given as a data URL, data:image/jpeg;base64,…; addresses are not fetched")
+    if not found["base64"]:
+        raise ValueError("the data URL of an image is encoded in base64")
+    try:
+        data = base64.b64decode(url[found.end() :], validate=False)
+    except (binascii.Error, ValueError):
+        raise ValueError("the data URL of an image is not valid base64") from None
+    return read_image(data)
+
+
+def read_image(data: bytes) -> RgbImage:
+    """The image in the bytes of a file, as `decode_image`.
+
+    Raises:
+        ValueError: as `decode_image`.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"an image has at most {MAX_PIXELS // 1_000_000} million pixels")
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError):
+        raise ValueError("the image cannot be read: JPEG, PNG, WebP, GIF and BMP can") from None
+
+
+def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:
+    """Several images as one, in rows, each as large as fits into an equal cell; one alone stays as it is."""
+    if len(images) == 1:
+        return images[0]
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    cell = _SHEET_PX // columns
+    sheet = Image.new("RGB", (columns * cell, rows * cell))
+    for number, pixels in enumerate(images):
+        image = ImageOps.contain(Image.fromarray(pixels), (cell, cell))
+        x, y = number % columns * cell, number // columns * cell
+        sheet.paste(image, (x + (cell - image.width) // 2, y + (cell - image.height) // 2))
+    return np.asarray(sheet)

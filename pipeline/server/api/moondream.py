@@ -1,0 +1,146 @@
+"""Moondream's HTTP API, so that its own client works: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
+
+    POST /v1/detect    {"image_url": "data:…", "object": "person"} → {"request_id": …, "objects": [{"x_min": …, …}]}
+    POST /v1/point     the same → {"request_id": …, "points": [{"x": …, "y": …}], "count": 2}
+    POST /v1/query     {"image_url": …, "question": "…", "stream": false} → {"request_id": …, "answer": "…"}
+    POST /v1/caption   {"image_url": …, "length": "normal", "stream": false} → {"request_id": …, "caption": "…"}
+    GET  /v1/models    the model, as OpenAI's API lists it
+
+Coordinates are fractions of width and height. Objects and points have their `score` besides, and `settings` may hold
+`conf`. A stream is server-sent events with a `text` each (older clients read `chunk` and `completed`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from saccade.engine.tasks import Caption, Detect, Point, Query
+from saccade.pipeline.server.api.asker import Asker
+from saccade.pipeline.server.api.images import decode_image
+from saccade.pipeline.server.api.server_sent_events import EventStream
+
+MAX_TOKENS = 768
+
+
+class _Settings(BaseModel):
+    """How to answer; what a client sends besides is of no concern here."""
+
+    max_objects: int = Field(50, ge=1, le=1000)
+    conf: float = Field(0.5, ge=0, le=1)
+    max_tokens: int = Field(MAX_TOKENS, ge=1, le=4096)
+    temperature: float = Field(0.0, ge=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class _Asked(BaseModel):
+    image_url: str = Field(description="the image, as a data URL")
+    settings: _Settings | None = None
+    stream: bool = False
+
+    @property
+    def how(self) -> _Settings:
+        """The settings given, or those by default."""
+        return self.settings or _Settings.model_validate({})
+
+
+class _Object(_Asked):
+    object: str = Field(min_length=1, max_length=4096, description="what to find")
+
+
+class _Question(_Asked):
+    question: str = Field(min_length=1, max_length=65536, description="what to answer")
+
+
+class _Length(_Asked):
+    length: Literal["short", "normal", "long"] = "normal"
+
+
+class MoondreamApi:
+    """The routes.
+
+    Args:
+        asker: asks the engine.
+    """
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._begun = int(time.time())
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """All of them."""
+        return [
+            web.post("/v1/detect", self._detect),
+            web.post("/v1/point", self._point),
+            web.post("/v1/query", self._query),
+            web.post("/v1/caption", self._caption),
+            web.get("/v1/models", self._models),
+        ]
+
+    async def _detect(self, request: web.Request) -> web.StreamResponse:
+        async with self._asker.reading():
+            asked = await self._asker.read(request, _Object)
+            image = await self._asker.decode(partial(decode_image, asked.image_url))
+            tasks = [Detect(asked.object, asked.how.max_objects, asked.how.conf)]
+            found = (await self._asker.result(image, tasks)).detections
+        objects = [
+            {"x_min": box.x1, "y_min": box.y1, "x_max": box.x2, "y_max": box.y2, "score": box.score, "label": box.label}
+            for box in found.boxes
+        ]
+        return web.json_response({"request_id": _request_id(), "objects": objects})
+
+    async def _point(self, request: web.Request) -> web.StreamResponse:
+        async with self._asker.reading():
+            asked = await self._asker.read(request, _Object)
+            image = await self._asker.decode(partial(decode_image, asked.image_url))
+            tasks = [Point(asked.object, asked.how.max_objects, asked.how.conf)]
+            found = (await self._asker.result(image, tasks)).points
+        points = [{"x": spot.x, "y": spot.y, "score": spot.score, "label": spot.label} for spot in found.points]
+        return web.json_response({"request_id": _request_id(), "points": points, "count": len(points)})
+
+    async def _query(self, request: web.Request) -> web.StreamResponse:
+        async with self._asker.reading():
+            asked = await self._asker.read(request, _Question)
+            how = asked.how
+            task = Query(asked.question, how.max_tokens, temperature=how.temperature, top_p=how.top_p)
+            return await self._text(request, asked, task, "answer")
+
+    async def _caption(self, request: web.Request) -> web.StreamResponse:
+        async with self._asker.reading():
+            asked = await self._asker.read(request, _Length)
+            how = asked.how
+            task = Caption(asked.length, how.max_tokens, temperature=how.temperature, top_p=how.top_p)
+            return await self._text(request, asked, task, "caption")
+
+    async def _text(self, request: web.Request, asked: _Asked, task: Query | Caption, key: str) -> web.StreamResponse:
+        image = await self._asker.decode(partial(decode_image, asked.image_url))
+        name = _request_id()
+        if not asked.stream:
+            (text,) = (await self._asker.result(image, [task])).texts
+            return web.json_response({"request_id": name, key: text.text})
+        events = EventStream(request)
+
+        def event(piece: str, *, completed: bool = False) -> dict[str, Any]:
+            return {"text": piece, "chunk": piece, "completed": completed, "request_id": name}
+
+        await events.send_all(self._asker.pieces(image, task), event, lambda: [event("", completed=True)])
+        return events.response
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = self._asker.engine.model
+        listed = {"id": self._asker.model_name, "object": "model", "created": self._begun, "owned_by": "saccade"}
+        return web.json_response({"object": "list", "data": [{**listed, **_abilities(model.skills, model.classes)}]})
+
+
+def _abilities(skills: Sequence[str], classes: Sequence[str] | None) -> dict[str, Any]:
+    return {"skills": list(skills), "classes": None if classes is None else list(classes)}
+
+
+def _request_id() -> str:
+    return f"{time.strftime('%Y-%m-%d_%H:%M:%S', time.gmtime())}_{secrets.token_hex(4)}"

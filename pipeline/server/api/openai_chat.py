@@ -1,0 +1,254 @@
+"""OpenAI's chat completions, for its client and for programs that speak to it, such as Frigate and live-vlm-webui.
+
+    POST /v1/chat/completions   {"model": …, "messages": [{"role": "user", "content": [
+                                    {"type": "text", "text": "What is this?"},
+                                    {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
+
+The texts of all messages are the question, as the model has no memory of turns; several images become one, in rows.
+With a JSON schema of boxes in `response_format` the answer is what is detected, see `box_schema`.
+`stream`, `max_tokens`, `temperature` (0 by default), `top_p`, `stop` and `seed` work; what does not is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from saccade.engine.errors import EngineError
+from saccade.engine.results import Text
+from saccade.engine.tasks import Detect, Point, Query
+from saccade.pipeline.server.api.asker import Asker, as_http
+from saccade.pipeline.server.api.box_schema import BoxSchema
+from saccade.pipeline.server.api.images import MAX_IMAGES, contact_sheet, decode_image
+from saccade.pipeline.server.api.server_sent_events import EventStream
+from saccade.sources.frame import RgbImage
+from saccade.sources.http.auth import refusal
+
+MAX_TOKENS = 768
+
+
+class _TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Url(BaseModel):
+    url: str
+
+
+class _ImagePart(BaseModel):
+    type: Literal["image_url"]
+    image_url: _Url
+
+
+def _part_type(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+_Part = Annotated[
+    Annotated[_TextPart, Tag("text")] | Annotated[_ImagePart, Tag("image_url")], Discriminator(_part_type)
+]
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else []
+        return self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts if p.type == "text")
+
+    @property
+    def images(self) -> list[str]:
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if part.type == "image_url"]
+
+
+class _Schema(BaseModel):
+    schema_: dict[str, Any] = Field({}, alias="schema")
+
+
+class _Format(BaseModel):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _Schema | None = None
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _Chat(BaseModel):
+    """A request; what changes nothing here, such as `user`, is of no concern."""
+
+    messages: list[_Message] = Field(min_length=1, max_length=256)
+    model: str = ""
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=4096)
+    max_completion_tokens: int | None = Field(None, ge=1, le=4096)
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    n: Literal[1] | None = None
+    response_format: _Format | None = None
+    tools: None = Field(None, description="tools are not supported")
+    logprobs: Literal[False] | None = None
+
+
+class OpenAiApi:
+    """The route.
+
+    Args:
+        asker: asks the engine.
+    """
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """It alone; the list of models is Moondream's and OpenAI's alike."""
+        return [web.post("/v1/chat/completions", self._complete)]
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        async with self._asker.reading():
+            chat = await self._asker.read(request, _Chat)
+            image, images = await self._image(chat)
+            answer = _Answer(chat, self._asker.model_name)
+            wanted = chat.response_format
+            if wanted and wanted.type == "json_schema" and wanted.json_schema:
+                pieces = await self._boxes(chat, wanted.json_schema.schema_, image, images)
+            elif wanted and wanted.type == "json_object":
+                reason = "response_format json_object is not supported: give a JSON schema of boxes"
+                raise refusal(web.HTTPBadRequest, reason)
+            else:
+                task = _query(chat)
+                try:
+                    answer.prompt_tokens = self._asker.engine.prompt_tokens(task)
+                except EngineError as error:
+                    raise as_http(error) from None
+                pieces = self._asker.pieces(image, task, answer.take)
+            if not chat.stream:
+                try:
+                    text = "".join([piece async for piece in pieces])
+                finally:
+                    await pieces.aclose()
+                return web.json_response(answer.whole(text))
+            events = EventStream(request)
+            await events.send_all(pieces, answer.chunk, answer.end)
+            return events.response
+
+    async def _image(self, chat: _Chat) -> tuple[RgbImage, int]:
+        """The image that is asked about, and of how many it is made."""
+        urls = [url for message in chat.messages for url in message.images]
+        if not urls:
+            raise refusal(
+                web.HTTPBadRequest, "messages: an image is needed, as a part of type image_url with a data URL"
+            )
+        if len(urls) > MAX_IMAGES:
+            raise refusal(web.HTTPBadRequest, f"messages: at most {MAX_IMAGES} images, got {len(urls)}")
+        image = await self._asker.decode(lambda: contact_sheet([decode_image(url) for url in urls]))
+        return image, len(urls)
+
+    async def _boxes(self, chat: _Chat, schema: dict[str, Any], image: RgbImage, images: int) -> AsyncGenerator[str]:
+        """What is detected, as JSON that the schema describes."""
+        if images > 1:
+            raise refusal(web.HTTPBadRequest, "boxes are found in one image at a time")
+        try:
+            boxes = BoxSchema.of(schema)
+        except ValueError as error:
+            raise refusal(web.HTTPBadRequest, f"response_format: {error}") from None
+        labels = boxes.labels or [_question(chat)]
+        kind = Point if boxes.points else Detect
+        result = await self._asker.result(image, [kind(label) for label in labels])
+        return _one(json.dumps(boxes.answer(result)))
+
+
+class _Answer:
+    """The completion of one request, whole or in chunks."""
+
+    def __init__(self, chat: _Chat, model: str) -> None:
+        self._chat = chat
+        self._about = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._begun = False
+        self._text: Text | None = None
+        self.prompt_tokens: int | None = None
+
+    def take(self, text: Text) -> None:
+        """The whole text, when it is written; none where boxes are the answer."""
+        self._text = text
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The completion of a text."""
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": self._reason}
+        return {**self._about, "object": "chat.completion", "choices": [choice], "usage": self._usage}
+
+    def chunk(self, piece: str) -> dict[str, Any]:
+        """The chunk of a piece of the text."""
+        role = {} if self._begun else {"role": "assistant"}
+        self._begun = True
+        return self._chunk([{"index": 0, "delta": {**role, "content": piece}, "finish_reason": None}])
+
+    def end(self) -> list[Any]:
+        """What follows the last piece."""
+        last: list[Any] = [self._chunk([{"index": 0, "delta": {}, "finish_reason": self._reason}])]
+        if self._chat.stream_options and self._chat.stream_options.include_usage:
+            last.append({**self._chunk([]), "usage": self._usage})
+        return [*last, "[DONE]"]
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._about, "object": "chat.completion.chunk", "choices": choices}
+
+    @property
+    def _reason(self) -> str:
+        return "length" if self._text and self._text.cut else "stop"
+
+    @property
+    def _usage(self) -> dict[str, int] | None:
+        """The tokens, those of the image among the prompt's; None where boxes are the answer."""
+        if self.prompt_tokens is None or self._text is None:
+            return None
+        total = self.prompt_tokens + self._text.tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self._text.tokens,
+            "total_tokens": total,
+        }
+
+
+async def _one(text: str) -> AsyncGenerator[str]:
+    yield text
+
+
+def _question(chat: _Chat) -> str:
+    text = "\n".join(message.text.strip() for message in chat.messages if message.text.strip())
+    if not text:
+        raise refusal(web.HTTPBadRequest, "messages: there is no text in them that asks anything")
+    return text
+
+
+def _most_tokens(chat: _Chat) -> int:
+    return chat.max_completion_tokens or chat.max_tokens or MAX_TOKENS
+
+
+def _query(chat: _Chat) -> Query:
+    stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop or []
+    try:
+        return Query(
+            _question(chat),
+            _most_tokens(chat),
+            temperature=chat.temperature or 0.0,
+            top_p=1.0 if chat.top_p is None else chat.top_p,
+            stop=tuple(stop),
+            seed=chat.seed,
+        )
+    except ValueError as error:
+        raise refusal(web.HTTPBadRequest, str(error)) from None

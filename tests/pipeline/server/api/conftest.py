@@ -1,0 +1,43 @@
+"""Servers for the APIs: one that finds, and one that talks, with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade.engine import Engine
+from saccade.pipeline.core.assets import PAGES
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.server.http_server import HttpServer
+from tests.support.engine.material import TINY, write_model
+
+TOKEN = "sesame"
+
+
+@pytest.fixture(scope="package")
+def photo() -> Image.Image:
+    """Two people in a room."""
+    with Image.open(PAGES.parent / "demo.jpg") as image:
+        return Image.fromarray(np.asarray(image))
+
+
+@pytest.fixture(scope="package")
+def finder() -> Iterator[str]:
+    """The address of a server whose model is nano."""
+    with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
+        server = HttpServer(streams, port=0, token=TOKEN)
+        yield server.url
+        server.close()
+
+
+@pytest.fixture(scope="package")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server whose model writes texts, though they mean nothing."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "tiny", TINY)
+    with Engine.load(str(folder), device="cpu") as engine, Streams(engine) as streams:
+        server = HttpServer(streams, port=0)
+        yield server.url
+        server.close()

@@ -1,0 +1,99 @@
+"""Moondream's API, by its own client and by plain requests."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import urllib.request
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+from PIL import Image
+
+from tests.pipeline.server.api.conftest import TOKEN
+
+
+def data_url(photo: Image.Image, kind: str = "JPEG") -> str:
+    file = io.BytesIO()
+    photo.save(file, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def post(url: str, body: Any, token: str | None = TOKEN) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **({"X-Moondream-Auth": token} if token else {})}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as response:
+            return response.status, json.load(response)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_its_own_client_finds_boxes_and_points(finder: str, photo: Image.Image) -> None:
+    moondream = pytest.importorskip("moondream")
+    client = moondream.vl(endpoint=f"{finder}/v1", api_key=TOKEN)
+    boxes = client.detect(photo, "people")["objects"]
+    assert len(boxes) == 2
+    assert all(0 <= box["x_min"] < box["x_max"] <= 1 and 0 <= box["y_min"] < box["y_max"] <= 1 for box in boxes)
+    points = client.point(photo, "person")["points"]
+    for box, point in zip(*(sorted(found, key=lambda one: one["score"]) for found in (boxes, points)), strict=True):
+        assert box["x_min"] < point["x"] < box["x_max"]
+        assert box["y_min"] < point["y"] < box["y_max"]
+
+
+def test_its_own_client_reads_texts_whole_and_streamed(talker: str, photo: Image.Image) -> None:
+    moondream = pytest.importorskip("moondream")
+    client = moondream.vl(endpoint=f"{talker}/v1")
+    few = {"max_tokens": 6}
+    answer = client.query(photo, "what is it?", settings=few)["answer"]
+    assert answer
+    pieces = list(client.query(photo, "what is it?", stream=True, settings=few)["answer"])
+    assert ("".join(pieces), len(pieces) > 3) == (answer, True)
+    caption = client.caption(photo, length="short", settings=few)["caption"]
+    assert "".join(client.caption(photo, length="short", stream=True, settings=few)["caption"]) == caption
+
+
+def test_answers_have_the_documented_keys(finder: str, photo: Image.Image) -> None:
+    url = data_url(photo)
+    status, found = post(f"{finder}/v1/detect", {"image_url": url, "object": "person", "settings": {"max_objects": 1}})
+    assert (status, sorted(found), len(found["objects"])) == (200, ["objects", "request_id"], 1)
+    status, found = post(f"{finder}/v1/point", {"image_url": url, "object": "person", "variant": "unknown"})
+    assert (status, sorted(found), found["count"]) == (200, ["count", "points", "request_id"], 2)
+    request = urllib.request.Request(f"{finder}/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request) as response:
+        (model,) = json.load(response)["data"]
+    assert (model["id"], model["object"], "person" in model["classes"]) == ("nano", "model", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "words"),
+    [
+        ("detect", {"object": "zebra"}, 400, "'zebra' is not a class that nano knows"),
+        ("query", {"question": "who?"}, 400, "nano can detect and point, not query"),
+        ("caption", {}, 400, "nano can detect and point, not caption"),
+        ("detect", {"object": ""}, 400, "object"),
+        ("detect", {}, 400, "object is missing: what to find"),
+        ("detect", {"object": "cat", "image_url": "http://192.0.2.1/cat.jpg"}, 400, "data URL"),
+        ("detect", {"object": "cat", "image_url": "data:image/png;base64,AAAA"}, 400, "cannot be read"),
+        ("detect", {"object": "cat", "settings": {"conf": 2}}, 400, "conf"),
+        ("detect", b"[" * 70_000, 400, "not JSON"),
+        ("detect", b" " * (17 << 20), 413, "at most"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(
+    finder: str, photo: Image.Image, path: str, change: Any, status: int, words: str
+) -> None:
+    body = change if isinstance(change, bytes) else {"image_url": data_url(photo), **change}
+    answered, answer = post(f"{finder}/v1/{path}", body)
+    assert (answered, list(answer)) == (status, ["error"])
+    message = answer["error"]["message"]
+    assert words in message
+    assert "\n" not in message
+
+
+def test_without_the_token_nothing_is_answered(finder: str, photo: Image.Image) -> None:
+    body = {"image_url": data_url(photo), "object": "person"}
+    assert [post(f"{finder}/v1/detect", body, token)[0] for token in (None, "wrong", TOKEN)] == [401, 401, 200]
