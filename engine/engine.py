@@ -242,11 +242,7 @@ class Engine:
         return self._loop.counters()
 
     def prompt_tokens(self, task: Task) -> int:
-        """How many tokens a task's prompt has with the image before it.
-
-        Raises:
-            UnsupportedTaskError: if the model cannot do it.
-        """
+        """How many tokens a task's prompt has with the image before it; raises UnsupportedTaskError as `submit`."""
         self.expand(task)
         return self.limits.prefix_length + len(task.prompt(self._loaded.prompts))
 

@@ -169,17 +169,17 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
     if SERVER in block.text:
         with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams, http_server(streams) as server:
             text = block.text.replace(SERVER, server.url)
-            exec(compile("\n" * (block.line - 1) + text, str(block.path), "exec"), namespace)
+            exec(compile("\n" * (block.line - 1) + text, str(block.path), "exec", dont_inherit=True), namespace)
         return
     if "ws://" not in block.text:
-        exec(compile("\n" * (block.line - 1) + block.text, str(block.path), "exec"), namespace)
+        exec(compile("\n" * (block.line - 1) + block.text, str(block.path), "exec", dont_inherit=True), namespace)
         return
     with feed("?token=sesame") as sink:
         sender = threading.Thread(target=send_some, args=(sink,))
         sender.start()
         text, found = re.subn(r"ws://127\.0\.0\.1:8765", sink.url, block.text)
         assert found == 1
-        exec(compile("\n" * (block.line - 1) + text, str(block.path), "exec"), namespace)
+        exec(compile("\n" * (block.line - 1) + text, str(block.path), "exec", dont_inherit=True), namespace)
         sender.join()
 
 

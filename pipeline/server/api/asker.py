@@ -1,7 +1,7 @@
 """Asks the engine for requests over HTTP: a few at a time, so that they never crowd out the streams.
 
-A request waits before its body is read, so that waiting ones hold no memory; whoever sends slowly keeps no one from the
-engine. Decoding and cutting images runs in threads; the event loop only waits. Knows no API's format.
+A request waits before its body is read, so that waiting ones hold no memory; a client that sends slowly keeps no other
+from the engine. Decoding and cutting images runs in threads; the event loop only waits. Knows no API's format.
 """
 
 from __future__ import annotations
