@@ -50,7 +50,7 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[LoadedModel, 
     """Load a model, its description, and its vocabulary if it is closed; see `Engine.load` for arguments and errors."""
     folder = model_files.find(name)
     place = choose_device(device)
-    small = (folder / "model.safetensors").stat().st_size < 200 << 20
+    small = model_files.weights_bytes(folder) < 200 << 20
     default = torch.float32 if place.type == "cpu" or small else torch.bfloat16
     try:
         loaded = load_folder(folder, place, dtype, default)

@@ -5,13 +5,15 @@ Does what `TextDecoder` does, with its weights, and only in evaluation. Knows no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.backends.cpu_paged_cache import CpuPagedLayer, CpuPagedRows
 from saccade.engine.backends.onednn import linear
-from saccade.engine.models.moondream.text import Block, TextDecoder, join
+from saccade.engine.models.moondream.text import Block, Temperature, TextDecoder, join, run_blocks
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
@@ -34,57 +36,93 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """As `TextDecoder.forward`; the mask is one that is added."""
         rotation = self._cosine[positions].unsqueeze(2), self._sine[positions].unsqueeze(2)
-        for layer, kv in zip(self._layers, cache.layers(positions), strict=True):
-            x = layer(x, rotation, kv, mask)
-        return x
+        ops = _FusedOps(x, positions, rotation, mask)
+        run_blocks(self._layers, cache.layers(positions), ops)
+        return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: CpuPagedRows) -> None:
         """As `TextDecoder.write_kv`."""
         rows, length, _ = x.shape
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
-        *layers, last = cache.layers(torch.arange(length).expand(rows, -1))
-        for layer, kv in zip(self._layers, layers, strict=False):
-            x = layer(x, rotation, kv, None)
-        self._layers[-1].write_kv(x, rotation, last)
+        positions = torch.arange(length)
+        ops = _FusedOps(x, positions, rotation, None)
+        run_blocks(self._layers, cache.layers(positions.expand(rows, -1)), ops, kv_only=True)
 
 
 class _Layer:
-    """One block; arguments as for `Block`, but without a mask x attends to itself only."""
+    """One block's weights."""
+
+    __slots__ = ("experts", "into", "kept", "norm", "out", "queries", "split", "temperature", "width")
 
     def __init__(self, block: Block) -> None:
         config = block.attn.config
-        self._norm, self._width = block.ln, config.head_dim
-        self._queries, self._kept = config.n_heads, config.n_kv_heads
-        self._split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        self.norm: nn.LayerNorm = block.ln
+        self.temperature: Temperature | None = block.temperature
+        self.width, self.queries, self.kept = config.head_dim, config.n_heads, config.n_kv_heads
+        self.split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         joined = join(block)
-        self._into, self._out = (joined.into, joined.into_bias), (joined.out, joined.out_bias)
+        self.into, self.out = (joined.into, joined.into_bias), (joined.out, joined.out_bias)
+        self.experts = joined.experts
 
-    def __call__(
-        self, x: torch.Tensor, rotation: _Rotation, kv: CpuPagedLayer, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        wide = linear(self._normed(x), *self._into)
-        heads, inner = wide.split([self._split, wide.shape[-1] - self._split], dim=-1)
-        heads = heads.view(*x.shape[:2], -1, self._width)
-        _rotate(heads[:, :, : -self._kept], rotation)
-        kv.write_both(heads[:, :, self._queries :])
-        q, k, v = heads.transpose(1, 2).split([self._queries, self._kept, self._kept], dim=1)
-        if mask is not None:
-            k, v = kv.read()
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self._queries != self._kept)
-        inner = F.gelu(inner, approximate="tanh")
-        return linear(torch.cat([seen.transpose(1, 2).flatten(2), inner], dim=-1), *self._out, add=x)
 
-    def write_kv(self, x: torch.Tensor, rotation: _Rotation, kv: CpuPagedLayer) -> None:
-        """Write x's keys and values and go no further."""
-        start = self._queries * self._width
-        weight, bias = (part[start : self._split] for part in self._into)
-        new = linear(self._normed(x), weight, bias).view(*x.shape[:2], -1, self._width)
-        _rotate(new[:, :, : self._kept], rotation)
-        kv.write_both(new)
+_Heads = tuple[torch.Tensor, torch.Tensor]
+"""Heads (rows, length, heads, head_dim), queries first, and what goes into the GELU (rows, length, ff_dim or 0)."""
 
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        norm: nn.LayerNorm = self._norm
-        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+@dataclass(slots=True)
+class _FusedOps:
+    """`BlockOps` on x (rows, length, dim); without a mask x attends to itself only."""
+
+    x: torch.Tensor
+    positions: torch.Tensor
+    rotation: _Rotation
+    mask: torch.Tensor | None
+
+    def norm(self, layer: _Layer) -> torch.Tensor:
+        norm = layer.norm
+        return F.layer_norm(self.x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    def heads(self, layer: _Layer, normed: torch.Tensor, kv_only: bool) -> _Heads:
+        weight, bias = layer.into
+        if kv_only:  # a temperature is computed from the queries, too
+            start = 0 if layer.temperature is not None else layer.queries * layer.width
+            weight, bias = weight[start : layer.split], bias[start : layer.split]
+        wide = linear(normed, weight, bias)
+        split = min(layer.split, wide.shape[-1])
+        heads, inner = wide.split([split, wide.shape[-1] - split], dim=-1)
+        return heads.unflatten(-1, (-1, layer.width)), inner
+
+    def temper(self, layer: _Layer, heads: _Heads) -> _Heads:
+        assert layer.temperature is not None
+        every = heads[0]
+        for_q, for_v = layer.temperature(every.flatten(2), self.positions).unsqueeze(-1).unbind(-3)
+        every[:, :, : layer.queries].mul_(for_q)
+        every[:, :, -layer.kept :].mul_(for_v)
+        return heads
+
+    def write_kv(self, layer: _Layer, heads: _Heads, cache: CpuPagedLayer) -> None:
+        kv = heads[0][:, :, -2 * layer.kept :]
+        _rotate(kv[:, :, : layer.kept], self.rotation)
+        cache.write_both(kv)
+
+    def attend(self, layer: _Layer, heads: _Heads, cache: CpuPagedLayer) -> _Heads:
+        """What attention saw (rows, length, dim), and what goes into the GELU."""
+        every, inner = heads
+        _rotate(every[:, :, : -layer.kept], self.rotation)
+        cache.write_both(every[:, :, layer.queries :])
+        q, k, v = every.transpose(1, 2).split([layer.queries, layer.kept, layer.kept], dim=1)
+        if self.mask is not None:
+            k, v = cache.read()
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, enable_gqa=layer.queries != layer.kept)
+        return seen.transpose(1, 2).flatten(2), inner
+
+    def add(self, layer: _Layer, seen: _Heads, normed: torch.Tensor) -> None:
+        both, inner = seen
+        if layer.experts is None:
+            both = torch.cat([both, F.gelu(inner, approximate="tanh")], dim=-1)
+        self.x = linear(both, *layer.out, add=self.x)
+        if layer.experts is not None:
+            self.x = self.x + layer.experts(normed)
 
 
 def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:

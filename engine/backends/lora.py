@@ -1,9 +1,9 @@
 """Adapters' weights: read from files, put into slots on the device, and added to a decoder row by row.
 
 The format is safetensors. For any of the decoder's `text.blocks.<n>.` parts `attn.qkv`, `attn.proj`, `mlp.fc1` and
-`mlp.fc2` there are two matrices, `….A` (rank, in) and `….B` (out, rank), and the part gives W x + alpha / rank · B A x.
-`alpha` is in the file's metadata and the rank by default. PEFT's folders (adapter_model.safetensors beside
-adapter_config.json) and names (`base_model.model.….lora_A.weight`) are understood as well.
+`mlp.fc2` (not of a mixture of experts) there are two matrices, `….A` (rank, in) and `….B` (out, rank), and the part
+gives W x + alpha / rank · B A x. `alpha` is in the file's metadata and the rank by default. PEFT's folders
+(adapter_model.safetensors beside adapter_config.json) and names (`base_model.model.….lora_A.weight`) are understood.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from saccade.engine.errors import AdapterError
-from saccade.engine.models.moondream.text import Attention, Block, Rotation, TextDecoder
-from saccade.engine.models.protocol import CacheLayer
+from saccade.engine.models.moondream.text import Block, TextDecoder
 from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 from saccade.engine.scheduling.adapter_slots import Adapter
 
@@ -61,7 +60,8 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
     weights = {}
     for (layer, part), pair in found.items():
         base, where = text.blocks[layer].get_submodule(part), f"{file}: text.blocks.{layer}.{part}"
-        assert isinstance(base, nn.Linear)
+        if not isinstance(base, nn.Linear):
+            raise AdapterError(f"{where}: that layer is a mixture of experts, which takes no adapter")
         if len(pair) < 2:
             raise AdapterError(f"{where} has no {'B' if 'A' in pair else 'A'}")
         a, b = pair["A"], pair["B"]
@@ -104,10 +104,9 @@ class AdapterBank:
             assert isinstance(block, Block)
             for part in _PARTS:
                 base = block.get_submodule(part)
-                assert isinstance(base, nn.Linear)
-                self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots + 1, rank)
-                block.set_submodule(part, adapted)
-            block.attn = _AdaptedAttention(block.attn)
+                if isinstance(base, nn.Linear):  # not a mixture of experts
+                    self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots + 1, rank)
+                    block.set_submodule(part, adapted)
 
     def fill(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter into a slot, if it is not there yet."""
@@ -148,16 +147,6 @@ class _AdaptedLinear(nn.Linear):
         """Map (rows, length, in) to (rows, length, out)."""
         a, b = self.a[self.slots], self.b[self.slots]
         return super().forward(x) + x @ a.transpose(1, 2) @ b.transpose(1, 2)
-
-
-class _AdaptedAttention(Attention):
-    def __init__(self, base: Attention) -> None:
-        nn.Module.__init__(self)
-        self.config, self.qkv, self.proj = base.config, base.qkv, base.proj
-
-    def write_kv(self, x: torch.Tensor, rotation: Rotation, layer: CacheLayer) -> None:
-        """Write x's keys and values, the adapters' part in them included."""
-        self(x, rotation, None, layer, alone=True)
 
 
 def _alpha(file: Path, metadata: dict[str, str]) -> float | None:

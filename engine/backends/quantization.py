@@ -1,8 +1,8 @@
 """Weights in FP8 (e4m3) with a float32 scale for each output.
 
-The linear layers of the text decoder's and the vision encoder's blocks are rounded so, and kernels read 8 bits for each
-weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The rest
-(embeddings, norms, biases, region heads, output head) is small or delicate and stays as it is.
+The linear layers of the text decoder's and the vision encoder's blocks, experts too, are rounded so, and kernels read
+8 bits for each weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The
+rest (embeddings, norms, biases, routers, temperatures, region heads, output head) is small or delicate and stays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import nn
 
 from saccade.engine.errors import EngineError
 from saccade.engine.kernels.fp8_format import E4M3, LARGEST
+from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
 from saccade.engine.models.protocol import Model
@@ -52,8 +53,13 @@ def round_to_fp8(model: Model) -> None:
         assert isinstance(block, Block)
         attn, mlp = block.attn, block.mlp
         _round(attn.qkv)
-        _round(mlp.fc1)
-        _round(attn.proj, mlp.fc2)  # they add to the same outputs
+        if isinstance(mlp, Experts):
+            _round(attn.proj)
+            for expert in (*mlp.fc1.weight, *mlp.fc2.weight):
+                expert.copy_(dequantize(*quantize(expert), expert.dtype))
+        else:
+            _round(mlp.fc1)
+            _round(attn.proj, mlp.fc2)  # they add to the same outputs
     for module in model.vision.blocks.modules():
         if isinstance(module, nn.Linear):
             _round(module)

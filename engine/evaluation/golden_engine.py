@@ -127,11 +127,17 @@ def _calls(name: str, case: dict[str, Any]) -> Iterator[_Call]:
         return
     for skill, task in (("detect", Detect), ("point", Point)):
         for label, by_bias in case[skill].items():
+            ids = case["prompts"][skill][label] if "prompts" in case else None
             for bias, objects in by_bias.items():
                 conf = 1 / (1 + math.exp(-float(bias)))
-                yield _Call(f"{name} {skill} '{label}' at {bias}", task(label, MAX_OBJECTS, conf), None, objects)
-    yield _Call(f"{name} query", Query("how many?", MAX_TOKENS), None, str(case["query"]))
-    yield _Call(f"{name} caption", Caption("short", MAX_TOKENS), None, str(case["caption_short"]))
+                yield _Call(f"{name} {skill} '{label}' at {bias}", task(label, MAX_OBJECTS, conf), ids, objects)
+    prompts = case.get("prompts", {"query": {}, "caption": {}})
+    for question, answer in case.get("queries", {"how many?": {"text": case["query"]}}).items():
+        ids = prompts["query"].get(question)
+        yield _Call(f"{name} query '{question}'", Query(question, MAX_TOKENS), ids, str(answer["text"]))
+    for length, answer in case.get("captions", {"short": {"text": case["caption_short"]}}).items():
+        ids = prompts["caption"].get(length)
+        yield _Call(f"{name} caption '{length}'", Caption(length, MAX_TOKENS), ids, str(answer["text"]))
 
 
 def _reference_call(name: str, call: dict[str, Any]) -> _Call:

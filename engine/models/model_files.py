@@ -8,8 +8,9 @@ from pathlib import Path
 from saccade.engine.errors import UnknownModelError
 
 _HERE = Path(__file__).parent
-_FILES = ("config.json", "model.safetensors")
-_HUB_FILES = [*_FILES, "tokenizer.json", "synonyms.json"]
+_CONFIG = "config.json"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", "synonyms.json"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,13 +42,21 @@ def find(name: str) -> Path:
             return entry.folder
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if missing := [file for file in _FILES if not (folder / file).is_file()]:
-            raise UnknownModelError(f"{folder} is not a model folder: it has no {missing[0]}")
+        if not (folder / _CONFIG).is_file():
+            raise UnknownModelError(f"{folder} is not a model folder: it has no {_CONFIG}")
+        if not any((folder / file).is_file() for file in _WEIGHTS):
+            raise UnknownModelError(f"{folder} is not a model folder: it has no {_WEIGHTS[0]}")
         return folder
+
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _download(name)
     names = ", ".join(entry.name for entry in EMBEDDED)
     raise UnknownModelError(f"no model '{name}': give one of {names}, a model folder, or a hub id such as owner/model")
+
+
+def weights_bytes(folder: Path) -> int:
+    """Size of a folder's weights, however many files they are in."""
+    return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 
 def _download(name: str) -> Path:

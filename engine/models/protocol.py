@@ -265,13 +265,15 @@ class Model(Protocol):
 class ModelCosts(Protocol):
     """The least that a model's steps must do, for benchmarks to compare with."""
 
-    def decode_bytes(self, sequences: int, keys: int, dtype: str) -> int:
+    def decode_bytes(self, sequences: int, keys: int, dtype: str, experts: float | None = None) -> int:
         """Bytes that a decode step of so many sequences of `keys` keys reads.
 
         Args:
             sequences: of the step.
             keys: of each sequence.
             dtype: of the weights, as `model_loader.DTYPES` names it.
+            experts: that the step uses, the mean of a model's mixtures of experts; None for as many as sequences that
+                choose at random and apart use.
         """
         ...
 

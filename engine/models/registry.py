@@ -22,7 +22,7 @@ Loader = Callable[[Path, "torch.device", "torch.dtype"], LoadedModel]
 
 DEFAULT = "moondream"
 _LOADERS: dict[str, Loader | str] = {DEFAULT: "saccade.engine.models.moondream.loader:load_moondream"}
-_NAMES = {"moondream1": DEFAULT, "HfMoondream": DEFAULT, "Moondream": DEFAULT}
+_NAMES = {"moondream1": DEFAULT, "moondream3": DEFAULT, "HfMoondream": DEFAULT, "Moondream": DEFAULT}
 """What published configurations call an architecture."""
 
 
@@ -40,7 +40,10 @@ def register_architecture(name: str, loader: Loader | str) -> None:
         raise ValueError(f"there is an architecture '{name}' already")
 
 
-RANDOM = {"moondream-2-random": "saccade.engine.models.moondream.random_weights:random_moondream"}
+RANDOM = {
+    "moondream-2-random": "saccade.engine.models.moondream.random_weights:random_moondream",
+    "moondream-3-random": "saccade.engine.models.moondream.random_weights:random_moondream_3",
+}
 """Models with published dimensions and random weights, for benchmarks."""
 
 

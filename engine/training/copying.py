@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from saccade.engine.models.moondream.detector_tower import OCTAVES, DetectorTower
+from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
 
@@ -66,6 +67,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     _embed_answers(model)
     blocks = [block for block in text.blocks if isinstance(block, Block)]
     for block in blocks:
+        assert isinstance(block.mlp, Mlp)
         for linear in (block.attn.proj, block.mlp.fc2):
             linear.weight.mul_(0.3)
             linear.bias.zero_()

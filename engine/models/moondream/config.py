@@ -1,7 +1,8 @@
 """The shape of one model of the Moondream family, read from its config.json. Knows no torch.
 
 Field names are those of the public configuration files, so a published config is read as it is. What only our own
-models have (`vision.stem`, `vision.stem_*`, `classes`, `repeat_iou`) has defaults that mean "as published".
+models have (`vision.stem`, `vision.stem_*`, `classes`, `repeat_iou`) has defaults that mean "as published". A text
+section with `moe` is Moondream 3's, whose defaults are others (`_MOONDREAM_3`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,25 @@ class ModelConfigError(ModelFilesError):
 
 
 @dataclass(slots=True, frozen=True)
+class ExpertsConfig:
+    """The mixture of experts in place of the MLP, in layers from `start_layer` on."""
+
+    num_experts: int = 64
+    start_layer: int = 4
+    experts_per_token: int = 8
+    expert_inner_dim: int = 1024
+
+
+@dataclass(slots=True, frozen=True)
 class TextConfig:
-    """The text decoder. `prefix_attn` is the number of first positions (bos + image) that see each other both ways."""
+    """The text decoder.
+
+    Attributes:
+        prefix_attn: the first positions (bos + image), which see each other both ways.
+        moe: of Moondream 3.
+        rope_theta: base of the rotary positions' wavelengths.
+        tau: whether attention has a temperature (`text.Temperature`): 1 or 0.
+    """
 
     dim: int = 2048
     ff_dim: int = 8192
@@ -35,6 +53,9 @@ class TextConfig:
     n_heads: int = 32
     n_kv_heads: int = 32
     prefix_attn: int = 730
+    moe: ExpertsConfig | None = None
+    rope_theta: float = 10000.0
+    tau: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -91,7 +112,15 @@ class VisionConfig:
 
 @dataclass(slots=True, frozen=True)
 class RegionConfig:
-    """Coordinate and size heads. `inner_dim` is the hidden width of the two decoders; 0 makes each one linear layer."""
+    """Coordinate and size heads.
+
+    Attributes:
+        inner_dim: hidden width of the two decoders; 0 makes each one linear layer.
+        reads: what the decoders are given: `raw` the hidden state (Moondream 2), `ln` its `region.ln`, `post_ln_ln`
+            `region.ln` of its last norm. Moondream 3's public sources disagree, and only its published weights can
+            decide; "" takes `post_ln_ln` where the weights have a `region.ln`, else `raw`. `saccade doctor --model`
+            tries them.
+    """
 
     dim: int = 2048
     coord_feat_dim: int = 256
@@ -99,11 +128,15 @@ class RegionConfig:
     size_feat_dim: int = 512
     size_out_dim: int = 2048
     inner_dim: int = 8192
+    reads: str = ""
 
 
 @dataclass(slots=True, frozen=True)
 class TokenizerConfig:
-    """Ids of the special tokens and the token ids around each prompt (`templates`)."""
+    """Ids of the special tokens and the token ids around each prompt (`templates`).
+
+    `query_suffixes` is how often the suffix stands behind a question; where an answer is reasoned, once less.
+    """
 
     bos_id: int = 0
     eos_id: int = 0
@@ -113,6 +146,7 @@ class TokenizerConfig:
     size_id: int = 6
     start_ground_points_id: int = 7
     end_ground_id: int = 9
+    query_suffixes: int = 2
     templates: Mapping[str, Any] = field(
         default_factory=lambda: {
             "caption": {
@@ -125,6 +159,18 @@ class TokenizerConfig:
             "point": {"prefix": [1, 2581, 2], "suffix": [3]},
         }
     )
+
+
+REGION_READS = ("raw", "ln", "post_ln_ln")
+"""What the region heads may be given, see `RegionConfig`."""
+_MOONDREAM_3: Mapping[str, Mapping[str, Any]] = {
+    "text": {"max_context": 4096, "rope_theta": 1.5e6, "tau": 1},
+    "region": {"inner_dim": 0},
+    "tokenizer": {"query_suffixes": 1},
+}
+"""Moondream 3's values of what its config.json does not say."""
+_MOE_NAMES = {"n_experts": "num_experts", "n_experts_per_tok": "experts_per_token"}
+"""Other names in use for fields of `ExpertsConfig`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -168,7 +214,7 @@ class MoondreamConfig:
         Raises:
             ModelConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
         """
-        unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou"}
+        unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou", "skills"}
         if unknown:
             raise ModelConfigError(f"unknown section '{min(unknown)}'")
         classes = values.get("classes")
@@ -177,11 +223,13 @@ class MoondreamConfig:
         repeat_iou = values.get("repeat_iou")
         if repeat_iou is not None and not (isinstance(repeat_iou, int | float) and 0 < repeat_iou <= 1):
             raise ModelConfigError("field 'repeat_iou' is not a number above 0 and at most 1")
+        text = values.get("text")
+        unsaid = _MOONDREAM_3 if isinstance(text, Mapping) and text.get("moe") is not None else {}
         config = cls(
-            text=_section(TextConfig, "text", values),
-            vision=_section(VisionConfig, "vision", values),
-            region=_section(RegionConfig, "region", values),
-            tokenizer=_section(TokenizerConfig, "tokenizer", values),
+            text=_section(TextConfig, "text", values, unsaid),
+            vision=_section(VisionConfig, "vision", values, unsaid),
+            region=_section(RegionConfig, "region", values, unsaid),
+            tokenizer=_section(TokenizerConfig, "tokenizer", values, unsaid),
             classes=None if classes is None else tuple(classes),
             repeat_iou=repeat_iou,
         )
@@ -229,6 +277,17 @@ class MoondreamConfig:
             ("region.dim must equal text.dim", region.dim == text.dim),
             ("region.size_out_dim must be even", region.size_out_dim % 2 == 0),
             ("text.prefix_attn must be 1 + image tokens", text.prefix_attn == 1 + vision.n_tokens),
+            ("text.rope_theta must be above 0", text.rope_theta > 0),
+            (
+                "text.tau is 1 or 0, and 1 needs text.n_kv_heads to equal text.n_heads",
+                text.tau == 0 or (text.tau == 1 and text.n_kv_heads == text.n_heads),
+            ),
+            (
+                "text.moe needs from 1 to num_experts experts_per_token, and an expert_inner_dim",
+                text.moe is None
+                or (1 <= text.moe.experts_per_token <= text.moe.num_experts and text.moe.expert_inner_dim > 0),
+            ),
+            (f"region.reads must be one of {', '.join(REGION_READS)}", region.reads in ("", *REGION_READS)),
             ("text.max_context must be more than text.prefix_attn", text.max_context > text.prefix_attn),
             ("region.coord_feat_dim must be even", region.coord_feat_dim % 2 == 0),
             ("region.size_feat_dim must be even", region.size_feat_dim % 2 == 0),
@@ -269,17 +328,34 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
                 raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
 
 
-def _section(kind: type[_T], name: str, values: Mapping[str, Any]) -> _T:
-    section = values.get(name, {})
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (float, int)}
+"""What a field may hold, by its annotation; else an object."""
+
+
+def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mapping[str, Mapping[str, Any]]) -> _T:
+    section = values.get(name.rpartition(".")[2], {})
     if not isinstance(section, Mapping):
         raise ModelConfigError(f"section '{name}' is not an object")
     defaults = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    read = dict(unsaid.get(name, {}))
     for key, value in section.items():
+        if name == "text" and key == "moe":
+            if value is not None:
+                read[key] = _experts(section)
+            continue
         if key not in defaults:
             raise ModelConfigError(f"unknown field '{name}.{key}'")
-        expected = {"int": int, "str": str}.get(str(defaults[key].type), Mapping)
+        expected = _KINDS.get(str(defaults[key].type), (Mapping,))
         if not isinstance(value, expected) or isinstance(value, bool):
-            raise ModelConfigError(f"field '{name}.{key}' is {value!r}, not {expected.__name__}")
-        if isinstance(value, int) and value < 0:
-            raise ModelConfigError(f"field '{name}.{key}' is negative")
-    return kind(**section)
+            raise ModelConfigError(f"field '{name}.{key}' is {value!r}, not {expected[0].__name__}")
+        if isinstance(value, int | float) and not 0 <= value < float("inf"):
+            raise ModelConfigError(f"field '{name}.{key}' is {'negative' if value < 0 else 'not finite'}")
+        read[key] = value
+    return kind(**read)
+
+
+def _experts(text: Mapping[str, Any]) -> ExpertsConfig:
+    section = text["moe"]
+    if isinstance(section, Mapping):
+        text = {"moe": {_MOE_NAMES.get(key, key): value for key, value in section.items()}}
+    return _section(ExpertsConfig, "text.moe", text, {})

@@ -5,7 +5,7 @@ An operation is half a multiply-add. Norms, activations and anything that could 
 
 from __future__ import annotations
 
-from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig
 from saccade.engine.models.moondream.image_crops import crop_count
 
 WIDTHS = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "fp8": (1, 2)}
@@ -24,29 +24,53 @@ class MoondreamCosts:
     def __init__(self, config: MoondreamConfig) -> None:
         self._config = config
 
-    def decode_bytes(self, sequences: int, keys: int, dtype: str) -> int:
+    def decode_bytes(self, sequences: int, keys: int, dtype: str, experts: float | None = None) -> int:
         """Bytes that a decode step of detect or point reads: weights once, and the cache of every sequence."""
         text, region = self._config.text, self._config.region
         of_block, of_rest = WIDTHS[dtype]
-        inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
-        block = text.dim * (inner + text.dim + 2 * text.ff_dim)
+        weights = of_block * text.n_layers * self._attention()
+        rest = text.n_layers * 2 * text.n_heads * 3 * text.n_heads * text.head_dim if text.tau else 0
+        for layer in range(text.n_layers):
+            if (moe := self._moe(layer)) is None:
+                weights += of_block * text.dim * 2 * text.ff_dim
+                continue
+            share = moe.experts_per_token / moe.num_experts
+            used = moe.num_experts * (1 - (1 - share) ** sequences) if experts is None else experts
+            weights += of_block * round(used * self._expert(moe))
+            rest += text.dim * moe.num_experts
         bins = region.coord_out_dim
-        head = region.inner_dim * (text.dim + bins) if region.inner_dim else text.dim * bins
+        rest += region.inner_dim * (text.dim + bins) if region.inner_dim else text.dim * bins
         cache = sequences * keys * 2 * text.n_kv_heads * text.head_dim
-        return of_block * text.n_layers * block + of_rest * (text.n_layers * cache + head)
+        return weights + of_rest * (text.n_layers * cache + rest)
 
     def prefill_flops(self, height: int, width: int, prompt: int) -> int:
         """Operations of an image's prefill: the encoder on each crop, the projection, the decoder over the prefix."""
         text, vision = self._config.text, self._config.vision
         length = text.prefix_attn + prompt
-        inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
-        attention = 2 * length * length * text.n_heads * text.head_dim
-        layer = length * text.dim * (inner + text.dim + 2 * text.ff_dim) + attention
+        layers = 0
+        for layer in range(text.n_layers):
+            moe = self._moe(layer)
+            mlp = text.dim * 2 * text.ff_dim if moe is None else moe.experts_per_token * self._expert(moe)
+            layers += length * (self._attention() + mlp) + 2 * length * length * text.n_heads * text.head_dim
         if vision.stem != "patch":
-            return 2 * text.n_layers * layer
+            return 2 * layers
         crops = crop_count(height, width, vision)
         tokens, dim = vision.n_tokens, vision.enc_dim
         block = tokens * dim * (4 * dim + 2 * vision.enc_ff_dim) + 2 * tokens * tokens * dim
         patches = tokens * dim * vision.enc_patch_size**2 * vision.in_channels
         project = tokens * vision.proj_inner_dim * (2 * dim + vision.proj_out_dim)
-        return 2 * (crops * (vision.enc_n_layers * block + patches) + project + text.n_layers * layer)
+        return 2 * (crops * (vision.enc_n_layers * block + patches) + project + layers)
+
+    def _moe(self, layer: int) -> ExpertsConfig | None:
+        """The mixture of experts of a layer, if it has one."""
+        moe = self._config.text.moe
+        return None if moe is None or layer < moe.start_layer else moe
+
+    def _attention(self) -> int:
+        """Weights of a layer's attention."""
+        text = self._config.text
+        return text.dim * ((text.n_heads + 2 * text.n_kv_heads) * text.head_dim + text.dim)
+
+    def _expert(self, moe: ExpertsConfig) -> int:
+        """Weights of one expert."""
+        return 3 * self._config.text.dim * moe.expert_inner_dim

@@ -1,10 +1,15 @@
-"""Layers that more than one part of the model uses."""
+"""Layers that more than one part of the model uses: the dense MLP, and the mixture of experts in its place.
+
+Knows nothing of attention, caches or devices' kernels.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from saccade.engine.models.moondream.config import ExpertsConfig
 
 
 class Mlp(nn.Module):
@@ -18,3 +23,74 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., width) to (..., out)."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))  # type: ignore[no-any-return]
+
+
+class _Matrices(nn.Module):
+    """One matrix (outputs, inputs) of each expert."""
+
+    def __init__(self, n: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n, outputs, inputs))
+
+
+class Experts(nn.Module):
+    """A mixture of experts in an MLP's place: each token goes through the few that a router likes best.
+
+    An expert is fc2(gelu(h) · (g + 1)), h and g the halves of fc1 x, the GELU exact. The best `experts_per_token` of
+    the router's logits are taken, and their results added with the softmax over those as weights. Formulas of vLLM's
+    moondream3.py (Apache-2.0).
+    """
+
+    def __init__(self, config: ExpertsConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(width, config.num_experts)
+        self.fc1 = _Matrices(config.num_experts, width, 2 * config.expert_inner_dim)
+        self.fc2 = _Matrices(config.num_experts, config.expert_inner_dim, width)
+
+    @property
+    def n_idle_weights(self) -> int:
+        """Weights of the experts that a token does not go through."""
+        idle = self.config.num_experts - self.config.experts_per_token
+        return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
+
+    def router_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (..., experts) of x (..., width), always in float32: two experts may be nearly as good."""
+        return F.linear(x.float(), self.router.weight.float(), self.router.bias.float())
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights (..., experts_per_token) float32 and int64 numbers of each token's experts, best first."""
+        best, chosen = self.router_logits(x).topk(self.config.experts_per_token, dim=-1)
+        return best.softmax(-1), chosen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (..., width) to the same shape."""
+        flat = x.flatten(0, -2)
+        weights, chosen = self.route(flat)
+        mixed = self._one_by_one if x.device.type == "cpu" else self._all_at_once
+        return mixed(flat, weights, chosen).to(x.dtype).view_as(x)
+
+    def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Each expert that any token chose, on those tokens alone."""
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // chosen.shape[1]
+        counts = chosen.flatten().bincount(minlength=len(self.fc1.weight)).tolist()
+        results = []
+        for number, rows in enumerate(tokens.split(counts)):
+            if len(rows):
+                results.append(self._expert(x[rows], self.fc1.weight[number], self.fc2.weight[number]))
+        weighted = torch.cat(results).float() * weights.flatten()[order].unsqueeze(1)
+        return torch.zeros_like(x, dtype=torch.float32).index_add_(0, tokens, weighted)
+
+    def _all_at_once(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """All experts on all tokens: what a graph can capture where there is no kernel that does better."""
+        share = torch.zeros(len(x), len(self.fc1.weight), device=x.device).scatter_(1, chosen, weights)
+        every = x.expand(len(self.fc1.weight), -1, -1)
+        results = self._expert(every, self.fc1.weight, self.fc2.weight)
+        return torch.einsum("erd,re->rd", results.float(), share)
+
+    @staticmethod
+    def _expert(x: torch.Tensor, into: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Map (..., rows, width) to the same through (..., 2 · inner, width) and (..., width, inner) matrices."""
+        h, g = (x @ into.transpose(-1, -2)).chunk(2, dim=-1)
+        return (F.gelu(h) * (g + 1)) @ out.transpose(-1, -2)

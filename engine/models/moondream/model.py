@@ -5,6 +5,9 @@ Knows nothing of prompts, sampling or scheduling.
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,7 +44,7 @@ class Moondream(nn.Module):
         self.vision: VisionTower | DetectorTower
         self.vision = DetectorTower(config.vision) if config.vision.stem == "picodet" else VisionTower(config.vision)
         self.text = TextDecoder(config.text)
-        self.region = RegionHeads(config.region)
+        self.region = RegionHeads(config.region, self.text.post_ln)
 
     @property
     def limits(self) -> ModelLimits:
@@ -75,22 +78,29 @@ class Moondream(nn.Module):
 
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
-    """Load config.json and model.safetensors from a folder.
+    """Load config.json and model.safetensors, or the shards of a model.safetensors.index.json, from a folder.
 
     Raises:
         ModelConfigError: if config.json does not describe a model of this family.
         CheckpointError: naming the first tensor, in the model's order, that is missing, unknown or of another shape.
     """
     config = MoondreamConfig.from_file(folder / "config.json")
-    path = folder / "model.safetensors"
-    with torch.device("meta"):
-        model = Moondream(config)
-    wanted = model.state_dict()
+    path, names = _files(folder)
     try:
-        with safe_open(path, framework="pt") as file:
-            held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _compare({_PREFIX + name: tuple(tensor.shape) for name, tensor in wanted.items()}, held, path)
-            state = {name: file.get_tensor(_PREFIX + name).to(device, dtype) for name in wanted}
+        with ExitStack() as files:
+            opened = [files.enter_context(safe_open(name, framework="pt")) for name in names]
+            held = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+            if not config.region.reads:
+                reads = "post_ln_ln" if f"{_PREFIX}region.ln.weight" in held else "raw"
+                config = replace(config, region=replace(config.region, reads=reads))
+            elif config.region.reads == "raw":  # what the user chose not to read is no error
+                held = {name: file for name, file in held.items() if not name.startswith(f"{_PREFIX}region.ln.")}
+            with torch.device("meta"):
+                model = Moondream(config)
+            wanted = model.state_dict()
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in held.items()}
+            _compare({_PREFIX + name: tuple(tensor.shape) for name, tensor in wanted.items()}, shapes, path)
+            state = {name: held[_PREFIX + name].get_tensor(_PREFIX + name).to(device, dtype) for name in wanted}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     model.load_state_dict(state, assign=True)
@@ -98,6 +108,20 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
         model.vision.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.text.cosine, model.text.sine = (table.to(device) for table in rotation_table(config.text))  # not stored
     return model.eval().requires_grad_(False)
+
+
+def _files(folder: Path) -> tuple[Path, list[Path]]:
+    """What names the weights of a folder, and the files they are in."""
+    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if path.is_file() or not index.is_file():
+        return path, [path]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if not all(Path(name).name == name for name in names):
+            raise ValueError("a shard is not beside it")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not an index of shards ({error})") from error
+    return index, [folder / name for name in names]
 
 
 def _compare(wanted: dict[str, tuple[int, ...]], held: dict[str, tuple[int, ...]], path: Path) -> None:

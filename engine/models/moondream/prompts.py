@@ -76,10 +76,11 @@ class CodePointTokenizer:
 class MoondreamPrompts:
     """Prompts of one model: the config's templates around encoded words."""
 
-    __slots__ = ("_templates", "_tokenizer", "eos_id")
+    __slots__ = ("_query_suffixes", "_templates", "_tokenizer", "eos_id")
 
     def __init__(self, config: TokenizerConfig, tokenizer: TextTokenizer) -> None:
         self._templates = config.templates
+        self._query_suffixes = config.query_suffixes
         self.eos_id = config.eos_id
         self._tokenizer = tokenizer
 
@@ -92,8 +93,9 @@ class MoondreamPrompts:
         return self.wrap(skill, f" {label}")
 
     def query(self, question: str) -> list[int]:
-        """Ids that ask a question: no space before it, and the suffix twice, as the reference asks it."""
-        return [*self.wrap("query", question), *self._templates["query"]["suffix"]]
+        """Ids that ask a question: no space before it, and behind it the suffix as often as the reference has it."""
+        template = self._templates["query"]
+        return [*template["prefix"], *self.ids(question), *self._query_suffixes * template["suffix"]]
 
     def caption(self, length: str) -> list[int]:
         """Ids that ask for a description of some length."""

@@ -16,6 +16,8 @@ from saccade.engine.models.protocol import LoadedModel
 
 _SHARPNESS = 3.0  # of attention's logits: at 1 it averages over an image, and all images give the same
 _EMBEDDING = 0.1  # of tokens and of positions in an image, which all images have in common
+MOONDREAM_3 = MoondreamConfig.from_dict({"text": {"moe": {}}, "region": {"reads": "post_ln_ln"}})
+"""The published dimensions of Moondream 3, and what its region heads most likely read."""
 _FREQUENCY = 10.0  # of regions: at 1, most sizes are embedded alike, and the answer repeats itself
 
 
@@ -27,6 +29,13 @@ def random_moondream(
     model = random_model(config, device, dtype, seed)
     prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer())
     return LoadedModel(model, prompts, None, {}, MoondreamCosts(config))
+
+
+def random_moondream_3(
+    device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
+) -> LoadedModel:
+    """The same of Moondream 3's shape by default: 9.3 B numbers, 64 experts of which a token goes through 8."""
+    return random_moondream(device, dtype, config or MOONDREAM_3, seed)
 
 
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
@@ -42,13 +51,14 @@ def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dty
     for name, parameter in model.named_parameters():
         last = name.rsplit(".", 1)[-1]
         with torch.no_grad():
-            if last == "bias":
+            if last in ("bias", "alpha"):
                 parameter.zero_()
             elif last == "weight" and parameter.ndim == 1:  # of a norm
                 parameter.fill_(1.0)
-            elif last == "weight":
+            elif last in ("weight", "wq", "wv"):
                 gain = _SHARPNESS if name.endswith("qkv.weight") else 1.0
-                parameter.normal_(0, gain * parameter[0].numel() ** -0.5, generator=dice)
+                inputs = parameter.shape[-1] if parameter.ndim == 3 else parameter[0].numel()
+                parameter.normal_(0, gain * inputs**-0.5, generator=dice)
             else:  # embeddings and frequencies
                 spread = _FREQUENCY if last.endswith("_features") else _EMBEDDING
                 parameter.normal_(0, spread, generator=dice)

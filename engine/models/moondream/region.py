@@ -35,11 +35,20 @@ def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:
 
 
 class RegionHeads(nn.Module):
-    """Encoders of coordinates and sizes into embeddings, decoders from hidden states (before the last norm) to bins."""
+    """Encoders of coordinates and sizes into embeddings, decoders from hidden states (before the last norm) to bins.
 
-    def __init__(self, config: RegionConfig) -> None:
+    Args:
+        config: with `reads` decided; "" is "raw".
+        post_ln: the text decoder's last norm, for `reads` "post_ln_ln".
+    """
+
+    def __init__(self, config: RegionConfig, post_ln: nn.LayerNorm | None = None) -> None:
         super().__init__()
         self.config = config
+        self.norms: tuple[nn.LayerNorm, ...] = ()  # no submodules: the first may be the text decoder's, stored there
+        if config.reads in ("ln", "post_ln_ln"):
+            self.ln = nn.LayerNorm(config.dim)
+            self.norms = (self.ln,) if post_ln is None or config.reads == "ln" else (post_ln, self.ln)
         self.coord_features = nn.Parameter(torch.empty(1, config.coord_feat_dim // 2))
         self.coord_encoder = nn.Linear(config.coord_feat_dim, config.dim)
         self.coord_decoder = _decoder(config, config.coord_out_dim)
@@ -65,13 +74,19 @@ class RegionHeads(nn.Module):
         logits = self.decode_size(hidden)
         return size_value(logits.argmax(-1), logits.shape[-1])
 
+    def read(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the decoders are given for hidden states (..., dim), see `RegionConfig.reads`."""
+        for norm in self.norms:
+            hidden = norm(hidden)
+        return hidden
+
     def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., coord_out_dim) of the bins of one coordinate."""
-        return self.coord_decoder(hidden)  # type: ignore[no-any-return]
+        return self.coord_decoder(self.read(hidden))  # type: ignore[no-any-return]
 
     def decode_size(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., 2, size_out_dim / 2) of the bins of width and height."""
-        return self.size_decoder(hidden).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
+        return self.size_decoder(self.read(hidden)).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
 
 
 def _decoder(config: RegionConfig, out: int) -> nn.Module:

@@ -1,12 +1,17 @@
 """The text decoder: parallel attention and MLP from one norm, partial rotary positions, bidirectional over the prefix.
 
-Knows nothing of images, prompts or sampling: embeddings in, hidden states out.
-Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+`run_blocks` is the one definition of what a decoder is; this module's `TextDecoder` runs it with the weights' own
+modules, and backends with faster forms of its parts. Moondream 3 adds a temperature to attention and experts in the
+MLP's place. Knows nothing of images, prompts or sampling: embeddings in, hidden states out.
+Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream), of the
+temperature after vLLM's moondream3.py (Apache-2.0).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,94 +19,229 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import TextConfig
-from saccade.engine.models.moondream.layers import Mlp
+from saccade.engine.models.moondream.layers import Experts, Mlp
 from saccade.engine.models.protocol import Cache, CacheLayer
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each (rows or nothing, length, 1, rotary_dim / 2)."""
 
 
+class Layer(Protocol):
+    """A block's weights, in whatever form a backend has them."""
+
+    @property
+    def temperature(self) -> Temperature | None:
+        """Of its attention, if it has one."""
+        ...
+
+
+L = TypeVar("L", bound=Layer, contravariant=True)
+C = TypeVar("C", contravariant=True)
+
+
+class BlockOps(Protocol[L, C]):
+    """How a backend does the parts of a block. Holds the residual, and where its tokens are.
+
+    What one part gives another (normed states, heads, what attention saw) has any form that the backend likes.
+    """
+
+    def norm(self, layer: L) -> Any:
+        """The residual's layer norm, which both halves of a block read."""
+        ...
+
+    def heads(self, layer: L, normed: Any, kv_only: bool) -> Any:
+        """Queries, keys and values of the normed states, not rotated; the queries may be missing if `kv_only`."""
+        ...
+
+    def temper(self, layer: L, heads: Any) -> Any:
+        """The heads with the layer's temperature on queries and values."""
+        ...
+
+    def write_kv(self, layer: L, heads: Any, cache: C) -> None:
+        """Rotate and keep keys and values, and go no further."""
+        ...
+
+    def attend(self, layer: L, heads: Any, cache: C) -> Any:
+        """Rotate queries and keys, keep keys and values, and attend."""
+        ...
+
+    def add(self, layer: L, seen: Any, normed: Any) -> None:
+        """To the residual, what attention saw through its output projection, and the MLP or the experts."""
+        ...
+
+
+def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *, kv_only: bool = False) -> None:
+    """The decoder's blocks: x += proj(attention(temper(qkv(norm(x))))) + mlp(norm(x)), one after the other.
+
+    Args:
+        layers: the blocks.
+        caches: the layer of the cache of each.
+        ops: how their parts are done.
+        kv_only: of the last one only keys and values are wanted.
+    """
+    for number, (layer, cache) in enumerate(zip(layers, caches, strict=True), start=1):
+        last = kv_only and number == len(caches)
+        normed = ops.norm(layer)
+        heads = ops.heads(layer, normed, last)
+        if layer.temperature is not None:
+            heads = ops.temper(layer, heads)
+        if last:
+            ops.write_kv(layer, heads, cache)
+            return
+        ops.add(layer, ops.attend(layer, heads, cache), normed)
+
+
+class Temperature(nn.Module):
+    """What each head's queries and values are multiplied by: a part by position, a part by token (Moondream 3).
+
+    p = ½ + sigmoid(alpha · log(position + 1)); queries: tanh(gelu(qkv) · wqᵀ) + p, values likewise with wv; the GELU
+    exact, all of it in float32.
+    """
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        heads, inner = config.n_heads, 3 * config.n_heads * config.head_dim
+        self.alpha = nn.Parameter(torch.empty(heads))
+        self.wq = nn.Parameter(torch.empty(heads, inner))
+        self.wv = nn.Parameter(torch.empty(heads, inner))
+
+    def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Factors (..., 2, heads) float32 of queries and of values.
+
+        Args:
+            qkv: (..., 3 · heads · head_dim), not rotated.
+            positions: (...) in their sequences.
+        """
+        both = torch.cat([self.wq, self.wv]).float()
+        by_token = F.linear(F.gelu(qkv.float()), both).tanh().unflatten(-1, (2, -1))
+        by_position = 0.5 + (self.alpha.float() * (positions + 1.0).log().unsqueeze(-1)).sigmoid()
+        factors: torch.Tensor = by_token + by_position.unsqueeze(-2)
+        return factors
+
+
 class Attention(nn.Module):
-    """Self-attention with rotary positions on the first half of each head, keys and values kept in a cache."""
+    """Weights of self-attention with rotary positions on the first half of each head."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.config = config
         self.qkv = nn.Linear(config.dim, (config.n_heads + 2 * config.n_kv_heads) * config.head_dim)
         self.proj = nn.Linear(config.dim, config.dim)
-
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, layer: CacheLayer | None, alone: bool
-    ) -> torch.Tensor:
-        """Attend from x (rows, length, dim), kept in the cache if any: to all of it, or if `alone` to x only."""
-        config = self.config
-        heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
-        turned, v = heads.split([config.n_heads + config.n_kv_heads, config.n_kv_heads], dim=2)
-        q, k = rotate(turned, rotation).split([config.n_heads, config.n_kv_heads], dim=2)
-        if layer is not None:
-            layer.write(k, v)
-        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if layer is None or alone else layer.read()
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=config.n_heads != config.n_kv_heads
-        )
-        return self.proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def write_kv(self, x: torch.Tensor, rotation: Rotation, layer: CacheLayer) -> None:
-        """Write x's keys and values and go no further: all that an image's prefix needs of the last block."""
-        config, start = self.config, self.config.n_heads * self.config.head_dim
-        heads = F.linear(x, self.qkv.weight[start:], self.qkv.bias[start:]).unflatten(-1, (-1, config.head_dim))
-        k, v = heads.chunk(2, dim=2)
-        layer.write(rotate(k, rotation), v)
+        if config.tau:
+            self.tau = Temperature(config)
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)) + mlp(norm(x))."""
+    """Weights of one block; layer `number` of the decoder."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, number: int) -> None:
         super().__init__()
         self.ln = nn.LayerNorm(config.dim)
         self.attn = Attention(config)
-        self.mlp = Mlp(config.dim, config.ff_dim, config.dim)
+        self.mlp: Mlp | Experts
+        if config.moe is not None and number >= config.moe.start_layer:
+            self.mlp = Experts(config.moe, config.dim)
+        else:
+            self.mlp = Mlp(config.dim, config.ff_dim, config.dim)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        rotation: Rotation,
-        mask: torch.Tensor | None,
-        layer: CacheLayer | None,
-        alone: bool = False,
-    ) -> torch.Tensor:
-        """Map (rows, length, dim) to the same shape; the rest as for `Attention`."""
-        normed = self.ln(x)
-        return x + self.attn(normed, rotation, mask, layer, alone) + self.mlp(normed)  # type: ignore[no-any-return]
+    @property
+    def temperature(self) -> Temperature | None:
+        """Of its attention, if it has one."""
+        return self.attn.tau if self.attn.config.tau else None
+
+
+@dataclass(slots=True)
+class _ModuleOps:
+    """`BlockOps` with the blocks' own modules: any device, any dtype, with gradients or without.
+
+    Attributes:
+        x: (rows, length, dim), the residual.
+        positions: (rows or nothing, length).
+        rotation: of the positions.
+        mask: as `TextDecoder.forward` describes it.
+        alone: attend to x only, whatever the cache holds.
+    """
+
+    x: torch.Tensor
+    positions: torch.Tensor
+    rotation: Rotation
+    mask: torch.Tensor | None = None
+    alone: bool = False
+
+    def norm(self, layer: Block) -> torch.Tensor:
+        return layer.ln(self.x)  # type: ignore[no-any-return]
+
+    def heads(self, layer: Block, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
+        return layer.attn.qkv(normed)  # type: ignore[no-any-return]
+
+    def temper(self, layer: Block, heads: torch.Tensor) -> torch.Tensor:
+        assert layer.temperature is not None
+        config = layer.attn.config
+        q, k, v = heads.unflatten(-1, (3, config.n_heads, config.head_dim)).unbind(-3)
+        for_q, for_v = layer.temperature(heads, self.positions).unsqueeze(-1).unbind(-3)
+        return torch.stack([(q * for_q).to(q.dtype), k, (v * for_v).to(v.dtype)], dim=-3).flatten(-3)
+
+    def _rotated(self, layer: Block, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        config = layer.attn.config
+        turned, v = heads.unflatten(-1, (-1, config.head_dim)).split(
+            [config.n_heads + config.n_kv_heads, config.n_kv_heads], dim=2
+        )
+        q, k = rotate(turned, self.rotation).split([config.n_heads, config.n_kv_heads], dim=2)
+        return q, k, v
+
+    def write_kv(self, layer: Block, heads: torch.Tensor, cache: CacheLayer | None) -> None:
+        _, k, v = self._rotated(layer, heads)
+        if cache is not None:
+            cache.write(k, v)
+
+    def attend(self, layer: Block, heads: torch.Tensor, cache: CacheLayer | None) -> torch.Tensor:
+        config = layer.attn.config
+        q, k, v = self._rotated(layer, heads)
+        if cache is not None:
+            cache.write(k, v)
+        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None or self.alone else cache.read()
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, attn_mask=self.mask, enable_gqa=config.n_heads != config.n_kv_heads
+        )
+        return out.transpose(1, 2).flatten(2)
+
+    def add(self, layer: Block, seen: torch.Tensor, normed: torch.Tensor) -> None:
+        self.x = self.x + layer.attn.proj(seen) + layer.mlp(normed)
 
 
 @dataclass(slots=True, frozen=True)
 class Joined:
-    """A block's four matrices as two: both halves of it read the same input, and add to the same residual.
+    """A block's matrices as two: both halves of it read the same input, and add to the same residual.
+
+    A mixture of experts is not among them: there the two are attention's alone.
 
     Attributes:
         into: (heads and MLP, dim) weight; the heads first.
         into_bias: (heads and MLP,).
         out: (dim, dim + ff_dim) weight; attention's first.
         out_bias: (dim,).
+        experts: in the MLP's place.
     """
 
     into: torch.Tensor
     into_bias: torch.Tensor
     out: torch.Tensor
     out_bias: torch.Tensor
+    experts: Experts | None
 
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
     """Join a block's matrices. Its modules are views of the joined weights from here on: nothing is stored twice."""
     attn, mlp, dim = block.attn, block.mlp, block.attn.config.dim
+    if isinstance(mlp, Experts):
+        qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
+        return Joined(*qkv, *proj, mlp)
     into, out = torch.cat([attn.qkv.weight, mlp.fc1.weight]), torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
     split = attn.qkv.weight.shape[0]
     attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
     attn.proj.weight.data, mlp.fc2.weight.data = out[:, :dim], out[:, dim:]
-    return Joined(into, torch.cat([attn.qkv.bias, mlp.fc1.bias]), out, attn.proj.bias + mlp.fc2.bias)
+    return Joined(into, torch.cat([attn.qkv.bias, mlp.fc1.bias]), out, attn.proj.bias + mlp.fc2.bias, None)
 
 
 class TextDecoder(nn.Module):
@@ -114,7 +254,7 @@ class TextDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.wte = nn.Parameter(torch.empty(config.vocab_size, config.dim))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(Block(config, number) for number in range(config.n_layers))
         self.post_ln = nn.LayerNorm(config.dim)
         self.lm_head = nn.Linear(config.dim, config.vocab_size)
         cosine, sine = rotation_table(config)
@@ -124,7 +264,11 @@ class TextDecoder(nn.Module):
     @property
     def n_block_weights(self) -> int:
         """Weights that each token is multiplied with."""
-        return sum(parameter.numel() for parameter in self.blocks.parameters())
+        weights = sum(parameter.numel() for parameter in self.blocks.parameters())
+        for block in self._blocks():
+            if isinstance(block.mlp, Experts):
+                weights -= block.mlp.n_idle_weights
+        return weights
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Embeddings (..., dim) of token ids (...)."""
@@ -157,9 +301,9 @@ class TextDecoder(nn.Module):
             own, prefix = positions.unsqueeze(-1), self.config.prefix_attn
             mask = ((keys <= own) | ((keys < prefix) & (own < prefix))).unsqueeze(1)
         layers = [None] * len(self.blocks) if cache is None else cache.layers(positions)
-        for block, layer in zip(self.blocks, layers, strict=True):
-            x = block(x, rotation, mask, layer)
-        return x
+        ops = _ModuleOps(x, positions, rotation, mask)
+        run_blocks(self._blocks(), layers, ops)
+        return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
         """Keep sequences that begin at position 0 and attend in both directions: images.
@@ -173,22 +317,24 @@ class TextDecoder(nn.Module):
         rows, length, _ = x.shape
         rotation = (self.cosine[:length].unsqueeze(1), self.sine[:length].unsqueeze(1))
         layers = cache.layers(torch.arange(length, device=x.device).expand(rows, -1))
-        for block, layer in zip(self.blocks[:-1], layers[:-1], strict=True):
-            x = block(x, rotation, None, layer, alone=True)
-        last = self.blocks[-1]
-        assert isinstance(last, Block)
-        last.attn.write_kv(last.ln(x), rotation, layers[-1])
+        ops = _ModuleOps(x, torch.arange(length, device=x.device), rotation, alone=True)
+        run_blocks(self._blocks(), layers, ops, kv_only=True)
+
+    def _blocks(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores (..., vocab_size) of the next token from hidden states (..., dim)."""
         return self.lm_head(self.post_ln(hidden))  # type: ignore[no-any-return]
 
 
-def rotation_table(config: TextConfig, theta: float = 10000.0) -> Rotation:
+def rotation_table(config: TextConfig) -> Rotation:
     """Cosines and sines (max_context, rotary_dim / 2) of rotary positions (Su et al. 2021, arXiv:2104.09864)."""
     # In numpy: under a meta device, where models are laid out before their weights come, torch.arange costs a second.
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
-    angles = np.arange(config.max_context, dtype=np.float32)[:, None] / np.float32(theta) ** exponents
+    angles = np.arange(config.max_context, dtype=np.float32)[:, None] / np.float32(config.rope_theta) ** exponents
     return torch.from_numpy(np.cos(angles)), torch.from_numpy(np.sin(angles))
 
 

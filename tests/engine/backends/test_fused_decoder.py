@@ -10,11 +10,12 @@ from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
 from saccade.engine.backends.dense_cache import DenseCache
 from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.models.moondream.text import Block, TextDecoder
-from tests.support.engine import TINY, one_thread, random_model
+from tests.support.engine import TINY, TINY_3, one_thread, random_model
 
 PAGE = 5  # the prefix of 17 leaves a part of its last page unused
 PREFIX = TINY.text.prefix_attn
 MODEL = random_model(TINY)
+MODELS = {"dense": MODEL, "experts": random_model(TINY_3)}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,15 +28,19 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("kind", ["dense", "experts"])
 @pytest.mark.parametrize(
     ("fused", "dtype", "tolerance"),
     [(False, torch.float32, 1e-5), (True, torch.float32, 1e-5), (True, torch.bfloat16, 0.05)],
 )
 @torch.inference_mode()
-def test_scattered_pages_give_what_a_dense_cache_gives(fused: bool, dtype: torch.dtype, tolerance: float) -> None:
+def test_scattered_pages_give_what_a_dense_cache_gives(
+    fused: bool, dtype: torch.dtype, tolerance: float, kind: str
+) -> None:
     """Two sequences share an image's pages, a third has its own; they go on from different positions."""
-    model = copy.deepcopy(MODEL).to(dtype)
-    model.text.cosine, model.text.sine = MODEL.text.cosine, MODEL.text.sine
+    plain = MODELS[kind]
+    model = copy.deepcopy(plain).to(dtype)
+    model.text.cosine, model.text.sine = plain.text.cosine, plain.text.sine
     pool = CpuPagedCache(model, 40, PAGE)
     text: FusedDecoder | TextDecoder = FusedDecoder(model.text) if fused else model.text
     images, prompts, token = random(2, PREFIX, TINY.text.dim), random(3, 7, TINY.text.dim), random(3, 1, TINY.text.dim)
@@ -51,8 +56,8 @@ def test_scattered_pages_give_what_a_dense_cache_gives(fused: bool, dtype: torch
     last = text(given[2], PREFIX + lengths, cache, cache.before(PREFIX + lengths))
     for row, (image, length) in enumerate(zip((0, 0, 1), lengths[:, 0].tolist(), strict=True)):
         own = torch.cat([images[image], prompts[row, :length], token[row]]).unsqueeze(0)
-        dense = DenseCache.empty(TINY.text, 1, own.shape[1], own)
-        wanted = MODEL.text(own, torch.arange(own.shape[1]).unsqueeze(0), dense)[0, PREFIX:]
+        dense = DenseCache.empty(plain.limits, 1, own.shape[1], own)
+        wanted = plain.text(own, torch.arange(own.shape[1]).unsqueeze(0), dense)[0, PREFIX:]
         got = torch.cat([read[row, :length], last[row]])
         assert (got - wanted).abs().mean() < tolerance * wanted.abs().mean()
 
@@ -66,7 +71,7 @@ def test_a_step_reads_as_many_pages_as_its_longest_sequence() -> None:
 def test_joined_weights_are_held_once_and_change_no_output() -> None:
     text = copy.deepcopy(MODEL.text).requires_grad_()
     fused = FusedDecoder(text)
-    assert not any(part.requires_grad for layer in fused._layers for part in (*layer._into, *layer._out))
+    assert not any(part.requires_grad for layer in fused._layers for part in (*layer.into, *layer.out))
     held = {part.untyped_storage().data_ptr() for part in text.parameters()}
     block = text.blocks[0]
     assert isinstance(block, Block)

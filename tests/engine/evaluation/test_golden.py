@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from saccade.engine import EngineError, ModelFilesError
 from saccade.engine.evaluation.golden import check
 from tests.support import REPO
-from tests.support.engine import GOLDEN, one_thread
+from tests.support.engine import GOLDEN, GOLDEN_3, one_thread
 
 EXACT = {"tiling", "crops", "boxes", "points", "texts"}
 CLOSE = {"image embeddings", "hidden states", "logits"}
@@ -88,10 +88,24 @@ def test_the_engine_answers_as_the_reference() -> None:
     assert quantities["not supported"].differing == 27
 
 
-def test_another_family_is_refused_in_one_line() -> None:
-    with pytest.raises(ModelFilesError, match=r"config\.json: unknown section") as caught:
-        check(shared("moondream3-tiny"))
-    assert "\n" not in str(caught.value)
+def test_moondream_3_reproduces_its_reference_from_shards() -> None:
+    quantities = {quantity.name: quantity for quantity in check(GOLDEN_3)}
+    assert set(quantities) == (EXACT - {"crops"}) | {"crops"} | CLOSE | ENGINE | {"prompt ids"}
+    assert {name: quantity.where for name, quantity in quantities.items() if not quantity.ok} == {}
+    assert quantities["hidden states"].worst <= 3e-4
+    assert min(quantities["engine texts"].compared, quantities["prompt ids"].compared) >= 6
+
+
+@pytest.mark.parametrize("reads", ["raw", "ln"])
+def test_region_heads_read_what_the_config_says(tmp_path: Path, reads: str) -> None:
+    folder = tmp_path / "golden"
+    shutil.copytree(GOLDEN_3, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["region"]["reads"] = reads
+    (folder / "config.json").write_text(json.dumps(config))
+    assert failing(folder, 3e-4) == {"boxes", "points"}
+    alter_case(folder, lambda case: case.update(case["other_region"][reads]))
+    assert failing(folder, 3e-4) == set()
 
 
 @pytest.mark.parametrize(

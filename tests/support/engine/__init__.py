@@ -2,9 +2,11 @@
 
 from tests.support.engine.material import (
     GOLDEN,
+    GOLDEN_3,
     NANO,
     SCREEN,
     TINY,
+    TINY_3,
     Held,
     label,
     noise,
@@ -18,9 +20,11 @@ from tests.support.engine.material import (
 
 __all__ = [
     "GOLDEN",
+    "GOLDEN_3",
     "NANO",
     "SCREEN",
     "TINY",
+    "TINY_3",
     "Held",
     "label",
     "noise",

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from saccade.engine import Detect, Engine, Result
 from saccade.engine.models.moondream.config import (
+    ExpertsConfig,
     MoondreamConfig,
     RegionConfig,
     TextConfig,
@@ -33,6 +34,7 @@ from saccade.engine.models.moondream.model import Moondream
 from tests.support import REPO
 
 GOLDEN = REPO / "tests" / "data" / "golden-tiny"
+GOLDEN_3 = REPO / "tests" / "data" / "golden3-tiny"
 NANO = REPO / "engine" / "models" / "nano"
 _WAIT_S = 60
 
@@ -63,6 +65,21 @@ TINY = MoondreamConfig(
     ),
 )
 """Every part of the family, small enough for hundreds of examples: 4×4 image tokens, grouped keys, tiles."""
+
+TINY_3 = replace(
+    TINY,
+    text=replace(
+        TINY.text,
+        n_layers=3,
+        n_kv_heads=4,
+        moe=ExpertsConfig(num_experts=6, start_layer=1, experts_per_token=2, expert_inner_dim=20),
+        rope_theta=1.5e6,
+        tau=1,
+    ),
+    region=replace(TINY.region, inner_dim=0, reads="post_ln_ln"),
+    tokenizer=replace(TINY.tokenizer, query_suffixes=1),
+)
+"""The same as Moondream 3 has it: experts behind a dense layer, attention with a temperature, linear region heads."""
 
 
 @contextmanager
