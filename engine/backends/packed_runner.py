@@ -36,6 +36,8 @@ def supports(model: Moondream) -> bool:
     text, region = model.config.text, model.config.region
     return (
         model.dtype in (torch.bfloat16, torch.float16)
+        and text.moe is None
+        and not text.tau
         and text.head_dim % 8 == 0
         and text.head_dim >= 16
         and region_sampling.supports(
