@@ -19,8 +19,10 @@ from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
+from saccade.sinks import SupportsEvents
 
 _EVERY = "every stream"
 
@@ -30,6 +32,7 @@ class Session:
 
     Attributes:
         streams: those that run.
+        events: hands the events of their rules to the outputs.
         endless: whether it goes on when no stream runs any more, since others may be added.
 
     Args:
@@ -37,6 +40,7 @@ class Session:
         first: the streams that are configured, by name.
         each: the outputs of which every stream has its own.
         shared: the outputs that all streams share.
+        events: where the events of those that are configured go.
     """
 
     def __init__(
@@ -45,8 +49,13 @@ class Session:
         first: dict[str, OpenedStream] | None = None,
         each: Sequence[Target] = (),
         shared: Sequence[Target] = (),
+        events: EventHub | None = None,
     ) -> None:
         self.streams = streams
+        self.events = events or EventHub()
+        for sink in streams.sinks:
+            if isinstance(sink, SupportsEvents):
+                self.events.add(sink.write_event)
         self.endless = not first
         self._waiting = dict(first or {})
         self._each = list(each)
@@ -73,13 +82,16 @@ class Session:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
             StreamError: if its name is taken, or too many streams run.
         """
-        with open_stream(config, self.streams.engine, check=check) as stream, stream.reserve(self.streams) as name:
+        with (
+            open_stream(config, self.streams.engine, check=check, events=self.events) as stream,
+            stream.reserve(self.streams) as name,
+        ):
             targets = _own_targets(config, self._each, name)
             files = [*targets, *_written_by_stages(config, name)]
             with self._lock:
                 self._check(name, files, config.source)
                 self._note(name, files)
-            _open_outputs(stream, targets)
+            _open_outputs(stream, targets, name, self.events)
             return stream.start(self.streams, name)
 
     def _check(self, name: str, targets: Sequence[Target], source: str) -> None:
@@ -117,6 +129,7 @@ class Session:
         """
         try:
             with ExitStack() as everything:  # from the last to the first, whatever one of them raises
+                everything.callback(self.events.close)
                 everything.callback(self.streams.close)
                 for stream in self._waiting.values():
                     everything.callback(stream.close)
@@ -148,7 +161,9 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
     if place:
         check_open(place[0], token)
     with ExitStack() as stack:
-        streams = _named([stack.enter_context(open_stream(one)) for one in config.each()])
+        events = EventHub()
+        stack.callback(events.close)
+        streams = _named([stack.enter_context(open_stream(one, events=events)) for one in config.each()])
         own = {name: _own_targets(stream.config, each, name) for name, stream in streams.items()}
         every = [*shared, *(target for targets in own.values() for target in targets)]
         every += [target for name, stream in streams.items() for target in _written_by_stages(stream.config, name)]
@@ -157,7 +172,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         for stream in streams.values():
             stream.resolve_tasks(engine)
         for name, stream in streams.items():
-            _open_outputs(stream, own[name])
+            _open_outputs(stream, own[name], name, events)
         with ExitStack() as on_failure:
             # A video is no shared output; where there is one stream only, it is that one's.
             alone = next(iter(streams.values())) if len(streams) == 1 else None
@@ -169,7 +184,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
                 else:
                     common.append(output)
                     on_failure.callback(output.sink.close)
-            session = Session(Streams(engine, common), streams, each, shared)
+            session = Session(Streams(engine, common), streams, each, shared, events)
             on_failure.pop_all()
         stack.callback(session.close)
         if place:
@@ -196,7 +211,10 @@ def _written_by_stages(config: StreamConfig, name: str) -> list[Target]:
     return [Target(config.heatmap, HEATMAP).of(name)] if config.heatmap else []
 
 
-def _open_outputs(stream: OpenedStream, targets: Sequence[Target]) -> None:
+def _open_outputs(stream: OpenedStream, targets: Sequence[Target], name: str, events: EventHub) -> None:
     """Open the outputs of one stream, which then closes them, so that they leave nothing behind should one fail."""
     for target in targets:
-        stream.outputs.append(open_output(target, stream.source, stream.config.vid_stride))
+        output = open_output(target, stream.source, stream.config.vid_stride)
+        stream.outputs.append(output)
+        if isinstance(output.sink, SupportsEvents):
+            stream.on_end.append(events.add(output.sink.write_event, name))

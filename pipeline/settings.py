@@ -8,8 +8,28 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 
+class PlacedError(ValueError):
+    """A mistake at a place inside a text, or in a setting that another one names.
+
+    Args:
+        message: half a line for the user.
+        offset: where in the text, in characters from its beginning.
+        key: the path of the setting, if it is not the one that is being validated.
+    """
+
+    def __init__(self, message: str, offset: int = 0, key: tuple[int | str, ...] | None = None) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.key = key
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
 def read_seconds(value: object) -> object:
-    """Read `90`, `1:30` or `0:01:30` as seconds; leave anything else to the validator."""
+    """Read `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` as seconds; leave anything else to the validator."""
+    if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
+        return float(found[1]) * _UNITS[found[2]]
     if isinstance(value, str) and re.fullmatch(r"(\d+:){1,2}\d+(\.\d+)?", value.strip()):
         total = 0.0
         for part in value.strip().split(":"):

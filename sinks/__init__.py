@@ -7,6 +7,7 @@ from saccade.sinks.base import (
     SinkError,
     SinkStats,
     SourceHints,
+    SupportsEvents,
     SupportsStreamEnd,
 )
 from saccade.sinks.callback import CallbackSink
@@ -37,6 +38,7 @@ __all__ = [
     "SinkStats",
     "SinkStatus",
     "SourceHints",
+    "SupportsEvents",
     "SupportsStreamEnd",
     "WebhookSink",
     "color_of",

@@ -5,9 +5,10 @@ Knows frames and results, but no source, model or pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from saccade.engine.results import Result
 from saccade.sinks.record import Latency
@@ -113,4 +114,21 @@ class SupportsStats(Protocol):
 
     def stats(self) -> SinkStats:
         """The counters; may be called at any time from any thread."""
+        ...
+
+
+@runtime_checkable
+class SupportsEvents(Protocol):
+    """A shared sink that takes events of rules as well, besides results."""
+
+    def write_event(self, event: Mapping[str, Any]) -> None:
+        """Take the record of an event that begins, changes or ends; callable from any thread, and does not wait.
+
+        Args:
+            event: plain values for JSON with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`;
+                or of the type `rules`, which says in `rules` which there are in `stream` from now on.
+
+        Raises:
+            SinkError: if it could not be delivered.
+        """
         ...

@@ -11,8 +11,9 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from saccade.engine.results import Result
 from saccade.sinks.base import ReaderGoneError, SinkError, SourceHints
@@ -37,6 +38,7 @@ class JsonlSink:
             before it `path.2` and so on; None for one file without end.
         keep: how many old files to keep; None for any number.
         retention: limits of the old files' age and of the size of all.
+        events: write the events of rules, and no records of frames.
 
     Raises:
         SinkError: if the file cannot be written.
@@ -51,11 +53,13 @@ class JsonlSink:
         max_bytes: int | None = None,
         keep: int | None = KEEP,
         retention: Retention | None = None,
+        events: bool = False,
     ) -> None:
         self._path = os.fspath(path)
         self._max_bytes = None if self._path == "-" else max_bytes
         self._keep = keep
         self._retention = retention or Retention()
+        self._events = events
         self._lock = threading.Lock()
         self._reader_gone = False
         self._closed = False
@@ -71,7 +75,8 @@ class JsonlSink:
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Open `-`, or a path with options such as `out.jsonl?max_mb=100&keep=5`.
 
-        `keep` is a number of old files or an age such as `7d`; `max_gb` bounds the size of all.
+        `keep` is a number of old files or an age such as `7d`; `max_gb` bounds the size of all. With `send=events` the
+        file has the events of rules instead of a record of each frame.
 
         Raises:
             SinkError: if an option is wrong or the file cannot be written.
@@ -82,12 +87,15 @@ class JsonlSink:
         megabytes = options.number("max_mb")
         keep, age_s = options.count_or_age("keep", 1000)
         retention = Retention.of_options(options, age_s)
+        events = options.choice("send", ("frames", "events")) == "events"
         options.reject_unknown()
-        if options and megabytes is None:
+        if (keep is not None or retention) and megabytes is None:
             raise SinkError(f"{path}: keep and max_gb are for files with max_mb, such as {path}?max_mb=100&keep=5")
         if keep is None and not retention:
             keep = KEEP
-        return cls(path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep, retention=retention)
+        return cls(
+            path, max_bytes=round(megabytes * 1e6) if megabytes else None, keep=keep, retention=retention, events=events
+        )
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Write one line; callable from several threads.
@@ -96,7 +104,15 @@ class JsonlSink:
             ReaderGoneError: if the reader of the pipe has gone.
             SinkError: if the line cannot be written, such as on a full disk.
         """
-        line = to_json(make_record(frame, result, latency)) + b"\n"
+        if not self._events:
+            self._append(to_json(make_record(frame, result, latency)) + b"\n")
+
+    def write_event(self, event: Mapping[str, Any]) -> None:
+        """Write the line of an event, if it is events that are written; raises as `write`."""
+        if self._events and event["type"] != "rules":
+            self._append(to_json(event) + b"\n")
+
+    def _append(self, line: bytes) -> None:
         with self._lock:
             try:
                 if self._reader_gone or self._closed:

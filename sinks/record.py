@@ -6,6 +6,7 @@ Knows frames and results, but no source, model or pipeline.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -118,7 +119,7 @@ def _extras(result: Result, width: int, height: int) -> dict[str, Any]:
     return {key: full for key, values in recorded.items() if (full := [value for value in values if value])}
 
 
-def to_json(record: dict[str, Any]) -> bytes:
+def to_json(record: Mapping[str, Any]) -> bytes:
     """A record as one line of compact UTF-8 that any JSON parser takes.
 
     Raises:

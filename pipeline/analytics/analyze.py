@@ -34,6 +34,7 @@ class AnalyzeStage:
     def __init__(self, settings: AnalyticsSettings | None = None, still_before: StillBefore | None = None) -> None:
         self._settings = settings or AnalyticsSettings()
         self._still_before = still_before
+        self._tracking = self._settings.track
         self._track: TrackStage | None = None
         self._lock = threading.Lock()  # over the counters, which other threads read and replace
         self._zones: dict[str, ZoneCounter] = {}
@@ -60,9 +61,13 @@ class AnalyzeStage:
             self._lines = {name: LineCounter(line) for name, line in regions.lines.items()}
             self._lines |= {name: old for name, old in old_lines.items() if regions.lines.get(name) == old.settings}
 
+    def need_tracks(self) -> None:
+        """Track from the next frame on, whether there are zones and lines or not."""
+        self._tracking = True
+
     def process(self, frame: Frame, result: Result) -> Result:
         """The result with tracks, zones and lines."""
-        if not (self._settings.track or self._zones or self._lines):
+        if not (self._tracking or self._zones or self._lines):
             return result
         if self._track is None:
             self._track = TrackStage(self._settings.track_conf)
@@ -108,13 +113,12 @@ class AnalyzeStage:
         for name, zone in self._zones.items():
             for number in zone.update(sightings, alive, seconds):
                 zones_of[number] = (*zones_of.get(number, ()), name)
-        for line in self._lines.values():
-            line.update(sightings, alive)
+        crossed = {name: line.update(sightings, alive) for name, line in self._lines.items()}
         extras = dict(result.extras)
         if self._zones:
             extras[Zone.key] = tuple(_zone_part(name, zone, seconds) for name, zone in self._zones.items())
         if self._lines:
-            extras[Line.key] = tuple(_line_part(name, line) for name, line in self._lines.items())
+            extras[Line.key] = tuple(_line_part(name, line, crossed[name]) for name, line in self._lines.items())
         boxes, spots = result.detections.boxes, result.points.points
         if zones_of:
             boxes = tuple(replace(one, zones=z) if (z := zones_of.get(one.track_id or 0)) else one for one in boxes)
@@ -145,6 +149,6 @@ def _zone_part(name: str, zone: ZoneCounter, seconds: float) -> Zone:
     return Zone(name, corners, len(dwell_s), entered, left, zone.counts(), dwell_s, loitering)
 
 
-def _line_part(name: str, line: LineCounter) -> Line:
+def _line_part(name: str, line: LineCounter, crossed: dict[int, str]) -> Line:
     start, end = line.settings.points
-    return Line(name, start, end, line.forward.total(), line.backward.total(), line.counts())
+    return Line(name, start, end, line.forward.total(), line.backward.total(), line.counts(), crossed)

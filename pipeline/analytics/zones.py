@@ -169,9 +169,9 @@ class LineCounter:
             for label in sorted(self.forward | self.backward)
         }
 
-    def update(self, sightings: Iterable[Sighting], alive: Collection[int]) -> None:
-        """Take the objects of one frame; `alive` as in `ZoneCounter.update`."""
-        line = self.settings
+    def update(self, sightings: Iterable[Sighting], alive: Collection[int]) -> dict[int, str]:
+        """Take the objects of one frame; `alive` as in `ZoneCounter.update`. Return who was counted, and which way."""
+        line, crossed = self.settings, dict[int, str]()
         start, end = line.points
         for seen in sightings:
             if not concerns(line, seen):
@@ -185,9 +185,12 @@ class LineCounter:
                 if away > 0 and not side.forward:
                     side.forward = True
                     self.forward[seen.label] += 1
+                    crossed[seen.track_id] = "forward"
                 elif away < 0 and not side.backward:
                     side.backward = True
                     self.backward[seen.label] += 1
+                    crossed[seen.track_id] = "backward"
             side.right, side.at = away > 0, at
         if len(self._sides) > 2 * len(alive) + 16:
             self._sides = {number: side for number, side in self._sides.items() if number in alive}
+        return crossed

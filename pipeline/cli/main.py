@@ -32,6 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+rules = typer.Typer(help="Check rules for events.", no_args_is_help=True)
+app.add_typer(rules, name="rules")
 
 
 def main() -> None:
@@ -256,6 +258,40 @@ def evaluate(
     ):
         scores = score(engine, data, split, limit, progress, tiles)
     print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
+
+
+@app.command()
+@with_settings("model", "device", "dtype", "conf", "vid_stride", "began")
+def backtest(
+    given: Settings,
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with the rules, and zones and lines for them.")],
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Video files.")],
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose settings to take, where the file has several streams.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which events rules would have had in videos, and when, faster than they were recorded.
+
+    saccade backtest rules.yaml monday.mp4 tuesday.mp4
+    """
+    from saccade.pipeline.cli.commands.backtest import backtest as run_backtest
+
+    tested = run_backtest(config, videos, given, stream)
+    print(tested.as_json() if as_json else tested.as_text())
+
+
+@rules.command("check")
+def check_rules(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with rules; it may lack a source.")],
+) -> None:
+    """Read the rules of a configuration; a mistake is reported with line, column and what was expected.
+
+    saccade rules check cameras.yaml
+    """
+    from saccade.pipeline.cli.commands.rules import check
+
+    print(check(path))
 
 
 @app.command("eval-mot")

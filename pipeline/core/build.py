@@ -24,6 +24,8 @@ from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.sources import HwAccel, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource
 
@@ -54,14 +56,18 @@ class OpenedStream:
         self._stages = stages
         self._gates = gates
         self._open = True
+        self.on_end: list[Callable[[], None]] = []
+        """Called when its run has ended, or it was closed without one."""
 
     def resolve_tasks(self, engine: Engine) -> None:
-        """Set `tasks` to what the configuration asks for, in the model's own names.
+        """Set `tasks` to what the configuration asks for, in the model's own names, which rules learn as well.
 
         Raises:
             UnknownClassError, ConfigError: as `tasks_for`.
         """
         self.tasks = tasks_for(engine, self.config)
+        if (stage := event_stage(self._stages)) is not None:
+            stage.names = partial(names_of, engine)
 
     def reserve(self, streams: Streams) -> AbstractContextManager[str]:
         """Hold a name for it: the one configured, or else a free one like the source's; as `Streams.reserve`."""
@@ -84,6 +90,7 @@ class OpenedStream:
             in_flight=config.in_flight,
             stages=self._stages,
             gates=self._gates,
+            on_end=lambda run: self._ended(),
             reserved=reserved,
         )
         self._open = False
@@ -95,12 +102,17 @@ class OpenedStream:
             return
         self._open = False
         with ExitStack() as everything:  # whatever one of them raises
+            everything.callback(self._ended)
             everything.callback(self.source.close)
             for stage in self._stages:
                 if isinstance(stage, ClosableStage):
                     everything.callback(stage.close)
             for output in self.outputs:
                 everything.callback(output.sink.close)
+
+    def _ended(self) -> None:
+        for callback in self.on_end:
+            callback()
 
     def __enter__(self) -> Self:
         """Return the stream itself."""
@@ -114,7 +126,12 @@ class OpenedStream:
 
 
 def open_stream(
-    config: StreamConfig, engine: Engine | None = None, *, repeat: bool = False, check: CheckSource | None = None
+    config: StreamConfig,
+    engine: Engine | None = None,
+    *,
+    repeat: bool = False,
+    check: CheckSource | None = None,
+    events: EventHub | None = None,
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -124,6 +141,7 @@ def open_stream(
         repeat: play a file over and over, at its own pace, instead of once, as fast as its frames are taken.
         check: called with each live address before it is connected to, those of redirects among them; raises
             `SourceError` to refuse it.
+        events: where events of the stream's rules go; None for nowhere.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -135,7 +153,15 @@ def open_stream(
             source.close()
             source = on_failure.enter_context(ReplaySource(partial(_open_source, config, check)))
         motion = MotionGate(config) if "motion" in config.gates else None
-        stages: list[Stage] = [AnalyzeStage(config, motion.still_before if motion else None)]
+        analysis = AnalyzeStage(config, motion.still_before if motion else None)
+        stages: list[Stage] = [analysis]
+        if config.rules:
+            analysis.need_tracks()
+        if events is not None:
+            began = config.began.timestamp() if config.began else None
+            stages.append(EventStage(config.rules, events.publish, file_began=began, flush=events.flush))
+        elif config.rules:
+            raise ConfigError("there is nowhere for events to go: rules are for `saccade run`")
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
@@ -224,6 +250,16 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
             raise ConfigError(f"task {skill}={text}: {error}") from error
         tasks |= dict.fromkeys(engine.expand(task))
     return list(tasks)
+
+
+def names_of(engine: Engine, label: str) -> list[str]:
+    """How the model calls a label, itself if it calls it so or does not know it."""
+    from saccade.engine import Detect, UnknownClassError
+
+    try:
+        return [task.asked for task in engine.expand(Detect(label))]
+    except UnknownClassError:
+        return [label]
 
 
 def prompts_of(tasks: Iterable[Task]) -> Prompts:

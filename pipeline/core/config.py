@@ -22,7 +22,18 @@ from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.stages import GATES, STAGES, check_names
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.stream_names import check_name
-from saccade.pipeline.settings import Names, Questions, Seconds, SkillText, Text, as_list, setting, split_names
+from saccade.pipeline.events.settings import EventSettings, check_places
+from saccade.pipeline.settings import (
+    Names,
+    PlacedError,
+    Questions,
+    Seconds,
+    SkillText,
+    Text,
+    as_list,
+    setting,
+    split_names,
+)
 
 STREAM = "{stream}"
 """Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
@@ -77,7 +88,7 @@ class Prompts(BaseModel):
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
-class StreamConfig(AnalyticsSettings, Prompts):
+class StreamConfig(AnalyticsSettings, EventSettings, Prompts):
     """One stream: where it comes from, what to find in it, and how."""
 
     name: str | None = setting(
@@ -156,6 +167,13 @@ class StreamConfig(AnalyticsSettings, Prompts):
         metavar="NAME",
         flags=("--gate",),
     )
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """Every task as its skill and what is asked; also what rules name and nothing else asks for."""
+        asked = super().asked
+        named = {text for skill, text in asked if skill in ("detect", "point")}
+        return [*asked, *(("detect", label) for label in self.rule_labels if label not in named)]
 
     @field_validator("name")
     @classmethod
@@ -284,6 +302,12 @@ class RunConfig(StreamConfig):
         for number, stream in enumerate(self.each()):
             if stream.nothing:
                 raise ValueError(f"streams[{number}]: {stream.nothing}" if self.streams else stream.nothing)
+            try:
+                check_places(stream.rules, stream)
+            except PlacedError as error:
+                own = self.streams and "rules" in self.streams[number].model_fields_set
+                error.key = ("streams", number, *error.key) if own and error.key else error.key
+                raise
         names = [stream.name for stream in self.streams if stream.name]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two streams are called '{twice}'")

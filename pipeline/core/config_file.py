@@ -6,7 +6,7 @@ Every complaint is one line that names the file, line and key, or the flag, and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,32 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from saccade.pipeline.analytics.settings import LineSettings, ZoneSettings
 from saccade.pipeline.core.config import ListedStream, RunConfig, flags_of
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.events.settings import RuleSettings
+from saccade.pipeline.settings import PlacedError
 
 MAX_DEPTH = 8
+
+_NESTED: dict[int | str, type[BaseModel]] = {"rules": RuleSettings, "zones": ZoneSettings, "lines": LineSettings}
+"""Whose keys there are below a key."""
+
+VALUE = "\0"
+"""Last step of the path of a value, such as that of a text on one line, in which there may be a mistake."""
 
 KeyPath = tuple[int | str, ...]
 Where = tuple[int, int]
 """Line and column in a YAML file, both from 1."""
 
 
-def load(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
+def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> RunConfig:
     """Read `path`, if given, and put `overrides` (the command line's values, by key) over it.
+
+    Args:
+        path: of the file.
+        overrides: values by key.
+        source: what stands for the source where the file names neither one nor streams.
 
     Raises:
         ConfigError: if the file cannot be read, is not YAML, or any value in it is invalid.
@@ -34,15 +48,27 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
     if overrides.keys() & {"source", "streams"}:
         values = {key: value for key, value in values.items() if key not in ("source", "streams")}
     try:
+        if source and not values.keys() & {"source", "streams"}:
+            values = {"source": source, **values}
         return RunConfig.model_validate({**values, **overrides})
     except ValidationError as error:
         first = error.errors()[0]
-        key = first["loc"]
+        cause = first.get("ctx", {}).get("error")
+        placed = cause if isinstance(cause, PlacedError) else None
+        key = placed.key if placed and placed.key else first["loc"]
         known = ListedStream if key[:1] == ("streams",) and len(key) > 2 else RunConfig
         if path is None or (key[:1] and key[0] in overrides):
             raise ConfigError(explain(first, known, from_file=False)) from None
+        if placed and (*key, VALUE) in places:
+            line, column = places[*key, VALUE]
+            raise ConfigError(f"{_at(path, (line, column + placed.offset))}: {_named(first, key)}{placed}") from None
         nearest = next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
         raise ConfigError(f"{_at(path, nearest)}: {explain(first, known)}") from None
+
+
+def _named(error: ErrorDetails, key: KeyPath) -> str:
+    """The setting with the mistake, where the message does not name it."""
+    return f"{_called(key).lstrip('.')}: " if error["loc"] else ""
 
 
 def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = True) -> str:
@@ -57,6 +83,7 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
     if not error["loc"]:
         return reason
     key = next((step for step in reversed(error["loc"]) if isinstance(step, str)), str(error["loc"][0]))
+    known = next((_NESTED[step] for step in error["loc"][:-1] if step in _NESTED), known)
     if error["type"] == "missing":
         return f"{key} is missing: {known.model_fields[key].description}"
     if error["type"] == "extra_forbidden":
@@ -67,11 +94,15 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
     called = str(first)
     if not from_file:
         called, inside = ("SOURCE", []) if key == "source" else (flags_of(called)[0], inside)
-    called += "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in inside)
+    called += _called(inside)
     given = error["input"]
     # The address of a sink may hold keys in its path, and a list or mapping may hold one anywhere.
     shown = isinstance(given, str | int | float) and key not in ("http", "http_token", "sinks")
     return f"{called}: {reason}" + (f", got {given!r}" if shown else "")
+
+
+def _called(steps: Sequence[int | str]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:
@@ -114,6 +145,9 @@ def _note_places(path: Path, node: yaml.Node, at: KeyPath, places: dict[KeyPath,
                 raise ConfigError(f"{_at(path, where)}: '{key.value}' is given twice, first in line {places[inner][0]}")
             places[inner] = where
             _note_places(path, value, inner, places)
+            if isinstance(value, yaml.ScalarNode) and value.start_mark.line == value.end_mark.line:
+                line, column = _where(value)
+                places[*inner, VALUE] = line, column + (value.style in ("'", '"'))
     elif isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             places[(*at, number)] = _where(item)

@@ -11,6 +11,7 @@ import yaml
 
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.core.config import RunConfig, flags_of
+from saccade.pipeline.events.settings import EventSettings
 
 _WIDTH = 120
 _HEADER = """\
@@ -27,6 +28,7 @@ _SECTIONS = {
     "how cameras are reached": ["rtsp_transport", "loss", "tls"],
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),
+    "events": list(EventSettings.model_fields),
     "with what": ["model", "device", "dtype", "in_flight", "queue"],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }

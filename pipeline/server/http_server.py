@@ -24,6 +24,7 @@ from saccade.pipeline.server.analytics_api import AnalyticsApi
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.moondream import MoondreamApi
 from saccade.pipeline.server.api.openai_chat import OpenAiApi
+from saccade.pipeline.server.rules_api import RulesApi
 from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, AddStream, Api
 from saccade.sources.http.app_server import AppServer
@@ -86,6 +87,7 @@ class HttpServer(AppServer):
             application.add_routes(AnalyticsApi(streams, self._auth).routes())
             asker = Asker(streams.engine)
             application.add_routes([*MoondreamApi(asker).routes(), *OpenAiApi(asker).routes()])
+            application.add_routes(RulesApi(streams, self._auth).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)

@@ -13,7 +13,8 @@ import ssl
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
@@ -22,6 +23,7 @@ from saccade.sinks.messaging.background_loop import BackgroundLoop
 from saccade.sinks.messaging.events import HOLD_S, SILENT_S, ActiveStreams, Change, EventTracker, observations_of
 from saccade.sinks.messaging.mqtt_backlog import Backlog, Item
 from saccade.sinks.messaging.mqtt_topics import Topics
+from saccade.sinks.messaging.rule_events import OFF, ON, discovery, frigate_message, to_text
 from saccade.sinks.overlay.scene import Line, Zone
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.urls import Address, Options
@@ -39,7 +41,7 @@ PUBLISH_S = 10.0
 CLOSE_S = 2.5
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
-_OVER = (b"0", b"offline")  # there is nothing
+_OVER = (b"0", b"offline", OFF.encode())  # there is nothing
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 EXAMPLE = "mqtt://user:password@host:1883/saccade"
 
@@ -54,7 +56,10 @@ class MqttSink:
     - `saccade/STREAM/LABEL`: how many there are, retained, on change. See `EventTracker` for what is counted.
     - `saccade/STREAM/zones/ZONE/LABEL`: how many are in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and
       `…/backward`: how many have crossed a line since the stream began; retained, on change, 0 when it has ended.
-    - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`, `after`.
+    - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`, `after`;
+      events of a label, and of a rule, which have `rule` in them.
+    - `saccade/STREAM/rules/RULE`: ON while an event of the rule goes on, else OFF, retained.
+    - with `discovery=homeassistant`: `homeassistant/binary_sensor/…/config` of each rule, for Home Assistant.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
     With MQTT 5, the broker also forgets each `online` and each count above 0 when it was not repeated for 60 s, so that
@@ -65,7 +70,8 @@ class MqttSink:
 
     Args:
         target: the address, with options behind it: `records=1`; `hold=3`, the seconds for which what is no
-            longer detected is still counted; `ca=FILE`, certificates to trust instead of the system's; `protocol=3`,
+            longer detected is still counted; `discovery=homeassistant`, the topic where Home Assistant looks for rules;
+            `ca=FILE`, certificates to trust instead of the system's; `protocol=3`,
             for a broker that knows only MQTT 3.1.1.
 
     Raises:
@@ -83,6 +89,7 @@ class MqttSink:
         options = Options(target.partition("?")[2], self._address.shown)
         self._with_records = options.flag("records")
         hold_s = options.seconds("hold", HOLD_S)
+        self._discovery = options.text("discovery").strip("/")
         self._version = 5 if options.choice("protocol", ("5", "3")) == "5" else 3
         self._tls = _tls(self._address, options.text("ca"))
         options.reject_unknown()
@@ -94,6 +101,8 @@ class MqttSink:
         self._events = EventTracker(hold_s)
         self._active = ActiveStreams()  # those that are online
         self._regions: dict[str, dict[str, int]] = {}  # counts of zones and lines, by stream and topic
+        self._rules: dict[str, list[str]] = {}  # by stream
+        self._events_of_rules: dict[str, Mapping[str, Any]] = {}  # those that go on, as published last, by id
         self._to_query: dict[str, None] = {}  # streams whose counts of an earlier run the broker may have
         self._backlog = Backlog(over=frozenset(over.decode() for over in _OVER))
         self._backlog.set(self._topics.available, "online")
@@ -141,6 +150,25 @@ class MqttSink:
                 self._backlog.record(self._topics.record(frame.stream), record)
         self._loop.wake()
 
+    def write_event(self, event: Mapping[str, Any]) -> None:
+        """Publish an event of a rule, or which rules a stream has."""
+        stream = event["stream"]
+        with self._lock:
+            if self._closed:
+                return
+            if event["type"] == "rules":
+                for rule in {*self._rules.get(stream, ()), *event["rules"]}:
+                    self._set_rule(stream, rule, OFF)
+                self._rules[stream] = list(event["rules"])
+            else:
+                before = self._events_of_rules.get(event["id"], event)
+                self._backlog.event(self._topics.events, to_text(frigate_message(before, event)).encode())
+                self._events_of_rules[event["id"]] = event
+                if event["type"] == "end":
+                    del self._events_of_rules[event["id"]]
+                self._set_rule(stream, event["rule"], OFF if event["type"] == "end" else ON)
+        self._loop.wake()
+
     def end(self, stream: str) -> None:
         """End the events of a stream and publish it as offline, until it is written again."""
         with self._lock:
@@ -183,6 +211,14 @@ class MqttSink:
         self._regions[stream] = counts
         for topic, count in counts.items():
             self._backlog.set(topic, str(count))
+
+    def _set_rule(self, stream: str, rule: str, state: str) -> None:
+        topic = self._topics.rule(stream, rule)
+        self._backlog.set(topic, state)
+        if self._discovery:
+            available = (self._topics.available, self._topics.stream_available(stream))
+            where, message = discovery(self._discovery, stream, rule, topic, available)
+            self._backlog.set(where, to_text(message))
 
     def _end(self, stream: str) -> None:
         for topic in self._regions.pop(stream, ()):
@@ -278,7 +314,8 @@ class MqttSink:
 
     def _properties(self, item: Item) -> Properties | None:
         """The expiry of a message: state that says that something is there is kept only while it is repeated."""
-        if self._version < 5 or not item.retain or item.topic == self._topics.available or item.payload in _OVER:
+        lasting = item.topic == self._topics.available or item.topic.endswith("/config")
+        if self._version < 5 or not item.retain or lasting or item.payload in _OVER:
             return None
         from paho.mqtt.packettypes import PacketTypes
         from paho.mqtt.properties import Properties
@@ -304,10 +341,12 @@ class MqttSink:
         """Set the counts that an earlier run left behind to 0; fail as soon as the connection does."""
         async for message in client.messages:
             topic = message.topic.value
-            if message.retain and message.payload != b"0" and self._topics.is_count(topic):
+            over = OFF if self._topics.is_rule(topic) else "0"
+            known = self._topics.is_rule(topic) or self._topics.is_count(topic)
+            if message.retain and message.payload != over.encode() and known:
                 with self._lock:
                     if topic not in self._backlog:
-                        self._backlog.set(topic, "0")
+                        self._backlog.set(topic, over)
                 loop.wake()
 
 

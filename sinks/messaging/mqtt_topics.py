@@ -47,13 +47,21 @@ class Topics:
         """How many of a label have crossed a line in a direction."""
         return f"{self._prefix}/{_level(stream)}/lines/{_level(line)}/{_level(label)}/{direction}"
 
+    def rule(self, stream: str, rule: str) -> str:
+        """Whether an event of a rule goes on."""
+        return f"{self._prefix}/{_level(stream)}/rules/{_level(rule)}"
+
     def all_of(self, stream: str) -> str:
         """A filter for the topics of a stream."""
         return f"{self._prefix}/{_level(stream)}/#"
 
     def is_count(self, topic: str) -> bool:
         """Whether a topic of a stream is one of its counts."""
-        return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD)
+        return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD) and not self.is_rule(topic)
+
+    def is_rule(self, topic: str) -> bool:
+        """Whether a topic of a stream is one of its rules'."""
+        return topic.split("/")[-2:-1] == ["rules"]
 
 
 def _level(name: str) -> str:

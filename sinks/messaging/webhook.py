@@ -12,7 +12,8 @@ import re
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
@@ -57,7 +58,8 @@ class WebhookSink:
     Args:
         target: the address. A `?` in it belongs to the server, so options follow a `#`:
             `send=objects` (the default), the record of each frame on which something was found or answered;
-            `send=all`, of every frame; `send=events`, what `MqttSink` publishes as events.
+            `send=all`, of every frame; `send=events`, what `MqttSink` publishes as events, and the events of rules;
+            `send=rules`, these alone.
             `max_age=10s`, how old a message may become; by default 10 s, of events an hour.
             `keep=newest`, only the newest record of each stream waits; by default all.
             `concurrency=1`, requests at a time; with more, messages may arrive out of order.
@@ -73,8 +75,8 @@ class WebhookSink:
     def __init__(self, target: str) -> None:
         self._address = Address.parse(target, PORTS, EXAMPLE)
         options = Options(target.partition("#")[2], self._address.shown)
-        self._send = options.choice("send", ("objects", "all", "events"))
-        self._max_age_s = options.seconds("max_age", EVENT_AGE_S if self._send == "events" else RECORD_AGE_S)
+        self._send = options.choice("send", ("objects", "all", "events", "rules"))
+        self._max_age_s = options.seconds("max_age", EVENT_AGE_S if self._send in ("events", "rules") else RECORD_AGE_S)
         newest = options.choice("keep", ("all", "newest")) == "newest"
         self._concurrency = options.count("concurrency", 1, 64)
         self._timeout_s = options.seconds("timeout", TIMEOUT_S)
@@ -85,7 +87,9 @@ class WebhookSink:
         self._lock = threading.Lock()  # over what follows, which several threads write and the loop's thread reads
         self._events = EventTracker(hold_s)
         self._active = ActiveStreams()
-        self._outbox = Outbox(newest=newest and self._send != "events", max_records=MAX_WAITING, max_bytes=MAX_BYTES)
+        self._outbox = Outbox(
+            newest=newest and self._send not in ("events", "rules"), max_records=MAX_WAITING, max_bytes=MAX_BYTES
+        )
         self._under_way: dict[str, Message] = {}  # by id
         self._sent = 0
         self._undelivered = 0
@@ -140,6 +144,15 @@ class WebhookSink:
                 self._put_events(self._events.update(frame.stream, at_s, frame.captured_at, observations))
             else:
                 return
+        self._loop.wake()
+
+    def write_event(self, event: Mapping[str, Any]) -> None:
+        """Post an event of a rule, if events are posted."""
+        if self._send not in ("events", "rules") or event["type"] == "rules":
+            return
+        with self._lock:
+            if not self._closed:
+                self._outbox.put(Message(event["stream"], to_json(event), queued_at=time.monotonic()))
         self._loop.wake()
 
     def end(self, stream: str) -> None:

@@ -80,6 +80,7 @@ class Line:
         start, end: its ends. `forward` is from left to right for one who looks from `start` to `end`.
         forward, backward: how many have crossed it in each direction so far; drawn as in (along the arrow) and out.
         counts: `forward` and `backward` by label.
+        crossed: the tracks that have crossed it on this frame, and which way.
     """
 
     key: ClassVar[str] = "lines"
@@ -89,6 +90,7 @@ class Line:
     forward: int = 0
     backward: int = 0
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    crossed: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_finite((self.start, self.end))
@@ -98,6 +100,8 @@ class Line:
         record: dict[str, object] = {"name": self.name, "forward": self.forward, "backward": self.backward}
         if self.counts:
             record["counts"] = {label: dict(counts) for label, counts in self.counts.items()}
+        if self.crossed:
+            record["crossed"] = [{"track_id": number, "direction": way} for number, way in self.crossed.items()]
         return record
 
 

@@ -21,6 +21,7 @@ The server sends JSON texts: the record of each frame, and notices, which have n
   `{"subscribe": ["door"] or "all", "mode": "newest" or "all"}`, which it may send at any time;
 - `{"schema", "stream", "dropped": 12}`: so many records of the stream were dropped here, since the client was slow;
 - `{"schema", "stream", "ended": true}`;
+- `{"schema", "stream", "event": {…}}`: an event of a rule that begins, changes or ends;
 - `{"schema", "error": "…"}`: its own message was not valid.
 
 Knows frames and results, but no source, model or pipeline.
@@ -31,10 +32,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
-from typing import ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -145,6 +147,11 @@ class WebSocketSink:
         """Inform the clients that nothing more comes from `stream`, until it is written again."""
         self._post(notice(stream, ended=True))
 
+    def write_event(self, event: Mapping[str, Any]) -> None:
+        """Send the clients an event of a rule."""
+        if event["type"] != "rules":
+            self._post(notice(event["stream"], event=dict(event)), ends=False)
+
     def close(self) -> None:
         """Send the clients their waiting messages, then disconnect; ends within 3 s. A second call does nothing."""
         with self._lock:
@@ -153,13 +160,13 @@ class WebSocketSink:
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _post(self, message: Message) -> None:
+    def _post(self, message: Message, *, ends: bool = True) -> None:
         with self._lock:
             if self._closed:
                 return
             if message.record:
                 self._streams[message.stream] = None
-            else:
+            elif ends:
                 self._streams.pop(message.stream, None)
             self._inbox.put(message)
             if not self._awake:

@@ -17,12 +17,14 @@ import pytest
 from saccade.sinks import (
     JsonlSink,
     SinkError,
+    SupportsEvents,
     open_sink,
 )
 from saccade.sinks.record import to_json
 from tests.support import REPO
 from tests.support.sinks.disk import FullDisk
 from tests.support.sinks.results import FRAME, LATENCY, RECORD, RESULT
+from tests.support.sinks.rule_events import BEGIN, END, RULES
 
 
 def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -33,6 +35,18 @@ def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
         assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == [RECORD] * count
     sink.close()
     sink.close()
+
+
+def test_events_have_a_file_of_their_own(tmp_path: Path) -> None:
+    frames, events = open_sink(tmp_path / "frames.jsonl"), open_sink(tmp_path / "events.jsonl?send=events")
+    for sink in (frames, events):
+        assert isinstance(sink, SupportsEvents)
+        sink.write(FRAME, RESULT, LATENCY)
+        for event in (RULES, BEGIN, END):
+            sink.write_event(event)
+        sink.close()
+    assert [json.loads(line) for line in (tmp_path / "frames.jsonl").read_text().splitlines()] == [RECORD]
+    assert [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [BEGIN, END]
 
 
 STDOUT = """

@@ -22,6 +22,7 @@ from saccade.sinks.websocket import server as websocket_module
 from saccade.sinks.websocket.server import WebSocketSink
 from tests.support.sinks.feed import UNREAD, ask, feed, hear, make_certificate, port_of, until, write
 from tests.support.sinks.results import FRAME, LATENCY, RECORD, RESULT
+from tests.support.sinks.rule_events import BEGIN, RULES
 
 SCHEMA = {"schema": "saccade/2"}
 
@@ -40,6 +41,19 @@ def test_a_client_gets_a_greeting_and_the_exact_record() -> None:
         with connect(sink.url) as later:
             assert hear(later)["streams"] == []
         assert (sink.sent, sink.dropped) == (1, 0)
+
+
+def test_events_are_notices_of_their_stream() -> None:
+    with feed() as sink, connect(sink.url) as every, connect(f"{sink.url}?stream=yard") as other:
+        hear(every), hear(other)
+        write(sink, "door")
+        assert hear(every)["frame"] == 0
+        for event in (RULES, BEGIN):
+            sink.write_event(event)
+        assert hear(every) == {**SCHEMA, "stream": "door", "event": BEGIN}
+        assert ask(every, subscribe="all")["streams"] == ["door"]
+        write(sink, "yard")
+        assert hear(other)["stream"] == "yard"
 
 
 def test_each_client_gets_the_streams_it_subscribed_to() -> None:

@@ -1,0 +1,114 @@
+"""`saccade backtest`: what rules would have found in videos, by the same code as live, as fast as the model goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.pipeline.core.config import ListedStream
+from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.errors import ConfigError, RunFailed
+from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.session import opened_session
+
+_TICK_S = 0.2
+_OUTPUTS: dict[str, Any] = {"sinks": [], "jsonl": None, "out": None, "display": False, "http": None}
+
+
+@dataclass(slots=True, frozen=True)
+class Backtest:
+    """What has been found.
+
+    Attributes:
+        events: the record of each event at its end, in the order of videos and times.
+        video_s: for how long the videos last, in seconds.
+        took_s: how long it took.
+    """
+
+    events: list[dict[str, Any]]
+    video_s: float
+    took_s: float
+
+    def as_json(self) -> str:
+        """As JSON."""
+        pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2)}
+        return json.dumps({"events": self.events, **pace}, indent=2, ensure_ascii=False)
+
+    def as_text(self) -> str:
+        """As a table, times in the videos."""
+        rows = [("video", "begins", "ends", "rule", "what", "score")]
+        for event in self.events:
+            tracks = ", ".join(str(number) for number in event["tracks"])
+            what = f"{event['label']} {tracks}".strip()
+            times = (f"{event['start_time']:.2f}", f"{event['end_time']:.2f}")
+            rows.append((event["stream"], *times, event["rule"], what, f"{event['top_score']:.2f}"))
+        wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows]
+        pace = self.video_s / self.took_s if self.took_s > 0 else 0.0
+        count = f"{len(self.events)} event{'' if len(self.events) == 1 else 's'}"
+        summary = f"{count} in {self.video_s:.1f} s of video, {pace:.1f} times as fast as it was recorded"
+        return "\n".join([*(lines if self.events else []), summary])
+
+
+def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
+    """Run the rules of a configuration over videos, with nothing sent anywhere.
+
+    Args:
+        path: the configuration, which needs no source.
+        videos: files, each a stream of its own that begins anew.
+        given: settings that win over the file's.
+        stream: whose settings to take where the file has several streams.
+
+    Raises:
+        ConfigError: if the configuration cannot be used, or has no rules.
+        SourceError, EngineError: if a video or the model cannot be used.
+        RunFailed: if a video could not be read to its end.
+    """
+    config = load(path, given, source="video.mp4")
+    chosen = _choose(config.each(), stream)
+    if not chosen.rules:
+        raise ConfigError(f"{path}: there are no rules in it")
+    streams = [
+        chosen.model_copy(update={"source": video, "name": None, "sinks": [], "heatmap": None}) for video in videos
+    ]
+    config = config.model_copy(update={"streams": streams, "source": "", "name": None, "heatmap": None, **_OUTPUTS})
+    ended: list[dict[str, Any]] = []
+
+    def keep(event: Mapping[str, Any]) -> None:
+        if event["type"] == "end":
+            ended.append(dict(event))
+
+    with opened_session(config) as session:
+        session.events.add(keep)
+        began = time.monotonic()
+        runs = session.start()
+        while not all(run.join(_TICK_S) for run in runs):
+            pass  # so that Ctrl-C is heard
+        session.events.flush()
+        if failed := next((run for run in runs if run.error), None):
+            raise RunFailed from failed.error
+        took_s = time.monotonic() - began
+        video_s = sum(_seconds_of(run, chosen.vid_stride) for run in runs)
+        order = {run.name: number for number, run in enumerate(runs)}
+    ended.sort(key=lambda event: (order[event["stream"]], event["start_time"]))
+    return Backtest(ended, video_s, took_s)
+
+
+def _seconds_of(run: Run, vid_stride: int) -> float:
+    """How much of a video was processed."""
+    rate = run.source.info.average_rate
+    return float(run.report().frames * vid_stride / rate) if rate else 0.0
+
+
+def _choose(streams: Sequence[ListedStream], name: str | None) -> ListedStream:
+    if name is None and len(streams) == 1:
+        return streams[0]
+    named = {stream.name: stream for stream in streams if stream.name}
+    if name is None or name not in named:
+        wrong = "has several streams" if name is None else f"has no stream '{name}'"
+        raise ConfigError(f"--stream: the file {wrong}; give one of {', '.join(named) or 'those with a name'}")
+    return named[name]

@@ -1,0 +1,227 @@
+"""The language of rules: what `when` of a rule may be, read into a `Condition`.
+
+    person in door for 10s                     car or "traffic light" in yard
+    person crosses gate outward                count of person in lobby > 5 for 30s
+    person absent from desk for 5m             any between 22:00 and 06:00
+
+Knows text only. The grammar is `GRAMMAR`, read by lark; an error names the column and what was expected there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import time
+from functools import cache, lru_cache
+from typing import Literal
+
+from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
+
+from saccade.pipeline.settings import PlacedError
+
+Kind = Literal["present", "inside", "crosses", "count", "absent"]
+Direction = Literal["forward", "backward"]
+
+GRAMMAR = r"""
+start: condition [FOR DURATION] [BETWEEN CLOCK AND CLOCK]
+
+?condition: labels                                     -> present
+          | labels IN name                             -> inside
+          | labels CROSSES name [DIRECTION]            -> crosses
+          | COUNT [OF labels] [IN name] COMPARE NUMBER -> count
+          | labels ABSENT [FROM name]                  -> absent
+          | ABSENT [FROM name]                         -> all_absent
+
+labels: ANY | name (OR name)*
+name: WORD | QUOTED
+
+FOR: "for"i
+BETWEEN: "between"i
+AND: "and"i
+IN: "in"i
+CROSSES: "crosses"i
+COUNT: "count"i
+OF: "of"i
+ABSENT: "absent"i
+FROM: "from"i
+ANY: "any"i
+OR: "or"i
+DIRECTION: "forward"i | "backward"i | "inward"i | "outward"i
+COMPARE: ">=" | "<=" | "!=" | ">" | "<" | "="
+NUMBER: /\d{1,6}\b/
+DURATION: /\d+(\.\d+)?(ms|s|m|h)\b/i
+CLOCK: /([01]?\d|2[0-3]):[0-5]\d\b/
+WORD.-1: /[^\W\d][\w-]*/
+QUOTED: /"[^"]+"/
+%ignore /\s+/
+"""
+"""In lark's notation. `inward` is `forward`, `outward` is `backward`; a name of several words goes in quotes."""
+
+_SHOWN = {
+    "WORD": "a name",
+    "QUOTED": None,  # is a name, too
+    "DURATION": "a time such as 10s, 5m or 1h",
+    "CLOCK": "a time of day such as 22:00",
+    "NUMBER": "a whole number",
+    "COMPARE": "one of > >= < <= = !=",
+    "DIRECTION": "forward or backward",
+    "$END": "the end",
+}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Condition:
+    """What must hold for a rule.
+
+    Attributes:
+        kind: `present` and `inside` hold for each track by itself, `crosses` for a track on the frame on which it has
+            crossed; `count` and `absent` for the frame as a whole.
+        labels: of the objects that count; empty for all.
+        place: the zone, or the line of `crosses`; None for the whole image.
+        direction: of a crossing; None for both.
+        compare, number: of a count.
+        for_s: for how many seconds it must have held.
+        between: from and until which time of day it may hold; across midnight where the first is later.
+        place_at: the offset of the place in the text.
+    """
+
+    kind: Kind
+    labels: tuple[str, ...] = ()
+    place: str | None = None
+    direction: Direction | None = None
+    compare: str = ">"
+    number: int = 0
+    for_s: float = 0.0
+    between: tuple[time, time] | None = None
+    place_at: int = 0
+
+    def fits(self, count: int) -> bool:
+        """Whether a count is what `compare` and `number` ask for."""
+        return _COMPARE[self.compare](count, self.number)
+
+    def open_at(self, now: time) -> bool:
+        """Whether it may hold at a time of day."""
+        if self.between is None:
+            return True
+        begin, end = self.between
+        return begin <= now < end if begin <= end else now >= begin or now < end
+
+
+@lru_cache(256)
+def parse(text: str) -> Condition:
+    """Read a condition.
+
+    Raises:
+        PlacedError: if it is none; its message names what was expected instead, `offset` where.
+    """
+    try:
+        tree = _parser().parse(text)
+    except UnexpectedInput as error:
+        raise PlacedError(_explain(error, text), _offset(error, text)) from None
+    condition: Condition = _Reader().transform(tree)
+    if condition.kind == "crosses" and condition.for_s:
+        raise PlacedError("a crossing takes no time: leave out 'for'", text.lower().rindex("for"))
+    return condition
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(GRAMMAR, parser="lalr", maybe_placeholders=True)
+
+
+class _Reader(Transformer[Token, Condition]):
+    """Makes a condition of a parsed tree."""
+
+    def name(self, words: list[Token]) -> Token:
+        """A word, or what is in quotes, where it stands."""
+        return Token("NAME", words[0].strip('"'), start_pos=words[0].start_pos)
+
+    def labels(self, names: list[Token]) -> tuple[str, ...]:
+        """The names, none for `any`."""
+        return tuple(str(name) for name in names if name.type == "NAME")
+
+    def present(self, found: list[tuple[str, ...]]) -> Condition:
+        """`person`."""
+        return Condition("present", found[0])
+
+    def inside(self, found: list) -> Condition:  # type: ignore[type-arg]
+        """`person in door`."""
+        labels, _, place = found
+        return Condition("inside", labels, str(place), place_at=place.start_pos)
+
+    def crosses(self, found: list) -> Condition:  # type: ignore[type-arg]
+        """`person crosses gate outward`."""
+        labels, _, place, way = found
+        direction: Direction | None = None
+        if way is not None:
+            direction = "forward" if way.lower() in ("forward", "inward") else "backward"
+        return Condition("crosses", labels, str(place), direction, place_at=place.start_pos)
+
+    def count(self, found: list) -> Condition:  # type: ignore[type-arg]
+        """`count of person in lobby > 5`."""
+        _, _, labels, _, place, compare, number = found
+        where = None if place is None else str(place)
+        at = 0 if place is None else place.start_pos
+        return Condition("count", labels or (), where, None, str(compare), int(number), place_at=at)
+
+    def absent(self, found: list) -> Condition:  # type: ignore[type-arg]
+        """`person absent from desk`."""
+        labels, _, _, place = found
+        at = 0 if place is None else place.start_pos
+        return Condition("absent", labels, None if place is None else str(place), place_at=at)
+
+    def all_absent(self, found: list) -> Condition:  # type: ignore[type-arg]
+        """`absent from desk`."""
+        return self.absent([(), *found])
+
+    def start(self, found: list) -> Condition:  # type: ignore[type-arg]
+        """The condition, with its times."""
+        condition, _, duration, _, begin, _, end = found
+        for_s = 0.0 if duration is None else _seconds(duration)
+        between = None if begin is None else (time.fromisoformat(_padded(begin)), time.fromisoformat(_padded(end)))
+        return Condition(
+            condition.kind,
+            condition.labels,
+            condition.place,
+            condition.direction,
+            condition.compare,
+            condition.number,
+            for_s,
+            between,
+            condition.place_at,
+        )
+
+
+def _seconds(text: str) -> float:
+    digits = text.rstrip("msh MSH")
+    return float(digits) * _UNITS[text[len(digits) :].lower()]
+
+
+def _padded(clock: str) -> str:
+    return clock.rjust(5, "0")
+
+
+def _offset(error: UnexpectedInput, text: str) -> int:
+    at = error.pos_in_stream
+    ended = at is None or at < 0 or (isinstance(error, UnexpectedToken) and error.token.type == "$END")
+    return len(text.rstrip()) if ended else at or 0
+
+
+def _explain(error: UnexpectedInput, text: str) -> str:
+    at = _offset(error, text)
+    reader = _parser().parse_interactive(text[:at])
+    reader.exhaust_lexer()
+    shown = [_SHOWN.get(name, f"'{name.lower()}'") for name in reader.accepts()]  # type: ignore[no-untyped-call]
+    expected = sorted(name for name in shown if name)
+    got = f"'{text[at:].split(maxsplit=1)[0]}'" if text[at:].strip() else "the end"
+    return f"expected {' or '.join(filter(None, (', '.join(expected[:-1]), *expected[-1:])))}, got {got}"

@@ -1,0 +1,208 @@
+"""One rule in one stream, as a state machine: scenes in, beginnings, changes and ends of its events out.
+
+Pure: times come with the scenes. A rule has one event at a time, which lists every track that fulfils the condition
+while it goes on. Knows scenes and conditions; no frames, models or threads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from saccade.pipeline.events.conditions import Condition
+from saccade.pipeline.events.record import Change, Event, Kind, new_id
+from saccade.pipeline.events.scene import Scene, Track
+from saccade.pipeline.events.settings import RuleSettings
+
+GAP_S = 30.0
+"""Seconds without a frame after which what was there before counts no more: nobody has watched."""
+
+_RISE = 0.05  # of the best score, that makes an update
+
+Names = Mapping[str, Collection[str]]
+"""A label as a rule has it → as the model says it, for those that differ."""
+
+
+class Watch:
+    """Whether a condition holds, from scene to scene, and for which tracks.
+
+    Args:
+        condition: what is watched.
+        names: what its labels are called.
+    """
+
+    def __init__(self, condition: Condition, names: Names | None = None) -> None:
+        self.condition = condition
+        known = names or {}
+        self._labels = {name for label in condition.labels for name in known.get(label, (label,))}
+        self._last_s: float | None = None
+        self._since: dict[int, tuple[float, float]] = {}  # track → seconds and capture time since when it is so
+        self._held: tuple[float, float] | None = None  # likewise, of the frame as a whole
+
+    def update(self, scene: Scene) -> dict[int, float] | None:
+        """Take a scene; return the tracks for which it holds, each with the capture time since when; None if for none.
+
+        Of a condition on the frame as a whole that holds, those that it counts, under -1 its own time.
+        """
+        if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= GAP_S:
+            self._since, self._held = {}, None
+        first, self._last_s = self._last_s is None, scene.seconds
+        kind, now = self.condition.kind, (scene.seconds, scene.captured_at)
+        found = {number: track for number, track in scene.tracks.items() if self._concerns(scene, track)}
+        if kind in ("count", "absent"):
+            holds = not found if kind == "absent" else self.condition.fits(len(found))
+            if not holds:
+                self._held = None if kind == "count" else now  # absent since it was seen last
+                return None
+            if self._held is None or (first and kind == "absent"):
+                self._held = now
+            ready = scene.seconds - self._held[0] >= self.condition.for_s and self.condition.open_at(scene.clock)
+            return {-1: self._held[1], **dict.fromkeys(found, self._held[1])} if ready else None
+        self._since = {number: self._since.get(number, now) for number in found}
+        if not self.condition.open_at(scene.clock):
+            return None
+        held = {number: at for number, (s, at) in self._since.items() if self._long_enough(scene, number, s)}
+        return held or None
+
+    def _concerns(self, scene: Scene, track: Track) -> bool:
+        if self._labels and track.label not in self._labels:
+            return False
+        place, kind = self.condition.place, self.condition.kind
+        if kind == "crosses":
+            way = scene.crossed.get(place or "", {}).get(track.number)
+            return way is not None and self.condition.direction in (None, way)
+        if kind == "absent" and not scene.seen(track):
+            return False
+        return place is None or track.number in scene.zones.get(place, {})
+
+    def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
+        """Whether it has held for a track for the time of the rule; the zone itself knows best for how long."""
+        if self.condition.kind == "inside":
+            return scene.zones[self.condition.place or ""][number] >= self.condition.for_s - 1e-6
+        if self.condition.kind == "present":
+            since_s = min(since_s, scene.tracks[number].first_s)
+        return scene.seconds - since_s >= self.condition.for_s - 1e-6
+
+
+class RuleMachine:
+    """The events of one rule in one stream.
+
+    Args:
+        rule: what it watches.
+        stream: name of the stream.
+        names: what the labels of the rule are called.
+        chance: returns random numbers from 0 to 1, for the ids.
+    """
+
+    def __init__(
+        self,
+        rule: RuleSettings,
+        stream: str,
+        names: Names | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.rule = rule
+        self._stream = stream
+        self._chance = chance
+        self._watch = Watch(rule.condition, names)
+        self._event: Event | None = None
+        self._published: Event | None = None
+        self._free_at = float("-inf")  # seconds of the stream, before which none begins
+        self._last_s = 0.0
+
+    @property
+    def event(self) -> Event | None:
+        """The event that goes on; None if none does."""
+        return self._event
+
+    def step(self, scene: Scene) -> list[Change]:
+        """Take the next scene, and return what has changed."""
+        changes: list[Change] = []
+        if scene.seconds < self._last_s or scene.seconds - self._last_s > GAP_S:
+            changes += self.end()
+        if scene.seconds < self._last_s:
+            self._free_at = float("-inf")
+        self._last_s = scene.seconds
+        held = self._watch.update(scene)
+        if held is None:
+            return [*changes, *self._stop(scene.seconds)]
+        if self._event is None:
+            if scene.seconds >= self._free_at:
+                self._event = self._begin(scene, held)
+                changes.append(self._publish("begin"))
+            return changes
+        self._event = self._renewed(self._event, scene, held)
+        if self._worth_an_update(self._event):
+            changes.append(self._publish("update"))
+        return changes
+
+    def end(self) -> list[Change]:
+        """End the event that goes on, since nothing more comes, or nobody has watched."""
+        return self._stop(self._last_s)
+
+    def _stop(self, seconds: float) -> list[Change]:
+        if self._event is None:
+            return []
+        self._event = replace(self._event, end_time=self._event.frame_time, count=0)
+        change = self._publish("end")
+        self._event = self._published = None
+        self._free_at = seconds + self.rule.cooldown
+        return [change]
+
+    def _begin(self, scene: Scene, held: dict[int, float]) -> Event:
+        first = next(iter(self.rule.condition.labels), "")
+        event = Event(
+            id=new_id(scene.captured_at, self._chance),
+            rule=self.rule.name,
+            stream=self._stream,
+            label=first,
+            tracks=(),
+            zones=(),
+            entered_zones=(),
+            since=min(held.values()),
+            start_time=scene.captured_at,
+            end_time=None,
+            frame_time=scene.captured_at,
+            capture_clock=scene.capture_clock,
+            score=0.0,
+            top_score=0.0,
+            box=None,
+            width=scene.width,
+            height=scene.height,
+        )
+        return self._renewed(event, scene, held)
+
+    def _renewed(self, event: Event, scene: Scene, held: dict[int, float]) -> Event:
+        tracks = [scene.tracks[number] for number in held if number in scene.tracks]
+        seen = [track for track in tracks if scene.seen(track)]
+        numbers = tuple(dict.fromkeys((*event.tracks, *(track.number for track in tracks))))
+        zones = tuple(dict.fromkeys(zone for track in tracks for zone in track.zones))
+        event = replace(
+            event,
+            tracks=numbers,
+            zones=zones,
+            entered_zones=tuple(dict.fromkeys((*event.entered_zones, *zones))),
+            count=len(tracks),
+            # Hidden ones may be found again, or have gone: the event ends where one was seen last.
+            frame_time=scene.captured_at if seen or not tracks else event.frame_time,
+        )
+        if not seen:
+            return event
+        best = max(seen, key=lambda track: track.score)
+        top = max(event.top_score, best.score)
+        return replace(event, label=best.label, score=best.score, top_score=top, box=best.box, speed=best.speed)
+
+    def _worth_an_update(self, event: Event) -> bool:
+        old = self._published
+        if old is None:
+            return False
+        if (event.tracks, event.zones) != (old.tracks, old.zones):
+            return True
+        counts = self.rule.condition.kind == "count" and event.count != old.count
+        return counts or event.top_score >= old.top_score + _RISE
+
+    def _publish(self, kind: Kind) -> Change:
+        assert self._event is not None
+        self._published = self._event
+        return Change(kind, self._event)

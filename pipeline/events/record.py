@@ -1,0 +1,140 @@
+"""The event, and its record: one JSON for files, WebSocket, MQTT, webhooks and the store. Knows no rules."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = "saccade/event/1"
+
+Kind = Literal["begin", "update", "end"]
+_LETTERS = string.ascii_lowercase + string.digits
+_STILL = 0.02  # widths and heights of the image a second, below which an object stands
+
+
+@dataclass(slots=True, frozen=True)
+class Event:
+    """What a rule has found, from its beginning to its end.
+
+    Attributes:
+        id: as Frigate's: the time of its beginning and six letters.
+        rule: name of the rule.
+        stream: name of the stream.
+        label: of the best object; that of the rule where there is none.
+        tracks: numbers of the objects that have fulfilled the condition so far.
+        zones: those in which they are now.
+        entered_zones: those in which they have been.
+        since: when the condition began to hold, on the capture clock, in seconds.
+        start_time: when it had held for long enough, and the event began.
+        end_time: when it held last; None while it goes on.
+        frame_time: of the newest frame that shows it.
+        capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from its start).
+        score: of the best object now.
+        top_score: the best so far.
+        box: of the best object, x1, y1, x2, y2 as fractions of the image; None where there is none.
+        width, height: of the image, in pixels.
+        speed: of the best object, in widths and heights of the image a second.
+        count: how many objects fulfil the condition now.
+        p_yes: the model's probability of `yes` to the rule's question; None where none was asked or answered.
+        answers: question → answer, as the model gave it.
+        attributes: what was asked once a track, by its name: of the newest track that has it.
+        snapshot, clip: the paths of both over HTTP; None where there is none.
+    """
+
+    id: str
+    rule: str
+    stream: str
+    label: str
+    tracks: tuple[int, ...]
+    zones: tuple[str, ...]
+    entered_zones: tuple[str, ...]
+    since: float
+    start_time: float
+    end_time: float | None
+    frame_time: float
+    capture_clock: str
+    score: float
+    top_score: float
+    box: tuple[float, float, float, float] | None
+    width: int
+    height: int
+    speed: float = 0.0
+    count: int = 0
+    p_yes: float | None = None
+    answers: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    snapshot: str | None = None
+    clip: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Change:
+    """A step of an event."""
+
+    kind: Kind
+    event: Event
+
+
+@dataclass(slots=True, frozen=True)
+class RuleList:
+    """Which rules a stream has from now on."""
+
+    stream: str
+    rules: tuple[str, ...]
+
+
+def new_id(start_time: float, chance: Callable[[], float] = random.random) -> str:
+    """An id for an event that begins at a time."""
+    letters = "".join(_LETTERS[int(chance() * len(_LETTERS)) % len(_LETTERS)] for _ in range(6))
+    return f"{start_time:.6f}-{letters}"
+
+
+def make_event_record(change: Change | RuleList) -> dict[str, Any]:
+    """The record of a change, ready for `json.dumps`. Boxes in pixels and as fractions, as in the record of a frame."""
+    if isinstance(change, RuleList):
+        return {"schema": SCHEMA, "type": "rules", "stream": change.stream, "rules": list(change.rules)}
+    event = change.event
+    pixels = None
+    if event.box is not None:
+        x1, y1, x2, y2 = event.box
+        pixels = [
+            round(value, 1) for value in (x1 * event.width, y1 * event.height, x2 * event.width, y2 * event.height)
+        ]
+    return {
+        "schema": SCHEMA,
+        "type": change.kind,
+        "id": event.id,
+        "rule": event.rule,
+        "stream": event.stream,
+        "label": event.label,
+        "sub_label": next(iter(event.attributes.values()), None),
+        "tracks": list(event.tracks),
+        "count": event.count,
+        "zones": list(event.zones),
+        "current_zones": list(event.zones),
+        "entered_zones": list(event.entered_zones),
+        "since": round(event.since, 3),
+        "start_time": round(event.start_time, 3),
+        "end_time": None if event.end_time is None else round(event.end_time, 3),
+        "frame_time": round(event.frame_time, 3),
+        "capture_clock": event.capture_clock,
+        "score": round(event.score, 3),
+        "top_score": round(event.top_score, 3),
+        "width": event.width,
+        "height": event.height,
+        "box": pixels,
+        "box_norm": None if event.box is None else [round(value, 5) for value in event.box],
+        "area": 0 if pixels is None else round((pixels[2] - pixels[0]) * (pixels[3] - pixels[1])),
+        "speed": round(event.speed, 4),
+        "stationary": event.box is not None and event.speed < _STILL,
+        "p_yes": None if event.p_yes is None else round(event.p_yes, 3),
+        "answers": dict(event.answers),
+        "attributes": dict(event.attributes),
+        "has_snapshot": event.snapshot is not None,
+        "has_clip": event.clip is not None,
+        "snapshot": event.snapshot,
+        "clip": event.clip,
+    }

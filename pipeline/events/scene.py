@@ -1,0 +1,135 @@
+"""What rules see of a stream: its tracks, zones and lines on one frame, taken from the frame and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, time
+from typing import TYPE_CHECKING
+
+from saccade.engine.results import Box, Result, Spot
+from saccade.pipeline.analytics.track import time_of
+from saccade.pipeline.analytics.tracker import TrackerSettings
+from saccade.sinks.overlay.scene import Line, Zone
+
+if TYPE_CHECKING:
+    from saccade.sources import Frame
+
+KEEP_S = TrackerSettings().lost_s
+"""For how long a track that is not seen is still there, in seconds: as long as its number may come back."""
+
+_POINT = 0.05  # half the side of a point's box, as a fraction of the image
+
+
+@dataclass(slots=True, frozen=True)
+class Track:
+    """An object with a number, as it was seen last.
+
+    Attributes:
+        number: of the track.
+        label: of the object.
+        score: 0 to 1.
+        box: x1, y1, x2, y2 as fractions of the image.
+        zones: those that it is in.
+        speed: in widths and heights of the image a second.
+        first_s: when it was seen first, in seconds of the stream.
+        seen_s: when it was seen last.
+    """
+
+    number: int
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+    zones: tuple[str, ...]
+    speed: float
+    first_s: float
+    seen_s: float
+
+    @property
+    def area(self) -> float:
+        """As a fraction of the image."""
+        return (self.box[2] - self.box[0]) * (self.box[3] - self.box[1])
+
+
+@dataclass(slots=True, frozen=True)
+class Scene:
+    """One frame as rules see it.
+
+    Attributes:
+        seconds: time in the stream.
+        captured_at, capture_clock, width, height: of the frame.
+        clock: the local time of day.
+        tracks: by number, those that are there; hidden ones for as long as they may come back.
+        zones: by name, who is in it, and for how many seconds.
+        crossed: by name of a line, who has crossed it just now, `forward` or `backward`.
+    """
+
+    seconds: float
+    captured_at: float
+    capture_clock: str
+    width: int
+    height: int
+    clock: time
+    tracks: Mapping[int, Track]
+    zones: Mapping[str, Mapping[int, float]]
+    crossed: Mapping[str, Mapping[int, str]]
+
+    def seen(self, track: Track) -> bool:
+        """Whether a track was seen on this very frame."""
+        return track.seen_s == self.seconds
+
+
+class SceneReader:
+    """Reads the scenes of one stream, in its order.
+
+    Args:
+        file_began: Unix time at which a file begins, for the time of day; frames of live streams have it themselves.
+    """
+
+    def __init__(self, file_began: float) -> None:
+        self._file_began = file_began
+        self._tracks: dict[int, Track] = {}
+        self._last_s = 0.0
+
+    def read(self, frame: Frame, result: Result) -> Scene:
+        """The scene of the next frame."""
+        seconds = time_of(frame)
+        if seconds < self._last_s:  # a clock that began again, as where a file is played over and over
+            self._tracks.clear()
+        self._last_s = seconds
+        zones = {zone.name: zone.dwell_s for zone in result.extras.get(Zone.key, ()) if isinstance(zone, Zone)}
+        lines = {line.name: line.crossed for line in result.extras.get(Line.key, ()) if isinstance(line, Line)}
+        found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
+        for one in found:
+            if one.track_id is not None and not one.predicted:
+                old = self._tracks.get(one.track_id)
+                first_s = seconds if old is None else old.first_s
+                self._tracks[one.track_id] = Track(
+                    one.track_id, one.label, one.score, _box_of(one), one.zones, one.speed or 0.0, first_s, seconds
+                )
+        inside = {number for dwell_s in zones.values() for number in dwell_s}
+        for number, track in list(self._tracks.items()):
+            if number not in inside and seconds - track.seen_s > KEEP_S:
+                del self._tracks[number]
+            elif seconds != track.seen_s:
+                held = tuple(name for name in zones if number in zones[name])
+                self._tracks[number] = replace(track, zones=held)
+        began = frame.captured_at + (self._file_began if frame.capture_clock == "file" else 0.0)
+        return Scene(
+            seconds,
+            frame.captured_at,
+            frame.capture_clock,
+            frame.width,
+            frame.height,
+            datetime.fromtimestamp(began).time(),
+            dict(self._tracks),
+            zones,
+            lines,
+        )
+
+
+def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
+    if isinstance(one, Box):
+        return one.x1, one.y1, one.x2, one.y2
+    x, y = one.x, one.y
+    return max(0.0, x - _POINT), max(0.0, y - _POINT), min(1.0, x + _POINT), min(1.0, y + _POINT)

@@ -1,0 +1,113 @@
+"""The settings of rules. Knows how settings are declared and what conditions are; no frames, models or stores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.events.conditions import Condition, parse
+from saccade.pipeline.settings import PlacedError, Seconds, Text, setting
+
+MAX_RULES = 64
+
+
+class RuleSettings(BaseModel):
+    """One rule: when an event begins and lasts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Text = Field(description="what its events are called: letters, digits, '.', '_' and '-'")
+    when: Text = Field(description="the condition, such as person in door for 10s")
+    cooldown: Seconds = Field(0.0, description="for how long after an event none begins")
+
+    @field_validator("name")
+    @classmethod
+    def _safe_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[\w][\w.-]{0,63}", value):
+            raise ValueError("should be up to 64 letters, digits, '.', '_' and '-'")
+        return value
+
+    @field_validator("when")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        parse(value)
+        return value
+
+    @property
+    def condition(self) -> Condition:
+        """What `when` says."""
+        return parse(self.when)
+
+
+def _named(value: object) -> object:
+    """Reads `name=condition` texts, as the command line has them."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        return value
+    rules: list[Any] = []
+    for one in value:
+        if isinstance(one, str):
+            name, equals, when = one.partition("=")
+            if not equals:
+                raise ValueError("should be NAME=CONDITION, such as visitor=person in door for 10s")
+            one = {"name": name.strip(), "when": when.strip()}
+        rules.append(one)
+    names = [rule.get("name") if isinstance(rule, Mapping) else getattr(rule, "name", None) for rule in rules]
+    if twice := next((name for name in names if name is not None and names.count(name) > 1), None):
+        raise ValueError(f"two rules are called '{twice}'")
+    return rules
+
+
+Rules = Annotated[list[RuleSettings], BeforeValidator(_named), Field(max_length=MAX_RULES)]
+
+
+class EventSettings(BaseModel):
+    """Which events there are in a stream, as configured and as the HTTP API takes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rules: Rules = setting(
+        [],
+        "A rule for events, as NAME=CONDITION, such as visitor=person in door for 10s; the flag again for more.",
+        more="In a file [{name: visitor, when: person in door for 10s, cooldown: 60s}]. Conditions: person in door for "
+        "10s; person crosses gate outward; count of person in lobby > 5 for 30s; person absent from desk for 5m; any "
+        "between 22:00 and 06:00. Detects what they name and tracks by itself. `saccade rules check FILE` reads them, "
+        "`saccade backtest FILE VIDEO` shows what they find. Events go to every output.",
+        metavar="NAME=CONDITION",
+        flags=("--rule",),
+    )
+
+    began: datetime | None = setting(
+        None,
+        "Local time at which a file began, for rules with `between`: 2026-01-01 21:50; by default now.",
+        metavar="TIME",
+    )
+
+    @property
+    def rule_labels(self) -> list[str]:
+        """Every label that a rule names."""
+        return list(dict.fromkeys(label for rule in self.rules for label in rule.condition.labels))
+
+
+def check_places(rules: list[RuleSettings], regions: Regions) -> None:
+    """Check that the zones and lines that rules name are there.
+
+    Raises:
+        PlacedError: if one is not.
+    """
+    for number, rule in enumerate(rules):
+        condition = rule.condition
+        if condition.place is None:
+            continue
+        kind: Literal["line", "zone"] = "line" if condition.kind == "crosses" else "zone"
+        known = regions.lines if kind == "line" else regions.zones
+        if condition.place not in known:
+            names = ", ".join(known) or "none"
+            message = f"rule '{rule.name}': there is no {kind} '{condition.place}'; {kind}s: {names}"
+            raise PlacedError(message, condition.place_at, ("rules", number, "when"))

@@ -1,0 +1,107 @@
+"""The stage of a stream that watches its rules: results pass through it as they are, and events go to a listener.
+
+Rules may be replaced from any thread while the stream runs. Knows frames, results and machines; not where events go.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from saccade.engine.results import Result
+from saccade.pipeline.events.machine import RuleMachine
+from saccade.pipeline.events.record import Change, RuleList
+from saccade.pipeline.events.scene import SceneReader
+from saccade.pipeline.events.settings import RuleSettings
+
+if TYPE_CHECKING:
+    from saccade.sources import Frame
+
+Publish = Callable[[Change | RuleList], None]
+"""Takes a change of an event, at once: whatever may block is done elsewhere."""
+
+
+class EventStage:
+    """Watches the rules of one stream; comes after the stage that tracks and counts.
+
+    Args:
+        rules: what to watch.
+        publish: is given every change of an event, in the thread of the stream.
+        names: how the model calls a label of a rule.
+        file_began: Unix time at which a file begins, for `between`; by default now.
+        flush: called when the stream has ended, after its last change.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[RuleSettings],
+        publish: Publish,
+        *,
+        names: Callable[[str], Collection[str]] | None = None,
+        file_began: float | None = None,
+        flush: Callable[[], object] | None = None,
+    ) -> None:
+        self._publish = publish
+        self._flush = flush
+        self.names = names
+        """How the model calls a label of a rule; holds for rules that are set afterwards."""
+        self._reader = SceneReader(time.time() if file_began is None else file_began)
+        self._lock = threading.Lock()  # over the rules, which other threads read and replace
+        self._rules = tuple(rules)
+        self._shown: tuple[RuleSettings, ...] = ()  # those that are known to who takes events
+        self._machines: dict[str, RuleMachine] = {}
+
+    @property
+    def rules(self) -> tuple[RuleSettings, ...]:
+        """The rules. May be set at any time; the events of one that stays as it is go on, others end."""
+        with self._lock:
+            return self._rules
+
+    @rules.setter
+    def rules(self, rules: Iterable[RuleSettings]) -> None:
+        with self._lock:
+            self._rules = tuple(rules)
+
+    def process(self, frame: Frame, result: Result) -> Result:
+        """The result as it is, once its scene has been shown to every rule."""
+        rules = self.rules
+        if not rules and not self._machines:
+            return result
+        scene = self._reader.read(frame, result)
+        if rules is not self._shown:
+            self._shown = rules
+            self._publish(RuleList(frame.stream, tuple(rule.name for rule in rules)))
+        machines = {rule.name: self._machine_of(rule, frame.stream) for rule in rules}
+        for name, machine in self._machines.items():
+            if machines.get(name) is not machine:
+                self._tell(machine.end())
+        self._machines = machines
+        for machine in machines.values():
+            self._tell(machine.step(scene))
+        return result
+
+    def close(self) -> None:
+        """End the events that go on."""
+        for machine in self._machines.values():
+            self._tell(machine.end())
+        self._machines = {}
+        if self._flush is not None:
+            self._flush()
+
+    def _machine_of(self, rule: RuleSettings, stream: str) -> RuleMachine:
+        old = self._machines.get(rule.name)
+        if old is not None and old.rule == rule:
+            return old
+        names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
+        return RuleMachine(rule, stream, names)
+
+    def _tell(self, changes: list[Change]) -> None:
+        for change in changes:
+            self._publish(change)
+
+
+def event_stage(stages: Iterable[object]) -> EventStage | None:
+    """The stage among those of a stream that watches rules; None if there is none."""
+    return next((stage for stage in stages if isinstance(stage, EventStage)), None)

@@ -1,0 +1,78 @@
+"""Events of rules as other systems read them: Frigate's message, and Home Assistant's discovery of a rule as a sensor.
+
+Pure. Knows the record of an event (see `SupportsEvents`), and no topics or connections.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ON, OFF = "ON", "OFF"
+
+_TYPES = {"begin": "new", "update": "update", "end": "end"}
+
+
+def frigate_message(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The message that Frigate sends of an event.
+
+    Args:
+        before: the record as it was published last; at the beginning the same as `after`.
+        after: the record now.
+    """
+    return {"type": _TYPES[after["type"]], "before": _frigate_fields(before), "after": _frigate_fields(after)}
+
+
+def _frigate_fields(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with what Frigate calls otherwise, under its name there."""
+    box = event["box"] and [round(value) for value in event["box"]]
+    width, height = (box[2] - box[0], box[3] - box[1]) if box else (0, 0)
+    return {
+        **event,
+        "camera": event["stream"],
+        "snapshot_time": event["frame_time"] if event["has_snapshot"] else 0.0,
+        "false_positive": False,
+        "active": event["end_time"] is None and not event["stationary"],
+        "box": box,
+        "region": [0, 0, event["width"], event["height"]],
+        "ratio": round(width / height, 2) if height else 0.0,
+    }
+
+
+def discovery(
+    prefix: str, stream: str, rule: str, state_topic: str, availability: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """The topic and the message by which Home Assistant finds a rule, as a binary sensor that is on during events.
+
+    Args:
+        prefix: under which Home Assistant looks, `homeassistant` unless it was changed there.
+        stream: name of the stream, which is the device.
+        rule: name of the rule.
+        state_topic: where `ON` and `OFF` are published.
+        availability: topics that must all be `online`.
+    """
+    device, entity = _identifier(f"saccade_{stream}"), _identifier(rule)
+    message = {
+        "name": rule,
+        "unique_id": f"{device}_{entity}",
+        "state_topic": state_topic,
+        "payload_on": ON,
+        "payload_off": OFF,
+        "availability": [{"topic": topic} for topic in availability],
+        "availability_mode": "all",
+        "device": {"identifiers": [device], "name": stream, "manufacturer": "Saccade"},
+        "origin": {"name": "saccade"},
+    }
+    return f"{prefix}/binary_sensor/{device}/{entity}/config", message
+
+
+def to_text(message: Mapping[str, Any]) -> str:
+    """A message as JSON."""
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+
+
+def _identifier(name: str) -> str:
+    """A name as Home Assistant allows one in a topic."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:120]

@@ -1,0 +1,89 @@
+"""The stage that watches rules, behind the one that tracks and counts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from saccade.pipeline.analytics.analyze import AnalyzeStage
+from saccade.pipeline.analytics.settings import AnalyticsSettings
+from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.record import Change, RuleList
+from saccade.pipeline.events.settings import EventSettings, RuleSettings
+from saccade.pipeline.events.stage import EventStage
+from tests.pipeline.events.scripted import straight, walk
+
+PLACES = AnalyticsSettings.model_validate({"zones": {"right": "0.6,0,1,0,1,1,0.6,1"}, "lines": {"middle": ".5,1,.5,0"}})
+ACROSS = {"person": straight((0.1, 0.9), (0.9, 0.9), 0, 8)}  # at x = 0.6 after 5 s
+
+
+def rules(*texts: str) -> list[RuleSettings]:
+    return EventSettings.model_validate({"rules": list(texts)}).rules
+
+
+def run(stage: EventStage, ways: dict, seconds: float) -> None:  # type: ignore[type-arg]
+    analyze = AnalyzeStage(PLACES)
+    for frame, result in walk(ways, seconds):
+        stage.process(frame, analyze.process(frame, result))
+
+
+def test_a_walk_makes_the_events_of_every_rule() -> None:
+    heard: list[Change | RuleList] = []
+    stage = EventStage(rules("enters=person in right for 1s", "passes=any crosses middle", "dogs=dog"), heard.append)
+    run(stage, ACROSS, 12)
+    assert heard[0] == RuleList("door", ("enters", "passes", "dogs"))
+    steps = [(one.event.rule, one.kind, one.event.frame_time - 1.7e9) for one in heard[1:] if isinstance(one, Change)]
+    assert steps == [
+        ("passes", "begin", pytest.approx(4.2, abs=0.11)),
+        ("passes", "end", pytest.approx(4.2, abs=0.11)),
+        ("enters", "begin", pytest.approx(6.0, abs=0.11)),
+        ("enters", "end", pytest.approx(8.0)),
+    ]
+
+
+def test_rules_are_replaced_while_it_runs() -> None:
+    heard: list[Change | RuleList] = []
+    stage = EventStage(rules("a=person", "b=person"), heard.append)
+    analyze = AnalyzeStage(PLACES)
+    for number, (frame, result) in enumerate(walk(ACROSS, 4)):
+        if number == 20:
+            stage.rules = rules("b=person", "c=person for 3s")
+        stage.process(frame, analyze.process(frame, result))
+    stage.close()
+    steps = [(one.event.rule, one.kind) for one in heard if isinstance(one, Change)]
+    assert steps == [("a", "begin"), ("b", "begin"), ("a", "end"), ("c", "begin"), ("b", "end"), ("c", "end")]
+    assert [one.rules for one in heard if isinstance(one, RuleList)] == [("a", "b"), ("b", "c")]
+
+
+def test_the_hub_keeps_order_and_survives_a_listener() -> None:
+    hub = EventHub()
+    heard: list[tuple[str, str]] = []
+    elsewhere: list[str] = []
+
+    def fail(record: object) -> None:
+        raise OSError("disk full")
+
+    hub.add(fail)
+    remove = hub.add(lambda record: heard.append((record["type"], record.get("rule", ""))))
+    hub.add(lambda record: elsewhere.append(record["type"]), "yard")
+    stage = EventStage(rules("a=person", "b=person for 1s"), hub.publish, flush=hub.flush)
+    run(stage, ACROSS, 3)
+    stage.close()
+    assert heard == [("rules", ""), ("begin", "a"), ("begin", "b"), ("end", "a"), ("end", "b")]
+    assert elsewhere == []
+    remove()
+    run(EventStage(rules("a=person"), hub.publish), ACROSS, 1)
+    hub.close()
+    hub.close()
+    assert len(heard) == 5
+    assert not [thread for thread in threading.enumerate() if thread.name == "saccade events"]
+
+
+def test_a_listener_that_hangs_delays_no_frame() -> None:
+    hub, gate = EventHub(), threading.Event()
+    hub.add(lambda record: gate.wait(30) and None)
+    run(EventStage(rules("a=person"), hub.publish), ACROSS, 3)  # would take half a minute
+    assert not hub.flush(0.01)
+    gate.set()
+    hub.close()

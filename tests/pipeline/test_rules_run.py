@@ -1,0 +1,138 @@
+"""Rules from a configuration through a whole run of nano on the demo clip, over HTTP, and on the command line.
+
+One person stands at the table until 4 s and leaves to the right.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.session import opened_session
+from tests.support.command import Command
+
+LONG_S = 90  # far beyond what any of these needs; only so that a hang fails
+RULES = """\
+zones: {table: ".4,.5,.75,.5,.75,1,.4,1"}
+lines: {right: ".78,1,.78,0"}
+rules:
+  - {name: at-table, when: people in table for 2s}
+  - {name: leaves, when: person crosses right forward}
+  - {name: empty, when: absent from table for 2s}
+vid_stride: 2
+end: 6.5
+"""
+FOUND = [("at-table", 2.0, 3.8), ("leaves", 4.0, 4.0), ("empty", 5.8, 6.4)]
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return path
+
+
+def check(events: list[dict[str, Any]]) -> None:
+    ended = [event for event in events if event["type"] == "end"]
+    times = [(event["rule"], event["start_time"], event["end_time"]) for event in ended]
+    assert times == [(rule, pytest.approx(begin, abs=0.31), pytest.approx(end, abs=0.31)) for rule, begin, end in FOUND]
+
+
+def test_a_run_writes_events_and_a_backtest_finds_the_same(rules: Path, tmp_path: Path, saccade: Command) -> None:
+    done = saccade("run", DEMO_CLIP, "--config", rules, "--sink", "events.jsonl?send=events", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    check(events)
+    assert [event["tracks"] for event in events if event["rule"] == "leaves"] == [[1], [1]]
+    tested = saccade("backtest", rules, DEMO_CLIP, "--json", cwd=tmp_path)
+    found = json.loads(tested.stdout)
+    check(found["events"])
+    assert found["video_s"] == pytest.approx(6.5, abs=0.2)
+
+
+def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade: Command) -> None:
+    done = saccade("rules", "check", rules, cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "at-table: people in table for 2s",
+        "leaves: person crosses right forward",
+        "empty: absent from table for 2s",
+        "3 rules are fine",
+    ]
+    rules.write_text(RULES.replace("for 2s}", "fro 2s}", 1))
+    done = saccade("rules", "check", rules, cwd=tmp_path)
+    message = "rules.yaml:4:44: rules[0].when: expected 'between', 'for' or the end, got 'fro'"
+    assert (done.returncode, done.stderr.strip()) == (2, f"saccade: {tmp_path}/{message}")
+    done = saccade("backtest", "rules.yaml", "none.mp4", cwd=tmp_path)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rules:\n  - name: a\n    when: 'person in hal'\n", ":3:22: rule 'a': there is no zone 'hal'; zones: hall"),
+        ('rules: [{name: a, when: "any crosses hall"}]\n', ":1:38: rule 'a': there is no line 'hall'; lines: none"),
+        ("rules: [{name: a, when: person}, {name: a, when: dog}]\n", ":1:1: rules: two rules are called 'a'"),
+        ("rules: [{name: a b, when: person}]\n", ":1:10: rules[0].name: should be up to 64 letters"),
+        ("rules: [{name: a}]\n", ":1:9: when is missing"),
+        ("rules: [{name: a, when: person, wen: 1}]\n", ":1:33: unknown key 'wen'"),
+        ("rules: [{name: a, when: person, cooldown: long}]\n", ":1:33: rules[0].cooldown: should be a valid number"),
+        ("streams:\n  - source: a\n    rules: [{name: a, when: any in x}]\n", ":3:36: rule 'a': there is no zone 'x'"),
+    ],
+)
+def test_a_mistake_in_a_rule_has_line_and_column(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text + "zones: {hall: '.1,.1,.5,.1,.5,.5'}\ndetect: cat\n")
+    with pytest.raises(ConfigError) as raised:
+        load(path, {}, source="a.mp4")
+    assert str(raised.value).startswith(f"{path}{message}")
+
+
+def test_what_rules_name_is_detected_by_itself() -> None:
+    config = load(None, {"source": "a", "rules": ["a=person or car", "b=dog absent for 1s"], "detect": "car"})
+    assert config.asked == [("detect", "car"), ("detect", "person"), ("detect", "dog")]
+
+
+def request(method: str, url: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=LONG_S) as answer:
+            return answer.status, json.loads(answer.read() or "null")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_rules_are_set_over_http_while_a_stream_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with opened_session(load(None, {"http": "127.0.0.1:0", "sinks": ["e.jsonl?send=events"]})) as session:
+        assert session._server is not None
+        base = f"{session._server.url}/streams"
+        body = {"source": str(DEMO_CLIP), "name": "room", "detect": ["dog"], "in_flight": 1}
+        assert request("POST", base, body)[0] == 201
+        rules = [{"name": "visitor", "when": "person", "cooldown": 5}]
+        assert request("PUT", f"{base}/room/rules", {"rules": rules}) == (200, {"rules": rules})
+        assert request("GET", f"{base}/room/rules") == (200, {"rules": rules})
+        assert request("PUT", f"{base}/room/rules", {"rules": [{"name": "x", "when": "any in hall"}]}) == (
+            422,
+            {"error": "rule 'x': there is no zone 'hall'; zones: none"},
+        )
+        status, wrong = request("PUT", f"{base}/room/rules", {"rules": [{"name": "x", "when": "unicorn"}]})
+        assert (status, "unicorn" in wrong["error"]) == (422, True)
+        deadline = time.monotonic() + LONG_S
+        while not (path := tmp_path / "e.jsonl").stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert request("DELETE", f"{base}/room/rules")[0] == 204
+        assert request("DELETE", f"{base}/room")[0] == 204
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(event["type"], event["rule"], event["label"]) for event in events[:1]] == [("begin", "visitor", "person")]
+    assert events[-1]["type"] == "end"
