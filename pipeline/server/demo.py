@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -94,7 +95,9 @@ class Demo:
         self.videos = BroadcastSink()
         self.streams = Streams(engine, [Output(self.videos, NEWEST)])
         self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
-        self.whep = WhepServer(self.videos, token=token, answer=self._answer, silence_s=silence_s)
+        self.whep = WhepServer(
+            self.videos, token=token, answer=self._answer, silence_s=silence_s, on_viewers=self._watch
+        )
 
         files = {f"/{name}": PAGES / name for name in _FILES} | {"/": PAGES / "index.html"}
         self._server = HttpServer(
@@ -158,9 +161,15 @@ class Demo:
         try:
             with self.streams.reserve(source.name, or_similar=True) as name:
                 source.messages.answer = partial(self._answer, name)
-                self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight, reserved=True)
+                run = self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight, reserved=True)
+                run.watch(watched=True)  # by the page that sends it
         except StreamError as error:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None
+
+    def _watch(self, stream: str, viewers: int) -> None:
+        """Give a stream that is watched more of the model."""
+        with suppress(StreamError):  # it has ended
+            self.streams.get(stream).watch(watched=viewers > 0)
 
     def _answer(self, stream: str, text: str) -> str:
         """Change the prompts of a stream as a page asks, and return what they are now."""
