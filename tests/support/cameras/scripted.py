@@ -166,6 +166,7 @@ class ScriptedCamera:
         self._listening = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listening.getsockname()[1])
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self.tunnel_status = "200 OK"
         self._tunnels: dict[str, socket.socket] = {}
@@ -194,7 +195,8 @@ class ScriptedCamera:
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments)
-        self._threads.append(thread)
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive() or one.ident is None] + [thread]
         thread.start()
 
     def _accept(self) -> None:
@@ -234,6 +236,10 @@ class ScriptedCamera:
                 call.gone.set()
                 for one in call.udp:
                     one.close()
+                if not tunnel:
+                    stream.close()
+                    accepted.close()
+                    self._sockets.remove(accepted)
 
     def _converse(self, call: Call, stream: object, tunnel: bool) -> None:
         buffer = b""
