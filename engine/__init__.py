@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade.engine.config import EngineConfig
-    from saccade.engine.engine import Engine
+    from saccade.engine.engine import Engine, Image
     from saccade.engine.errors import (
         AdapterError,
         DeadlineError,
@@ -18,23 +18,19 @@ if TYPE_CHECKING:
         ModelFilesError,
         PromptError,
         RequestTooLargeError,
-        SupersededError,
         UnknownClassError,
         UnknownModelError,
         UnsupportedTaskError,
     )
-    from saccade.engine.image import Image
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
     from saccade.engine.results import Box, Detections, Points, Result, Spot, Text, Timings
-    from saccade.engine.scheduling.admission import StreamSettings
     from saccade.engine.scheduling.task import Task
     from saccade.engine.tasks import TASKS, Caption, Detect, Point, Query, register_task
     from saccade.engine.text_stream import TextStream
 
 _HOMES = {
-    "engine": ("Engine",),
-    "image": ("Image",),
+    "engine": ("Engine", "Image"),
     "errors": (
         "AdapterError",
         "DeadlineError",
@@ -43,7 +39,6 @@ _HOMES = {
         "ModelFilesError",
         "PromptError",
         "RequestTooLargeError",
-        "SupersededError",
         "UnknownClassError",
         "UnknownModelError",
         "UnsupportedTaskError",
@@ -53,7 +48,6 @@ _HOMES = {
     "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
     "text_stream": ("TextStream",),
     "config": ("EngineConfig",),
-    "scheduling.admission": ("StreamSettings",),
     "scheduling.task": ("Task",),
     "tasks": ("TASKS", "Caption", "Detect", "Point", "Query", "register_task"),
 }
@@ -82,8 +76,6 @@ __all__ = [
     "RequestTooLargeError",
     "Result",
     "Spot",
-    "StreamSettings",
-    "SupersededError",
     "Task",
     "Text",
     "TextStream",

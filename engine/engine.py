@@ -9,7 +9,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,37 +17,43 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from saccade.engine.backends.lora import LoadedAdapters
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from saccade.engine.backends.lora import load_adapter
 from saccade.engine.backends.paged_cache import pages_for
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import (
+    AdapterError,
     DeadlineError,
     EngineClosedError,
     EngineError,
     PromptError,
     UnsupportedTaskError,
 )
-from saccade.engine.image import Image, LazyImage, as_array
-from saccade.engine.model_loader import ModelInfo, open_executor, open_model
+from saccade.engine.model_loader import ModelInfo, open_model
 from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.result_future import CallbackThread, ResultFuture
 from saccade.engine.results import Detections, Points, Text
-from saccade.engine.runtime.executor import Progress
+from saccade.engine.runtime.cpu_executor import CpuExecutor
+from saccade.engine.runtime.cpu_settings import keep_freed_memory
+from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.monitor import Outcome
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.runtime.trace import Trace
-from saccade.engine.scheduling.admission import StreamSettings
+from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
-from saccade.engine.scheduling.request import Request, RequestMaker
-from saccade.engine.scheduling.resources import PagePool
+from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.request import Request
 from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.task import OnText, Task
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
 from saccade.engine.text_stream import TextStream
 from saccade.engine.vocabulary import Vocabulary
 
-_NEWEST = StreamSettings()
-_GPU_PREPARERS = 4  # threads that copy images for the upload: one copies 4K frames at 6 ms each
+Image = NDArray[np.uint8] | torch.Tensor
+"""An image: (height, width, 3) uint8 RGB, array or tensor."""
 
 
 class Engine:
@@ -68,23 +74,28 @@ class Engine:
         self.config = config
         self._loaded, self._vocabulary = loaded, vocabulary
         n_pages = config.n_pages or pages_for(model, config.page_size)
-        executor = open_executor(model, config, n_pages, info.skills, progress)
-        on_cpu = model.device.type == "cpu"
-        together = 1 if on_cpu else config.images_per_prefill  # on a CPU a batch is no faster than one by one
+        executor: Executor[Any]
+        if model.device.type == "cuda":
+            from saccade.engine.runtime.cuda_executor import CudaExecutor
+
+            texts = bool({"query", "caption"} & {*info.skills})
+            executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
+            together = config.images_per_prefill
+        else:
+            keep_freed_memory()
+            executor = CpuExecutor(model, config, n_pages)
+            together = 1  # on a CPU a batch of images is no faster than one by one
         self._executor = executor
         pool = PagePool(n_pages)
         pool.allocate(1)  # page 0 is where the executor writes what is never read
         scheduler: Scheduler[Any] = Scheduler(
             pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
         )
-        self._adapters = LoadedAdapters()
-        pace = CropPace(CPU_SECONDS_PER_PIXEL if on_cpu else 0.0)  # on a GPU the resize is not waited for
-        self._maker: RequestMaker[Any] = RequestMaker(
-            model.limits, loaded.prompts, lambda image: executor.prepare(image), pace, config.max_sequences
-        )
-        self._streams: dict[Hashable, StreamSettings] = {}
+        self._adapters: dict[str, Adapter] = {}
+        # On a GPU the resize is not waited for.
+        self._pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
         self._callbacks = CallbackThread()
-        self._loop = StepLoop(executor, scheduler, config.depth, 1 if on_cpu else _GPU_PREPARERS)
+        self._loop = StepLoop(executor, scheduler, config.depth)
         self._loop.monitor.attach(executor.streams)
         self._process = os.getpid()
         # An engine that is dropped ends its threads; requests in flight keep it until they are done.
@@ -146,7 +157,9 @@ class Engine:
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
         """
-        self._adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
+        if name in self._adapters:
+            raise AdapterError(f"there is an adapter '{name}' already: unload it first")
+        self._adapters[name] = load_adapter(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; what was submitted with it is still answered with it.
@@ -154,34 +167,27 @@ class Engine:
         Raises:
             AdapterError: if there is none of this name.
         """
-        self._adapters.unload(name)
+        del self._adapters[self._known_adapter(name).name]
 
     def submit(
         self,
-        image: Image | LazyImage,
+        image: Image,
         tasks: Sequence[Task],
         tiles: int = 1,
         *,
         deadline_s: float | None = None,
         adapter: str | None = None,
-        stream: Hashable = None,
     ) -> ResultFuture:
         """Queue tasks on an image; all of them share its prefill.
 
-        With a `stream` the image is a frame, of which the newest counts: while it waits, the next one of the stream
-        takes its place, and its future fails with SupersededError. Nothing is done for a frame before its turn comes.
-        Streams share the engine by their weights, see `configure_stream`.
-
         Args:
-            image: (height, width, 3) uint8 RGB, or what gives it when its turn comes. It must not change until the
-                future is done.
+            image: (height, width, 3) uint8 RGB. It must not change until the future is done.
             tasks: what to ask; labels are resolved as by `resolve`.
             tiles: with n > 1, `Detect` tasks are asked of n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
             deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError; at
                 once if the image is so large that it cannot even be cut into crops until then.
             adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
-            stream: what the frames of one camera have in common, anything hashable; None for an image by itself.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -193,17 +199,7 @@ class Engine:
             ValueError: if the image is not what it should be, `tiles` is not 1 or more, or `deadline_s` is no number.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
-        return self._begin(image, tasks, tiles, deadline_s, adapter, stream=stream)
-
-    def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs."""
-        self._streams[stream] = settings
-        self._loop.configure(stream, settings)
-
-    def forget_stream(self, stream: Hashable) -> None:
-        """Forget a stream's settings, and what was learned from its frames; what has been submitted is still run."""
-        self._streams.pop(stream, None)
-        self._loop.configure(stream, None)
+        return self._begin(image, tasks, tiles, deadline_s, adapter)
 
     def stream(
         self, image: Image, task: Query | Caption, *, deadline_s: float | None = None, adapter: str | None = None
@@ -302,13 +298,12 @@ class Engine:
 
     def _begin(
         self,
-        image: Image | LazyImage,
+        image: Image,
         tasks: Sequence[Task],
         tiles: int,
         deadline_s: float | None,
         adapter: str | None,
         on_text: OnText | None = None,
-        stream: Hashable = None,
     ) -> ResultFuture:
         self._require_process()
         self._loop.require_open()  # before the image is cut, which may take a second
@@ -317,37 +312,34 @@ class Engine:
             raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
         if math.isnan(deadline):
             raise ValueError("deadline_s is a number of seconds")
-        chosen = None if adapter is None else self._adapters.find(adapter)
-        source = image if callable(image) else as_array(image)
+        chosen = None if adapter is None else self._known_adapter(adapter)
+        array = _as_array(image)
         expanded = [one for task in tasks for one in self.expand(task)]
         future = ResultFuture(self._callbacks)
-        request: Request[Any] = Request(
-            source,
-            expanded,
-            tiles,
-            self._maker,
-            future,
-            adapter=chosen,
-            deadline=deadline,
-            on_text=on_text,
-            on_over=lambda outcome: self._over(request, future, outcome),
-        )
-        newest = stream is not None and self._streams.get(stream, _NEWEST).newest
-        # As `on_over`, it holds the engine, which is dropped with the last of its requests at the earliest.
-        future.on_cancel = lambda: self._drop(request, "cancelled")
-        if newest:
-            self._loop.submit(request, stream)
-            return future
         try:
-            request.plan()
-            request.prepare()
+            request: Request[Any] = Request(
+                array,
+                expanded,
+                tiles,
+                self._loaded.model.limits,
+                self._loaded.prompts,
+                self._executor.prepare,
+                self._pace,
+                self.config.max_sequences,
+                future,
+                adapter=chosen,
+                deadline=deadline,
+                on_text=on_text,
+                on_over=lambda outcome: self._over(request, future, outcome),
+            )
         except (PromptError, DeadlineError) as error:
-            future.on_cancel = None
             self._loop.monitor.ended("failed")
             future.set_exception(error.with_traceback(None))  # whose frames would keep the image
             return future
+        # As `on_over`, it holds the engine, which is dropped with the last of its requests at the earliest.
+        future.on_cancel = lambda: self._drop(request, "cancelled")
         # At once: when the first of them is refused, all of them are cancelled, and none may arrive after that.
-        self._loop.add(*request.image_requests, stream=stream)
+        self._loop.add(*request.image_requests)
         return future
 
     def _require_process(self) -> None:
@@ -363,10 +355,16 @@ class Engine:
         if os.getpid() != self._process:  # a stream that a forked child has inherited: see `_stop`
             return
         self._loop.monitor.ended(outcome)
-        if outcome in ("failed", "cancelled"):
-            self._loop.withdraw(request, CancelledError())
+        if outcome != "done":
             for image_request in request.image_requests:
                 self._loop.cancel(image_request, CancelledError())
+
+    def _known_adapter(self, name: str) -> Adapter:
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            known = ", ".join(self._adapters) or "none"
+            raise AdapterError(f"there is no adapter '{name}'; loaded: {known}")
+        return adapter
 
     def expand(self, task: Task) -> Sequence[Task]:
         """The task in the model's own names: one, or several for a label such as 'truck or bus'.
@@ -389,3 +387,12 @@ def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:
     if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
         loop.stop(EngineClosedError("the engine is closed"))
         callbacks.close()
+
+
+def _as_array(image: Image) -> NDArray[np.uint8]:
+    if isinstance(image, torch.Tensor) and image.dtype != torch.uint8:
+        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
+    array = image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image)
+    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
+        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
+    return array

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from saccade.engine.backends.quantization import round_to_fp8
-from saccade.engine.config import EngineConfig
 from saccade.engine.errors import EngineError
 from saccade.engine.models import model_files, registry
-from saccade.engine.models.protocol import LoadedModel, Model
-from saccade.engine.runtime.cpu_executor import CpuExecutor
-from saccade.engine.runtime.cpu_settings import keep_freed_memory
-from saccade.engine.runtime.executor import Executor, Progress
+from saccade.engine.models.protocol import LoadedModel
 from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
 
@@ -109,23 +103,3 @@ def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise EngineError(f"unknown dtype '{name}': give one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def open_executor(
-    model: Model, config: EngineConfig, n_pages: int, skills: Sequence[str], progress: Progress | None
-) -> Executor[Any]:
-    """What runs a model's steps on its device.
-
-    Args:
-        model: the model.
-        config: sizes.
-        n_pages: pages of the cache.
-        skills: what it will be asked.
-        progress: called while a GPU is prepared.
-    """
-    if model.device.type == "cuda":
-        from saccade.engine.runtime.cuda_executor import CudaExecutor
-
-        return CudaExecutor(model, config, n_pages, texts=bool({"query", "caption"} & {*skills}), progress=progress)
-    keep_freed_memory()
-    return CpuExecutor(model, config, n_pages)

@@ -33,7 +33,7 @@ ORDER = {
     "images rtsp webrtc onvif | factory",
     "sinks": "overlay record backoff | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
-    "engine": "errors config image phase results | kernels models vocabulary result_future | scheduling text_stream | "
+    "engine": "errors config phase results | kernels models vocabulary result_future | scheduling text_stream | "
     "backends tasks | runtime | model_loader | engine training | evaluation",
     "pipeline": "settings | analytics | events | core | server | sink_targets | session | bench | cli",
 }

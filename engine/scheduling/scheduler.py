@@ -4,43 +4,24 @@ An `ImageRequest` is one image (or a part of one) with the prompts on it; each p
 `Sequence`. A request is prefilled as one unit; its sequences are then decoded in one batch with all others. Resources
 are allocated for the whole of an answer at admission, so that no sequence waits in the middle of one.
 
-    waiting (`admission`) → admitted: pages and batch slots → its image is prepared → prefilled → decoded
-
-Which request is admitted next says `admission`; a large one that waits for room is not overtaken while it is the next,
-as small ones would starve it. Admitted are at most as many as one prefill takes, and none while a prefill is in flight:
-what still waits when that one is done may be newer.
-
-Order: behind a prefill come decode steps, `_DECODES_BUSY` of them while a whole prefill waits, else
-`_DECODES_QUIET`, as far as there is anything to decode; and no prefill begins while an admitted image is still being
-prepared, unless nothing can be decoded. Every sequence is in every decode step, so it waits for one prefill at most,
-of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits for its turn, once there is
-room for it, is prefilled within (1 + `_DECODES_QUIET`) · ⌈n / images_per_prefill⌉ steps, however many are decoded.
-
-Simulated with the steps' times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`), answers of 10
-steps: the p99 of the latency at 32 streams of 4 frames a second; images a second of 32 streams that always have one:
-
-| decode steps a prefill | prefills of 1, 2, 4, 8 images | prefills of 1 to 8 images |
-|---|---|---|
-| 1 | 212 ms, 149 | 125 ms, 164 |
-| 3 | 201 ms, 164 | 105 ms, 164 |
-| 9 | 163 ms, 150 | 89 ms, 150 |
-| 3 while 8 wait, else 9 | | 101 ms, 165 |
+Order: prefill and decode alternate while both can go on. Every sequence is in every decode step, so it waits for at
+most one prefill, of at most `images_per_prefill` images, between two of its tokens. The n-th image in the queue, once
+there is room for it, is prefilled within 2 · ⌈n / images_per_prefill⌉ steps, however many sequences are being decoded.
+Images are admitted in order of arrival: a large one that waits for room is not overtaken, as small ones would starve
+it.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections import abc
+from collections import abc, deque
 from typing import Generic
 
 from saccade.engine.errors import DeadlineError, RequestTooLargeError
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.scheduling.admission import Admission, Submission
-from saccade.engine.scheduling.resources import PagePool, Resources
+from saccade.engine.scheduling.adapter_slots import AdapterSlots
+from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.step import ImageRequest, ImageT, ScheduledSequence, Sequence, Step, StepKind
-
-_DECODES_BUSY, _DECODES_QUIET = 3, 9
 
 
 class Scheduler(Generic[ImageT]):
@@ -53,11 +34,6 @@ class Scheduler(Generic[ImageT]):
         n_batch_slots: most sequences at a time.
         images_per_prefill: most images in one prefill.
         n_adapters: most adapters on the device at a time; requests that need one more wait.
-        clock: what deadlines are measured with, in seconds.
-
-    Attributes:
-        admission: what waits, by streams.
-        resources: what is held, and free.
     """
 
     def __init__(
@@ -68,26 +44,28 @@ class Scheduler(Generic[ImageT]):
         n_batch_slots: int,
         images_per_prefill: int,
         n_adapters: int = 0,
-        clock: abc.Callable[[], float] = time.monotonic,
     ) -> None:
-        self.resources = Resources(pool, page_size, prefix_length, n_batch_slots, n_adapters)
+        self.pool = pool
+        self._page_size = page_size
+        self._prefix_length = prefix_length
+        self._prefix_pages = -(-prefix_length // page_size)
+        self._n_batch_slots = n_batch_slots
+        self._batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._images_per_prefill = images_per_prefill
-        self._clock = clock
-        self.admission: Admission[ImageT] = Admission()
-        self._admitted: list[ImageRequest[ImageT]] = []  # and not prefilled
-        self._unprepared: list[ImageRequest[ImageT]] = []  # of these, those that nobody prepares yet
-        self._prefilling = 0  # prefills in flight
+        self._capacity = pool.n_free
+        self._adapters, self._n_adapters = AdapterSlots(n_adapters), n_adapters
+        self._waiting: deque[ImageRequest[ImageT]] = deque()
         self._decoding: list[Sequence[ImageT]] = []
         self._timed: dict[ImageRequest[ImageT], None] = {}  # with a deadline and not over, in order of arrival
         self._soonest = math.inf  # no deadline is before this
-        self._decodes = _DECODES_QUIET  # steps since the last prefill
+        self._prefill_next = True
         self._launched = 0
         self.zombies = 0
 
     @property
     def waiting(self) -> int:
         """Requests that are not admitted yet."""
-        return len(self.admission)
+        return len(self._waiting)
 
     @property
     def decoding(self) -> int:
@@ -95,85 +73,74 @@ class Scheduler(Generic[ImageT]):
         return len(self._decoding)
 
     @property
-    def busy(self) -> bool:
-        """Whether anything is admitted and not over."""
-        return bool(self._admitted or self._decoding)
+    def batch_slots_used(self) -> int:
+        """Sequences that hold resources, including finalized ones in flight."""
+        return self._n_batch_slots - len(self._batch_slots)
 
     @property
-    def active(self) -> bool:
-        """Whether anything waits, or is admitted and not over."""
-        return self.busy or bool(len(self.admission))
+    def pages_used(self) -> int:
+        """Pages in use."""
+        return self._capacity - self.pool.n_free
 
-    def wake_at(self, now: float) -> float:
-        """When a step may be possible, or a deadline passes, if nothing is possible at `now` and nothing happens."""
-        return min(self._soonest, self.admission.wake_at(now))
+    @property
+    def pages_total(self) -> int:
+        """Pages that can be allocated."""
+        return self._capacity
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or is being decoded."""
+        return bool(self._waiting or self._decoding)
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is held, and no request waits or has a deadline."""
-        return self.resources.all_free and not (self.active or self._timed)
+        """Whether all pages, batch slots and adapter slots are free, and no request waits or has a deadline."""
+        pages, slots = self.pool.n_free == self._capacity, len(self._batch_slots) == self._n_batch_slots
+        idle = not (self._waiting or self._decoding or self._timed)
+        return pages and slots and self._adapters.n_free == self._n_adapters and idle
 
-    def add(self, request: ImageRequest[ImageT], stream: abc.Hashable = None) -> None:
+    def add(self, request: ImageRequest[ImageT]) -> None:
         """Queue a request; one that needs more than there is in all ends at once, with RequestTooLargeError."""
-        if self._measure(request):
-            self.admission.add(request, stream)
-            self._watch(request)
-
-    def submit(self, submission: Submission[ImageT], stream: abc.Hashable) -> None:
-        """Let a request wait in its stream's place, of which nothing is done before it is admitted."""
-        self.admission.offer(submission, stream)
-        self._soonest = min(self._soonest, submission.deadline)
-
-    def _measure(self, request: ImageRequest[ImageT]) -> bool:
-        """Whether a request can be run at all; else it ends."""
         try:
-            complaint = self.resources.measure(request)
+            for sequence in request.sequences:
+                sequence.n_pages = self._private_pages(sequence)
+            pages = self._pages_of(request)
         except Exception as error:  # an output state's mistake is its own request's
             self._refuse(request, error)
+            return
+        if pages > self._capacity or len(request.sequences) > self._n_batch_slots:
+            message = (
+                f"{len(request.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
+                f"there are {self._capacity}, for {self._n_batch_slots} prompts at most: ask less at a time"
+            )
+            self._refuse(request, RequestTooLargeError(message))
+        elif request.adapter is not None and not self._n_adapters:
+            message = "there is no slot for an adapter: load with adapter_slots=1 or more"
+            self._refuse(request, RequestTooLargeError(message))
         else:
-            if complaint is not None:
-                self._refuse(request, RequestTooLargeError(complaint))
-        return not request.over
-
-    def _watch(self, request: ImageRequest[ImageT]) -> None:
-        if request.deadline < math.inf:
-            self._timed[request] = None
-            self._soonest = min(self._soonest, request.deadline)
+            self._waiting.append(request)
+            if request.deadline < math.inf:
+                self._timed[request] = None
+                self._soonest = min(self._soonest, request.deadline)
 
     def _refuse(self, request: ImageRequest[ImageT], error: BaseException) -> None:
-        request.drop_image()
+        request.image = None
         self._end(request, error)
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed; a single comparison while there are none."""
         if now < self._soonest:
             return
-        late = dict.fromkeys([*self.admission.expire(now), *(one for one in self._timed if one.deadline <= now)])
-        for request in late:
+        for request in [request for request in self._timed if request.deadline <= now]:
             self.cancel(request, DeadlineError(begun=request.admitted))
-        self._soonest = min(
-            min((request.deadline for request in self._timed), default=math.inf), self.admission.soonest()
-        )
-
-    def take_unprepared(self) -> list[ImageRequest[ImageT]]:
-        """Requests admitted since the last call whose image is to be prepared, and given to `prepared`."""
-        taken, self._unprepared = self._unprepared, []
-        return taken
-
-    def prepared(self, request: ImageRequest[ImageT], image: ImageT) -> None:
-        """Take the image that was prepared for a request, unless it is over."""
-        if not request.over:
-            request.image, request.prepare = image, None
+        self._soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def next_step(self) -> Step[ImageT] | None:
         """The next launch, with its resources allocated; None when there is nothing to launch now."""
-        self._admit_waiting()
-        busy = self.waiting + len(self._admitted) >= self._images_per_prefill
-        turn = self._decodes >= (_DECODES_BUSY if busy else _DECODES_QUIET)
-        step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=True)
+        first, second = (self._prefill, self._decode) if self._prefill_next else (self._decode, self._prefill)
+        step = first() or second()
         if step is not None:
-            self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
-            self._prefilling += step.kind is StepKind.PREFILL
+            self._prefill_next = step.kind is StepKind.DECODE
             for scheduled in step.sequences:
                 scheduled.sequence.inflight_refs += 1
         return step
@@ -189,13 +156,13 @@ class Scheduler(Generic[ImageT]):
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[tuple[float, float, float]]) -> None:
         """Hand a step's values (one triple a sequence) to its sequences; end those that are complete."""
-        self._landed(step)
+        _drop_images(step)
         for scheduled, values in zip(step.sequences, sampled, strict=True):
             sequence = scheduled.sequence
             sequence.inflight_refs -= 1
             if sequence.finalized:
                 self.zombies += 1
-                self.resources.release(sequence)
+                self._release(sequence)
                 continue
             try:
                 complete = sequence.output.commit(values)
@@ -207,23 +174,21 @@ class Scheduler(Generic[ImageT]):
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
         """End all requests of a step that failed; nothing of it may be running any more."""
-        self._landed(step)
+        _drop_images(step)
         for scheduled in step.sequences:
             scheduled.sequence.inflight_refs -= 1
         for request in dict.fromkeys(scheduled.sequence.request for scheduled in step.sequences):
             self.cancel(request, error)
         for scheduled in step.sequences:
-            self.resources.release(scheduled.sequence)
+            self._release(scheduled.sequence)
 
     def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
         """End a request now: no more steps are launched for it; those in flight drain as zombies."""
         if request.over:
             return
-        if request in self._admitted:
-            self._admitted.remove(request)
-            request.drop_image()
-        elif not request.admitted:
-            request.drop_image()
+        if not request.admitted:
+            self._waiting.remove(request)
+            request.image = None
         self._end(request, error)
         for sequence in request.sequences:
             if not sequence.finalized:
@@ -231,67 +196,40 @@ class Scheduler(Generic[ImageT]):
                 if sequence in self._decoding:
                     self._decoding.remove(sequence)
                 if request.admitted:
-                    self.resources.release(sequence)
-
-    def withdraw(self, submission: Submission[ImageT], error: BaseException) -> None:
-        """End a request that waits in its stream's place; does nothing once a part of it is admitted."""
-        self.admission.withdraw(submission, error)
+                    self._release(sequence)
 
     def cancel_waiting(self, error: BaseException) -> None:
         """End every request that is not admitted yet."""
-        for waiting in self.admission.requests:
-            if waiting.submission is not None and waiting.begun_at is None:
-                self.admission.end(waiting, error)
-            for request in list(waiting.parts or ()):
-                self.cancel(request, error)
+        for request in list(self._waiting):
+            self.cancel(request, error)
 
     def cancel_all(self, error: BaseException) -> None:
         """End every request there is."""
         self.cancel_waiting(error)
-        for request in dict.fromkeys([*self._admitted, *(sequence.request for sequence in self._decoding)]):
+        for request in dict.fromkeys(sequence.request for sequence in self._decoding):
             self.cancel(request, error)
 
-    def _admit_waiting(self) -> None:
-        now = self._clock()
-        while not self._prefilling and len(self._admitted) < self._images_per_prefill:
-            waiting = self.admission.next(now)
-            if waiting is None:
-                return
-            assert waiting.parts
-            if not waiting.measured:
-                waiting.measured = True
-                for part in list(waiting.parts):
-                    self._measure(part)
-                continue
-            request = waiting.parts[0]
-            if not self.resources.allocate(request):
-                return
-            if waiting.begun_at is None:
-                for part in waiting.parts:
-                    self._watch(part)
-            self.admission.admit(waiting, now)
-            if not request.sequences:
-                request.drop_image()
-                self._end(request, None)
-                continue
-            self._admitted.append(request)
-            if request.image is None:
-                self._unprepared.append(request)
-
-    def _prefill(self, *, hasty: bool) -> Step[ImageT] | None:
-        """A prefill of the images that are prepared; unless it is hasty, only if no admitted one is being prepared."""
-        ready = [request for request in self._admitted if request.image is not None]
-        if not hasty and len(ready) < len(self._admitted):
-            return None
+    def _prefill(self) -> Step[ImageT] | None:
         requests: list[ImageRequest[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
-        for request in ready:
+        while self._waiting and len(requests) < self._images_per_prefill:
+            request = self._waiting[0]
+            slot = self._adapters.find(request.adapter)
+            short = self._pages_of(request) > self.pool.n_free or len(request.sequences) > len(self._batch_slots)
+            if short or slot is None:
+                break
+            self._waiting.popleft()
+            if not request.sequences:
+                request.admitted, request.image = True, None
+                self._end(request, None)
+                continue
+            self._admit(request, slot)
             try:
                 phases = [_first_phase(sequence) for sequence in request.sequences]
             except Exception as error:  # an output state's mistake is its own request's
                 self.cancel(request, error)
+                request.image = None
                 continue
-            self._admitted.remove(request)
             requests.append(request)
             for sequence, phase in zip(request.sequences, phases, strict=True):
                 scheduled.append(ScheduledSequence(sequence, phase, sequence.position))
@@ -326,25 +264,50 @@ class Scheduler(Generic[ImageT]):
         self._launched += 1
         return Step(kind, self._launched, tuple(scheduled), tuple(requests))
 
-    def _landed(self, step: Step[ImageT]) -> None:
-        """A step is no longer in flight."""
-        self._prefilling -= step.kind is StepKind.PREFILL
-        for request in step.requests:
-            request.drop_image()
+    def _admit(self, request: ImageRequest[ImageT], adapter_slot: int) -> None:
+        request.admitted = True
+        request.adapter_slot = adapter_slot
+        request.pages = self.pool.allocate(self._prefix_pages)
+        for number, sequence in enumerate(request.sequences):
+            if number:
+                self.pool.share(request.pages)
+            self._adapters.acquire(adapter_slot, request.adapter)
+            sequence.batch_slot = self._batch_slots.pop()
+            sequence.pages = self.pool.allocate(sequence.n_pages)
+            sequence.position = self._prefix_length
 
     def _finish(self, sequence: Sequence[ImageT]) -> None:
         sequence.finalized = True
         self._decoding.remove(sequence)
-        self.resources.release(sequence)
+        self._release(sequence)
         if all(one.finalized for one in sequence.request.sequences):
             self._end(sequence.request, None)
+
+    def _release(self, sequence: Sequence[ImageT]) -> None:
+        """Free what a finalized sequence holds, unless a step in flight still writes there."""
+        if sequence.finalized and not sequence.inflight_refs and sequence.batch_slot >= 0:
+            self.pool.release(sequence.request.pages)
+            self.pool.release(sequence.pages)
+            self._adapters.release(sequence.request.adapter_slot)
+            self._batch_slots.append(sequence.batch_slot)
+            sequence.batch_slot, sequence.pages = -1, ()
 
     def _end(self, request: ImageRequest[ImageT], error: BaseException | None) -> None:
         request.over = True
         self._timed.pop(request, None)
-        late = isinstance(error, DeadlineError) and request.admitted
-        self.admission.over(request, self._clock(), learn=error is None or late)
         request.done(request, error)
+
+    def _private_pages(self, sequence: Sequence[ImageT]) -> int:
+        # The last value sampled is never fed back, hence one position fewer than steps.
+        return -(-(len(sequence.prompt) + max(0, sequence.output.steps - 1)) // self._page_size)
+
+    def _pages_of(self, request: ImageRequest[ImageT]) -> int:
+        return self._prefix_pages + sum(sequence.n_pages for sequence in request.sequences)
+
+
+def _drop_images(step: Step[ImageT]) -> None:
+    for request in step.requests:
+        request.image = None
 
 
 def _first_phase(sequence: Sequence[ImageT]) -> Phase:

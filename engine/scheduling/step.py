@@ -48,18 +48,15 @@ class ImageRequest(Generic[ImageT]):
     """An image and the prompts on it.
 
     Attributes:
-        image: for the executor; None before it is prepared, and once its prefill is committed or the request is over
-            before that, so that a future that is kept does not keep 0.4 to 5.6 MB of crops on the device.
+        image: for the executor; None once its prefill is committed or the request is over before that, so that a future
+            that is kept does not keep 0.4 to 5.6 MB of crops on the device.
         sequences: one for each prompt.
         done: called once when every sequence is complete, or with the error that ended the request.
         deadline: `time.monotonic()` at which the request ends if it is not over.
         adapter: what its prefix and its answers are computed with besides the model.
         pages: pages of the image's prefix, held once by each sequence.
         adapter_slot: where its adapter is on the device, held likewise.
-        prepare: cuts the image, where `image` is not there yet; called once, after the request is admitted, by a thread
-            that is not the scheduler's.
-        waiting: what `admission` knows of it until it is over.
-        admitted: it has pages and batch slots.
+        admitted: its prefill has been planned.
         over: `done` has been called.
         launched_at, prefilled_at: `time.monotonic()` when its prefill was launched and committed.
     """
@@ -71,8 +68,6 @@ class ImageRequest(Generic[ImageT]):
     adapter: Adapter | None = None
     pages: tuple[int, ...] = ()
     adapter_slot: int = NO_SLOT
-    prepare: abc.Callable[[], ImageT] | None = None
-    waiting: object = None
     admitted: bool = False
     over: bool = False
     launched_at: float = 0.0
@@ -81,10 +76,6 @@ class ImageRequest(Generic[ImageT]):
     def __post_init__(self) -> None:
         for sequence in self.sequences:
             sequence.request = self
-
-    def drop_image(self) -> None:
-        """Give up the image, and what it would be cut from."""
-        self.image = self.prepare = None
 
 
 class StepKind(StrEnum):

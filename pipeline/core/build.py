@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import TASKS, ObjectsTask
-from saccade.pipeline.analytics.analyze import AnalyzeStage
+from saccade.pipeline.analytics.analyze import AnalyzeStage, analyze_stage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config import Prompts, RunConfig, ShareSettings, StreamConfig
-from saccade.pipeline.core.engine_stream import Share
+from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
@@ -90,12 +88,12 @@ class OpenedStream:
             tiles=config.tiles,
             queue=QueuePolicy.parse(config.queue) if config.queue else None,
             in_flight=config.in_flight,
-            share=Share(config.weight, config.max_fps, config.deadline_ms),
             stages=self._stages,
             gates=self._gates,
             on_end=lambda run: self._ended(),
             reserved=reserved,
         )
+        run.settings = config
         self._open = False
         return run
 
@@ -135,7 +133,6 @@ def open_stream(
     repeat: bool = False,
     check: CheckSource | None = None,
     events: EventHub | None = None,
-    history: bool = False,
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -146,7 +143,6 @@ def open_stream(
         check: called with each live address before it is connected to, those of redirects among them; raises
             `SourceError` to refuse it.
         events: where events of the stream's rules go; None for nowhere.
-        history: have the paths of tracks and the counts of minutes go there as well.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -164,10 +160,7 @@ def open_stream(
             analysis.need_tracks()
         if events is not None:
             began = config.began.timestamp() if config.began else None
-            minutes = analysis.minutes if history else None
-            stages.append(
-                EventStage(config.rules, events.publish, file_began=began, flush=events.flush, minutes=minutes)
-            )
+            stages.append(EventStage(config.rules, events.publish, file_began=began, flush=events.flush))
         elif config.rules:
             raise ConfigError("there is nowhere for events to go: rules are for `saccade run`")
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
@@ -283,11 +276,19 @@ def prompts_of(tasks: Iterable[Task]) -> Prompts:
     return Prompts.model_construct(**asked)
 
 
-def change_share(run: Run, wanted: ShareSettings) -> None:
-    """Change what a stream gets of the model; what `wanted` leaves out stays as it is."""
-    changed = {key: getattr(wanted, key) for key in ShareSettings.model_fields if key in wanted.model_fields_set}
-    if changed:
-        run.share = replace(run.share, **changed)
+def settings_of(run: Run) -> StreamConfig:
+    """The configuration that stands for a run as it is now: as it was opened, with what has been changed since.
+
+    Raises:
+        ConfigError: if a program gave its parts.
+    """
+    if not isinstance(run.settings, StreamConfig):
+        raise ConfigError(f"'{run.name}' was started by a program, not from a configuration")
+    prompts = prompts_of(run.tasks)
+    changed = {key: getattr(prompts, key) for key in Prompts.model_fields}
+    if (stage := analyze_stage(run.stages)) is not None:
+        changed |= {"zones": stage.regions.zones, "lines": stage.regions.lines}
+    return run.settings.model_copy(update={**changed, "name": run.name})
 
 
 def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
@@ -297,9 +298,7 @@ def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
         ConfigError: if nothing would be asked for, or the model cannot do it.
         UnknownClassError: if the model does not know a name.
     """
-    changed = {key: getattr(wanted, key) for key in wanted.model_fields_set if key in Prompts.model_fields}
-    if not changed:
-        return
+    changed = {key: getattr(wanted, key) for key in wanted.model_fields_set}
     prompts = prompts_of(run.tasks).model_copy(update=changed)
     if prompts.nothing:
         raise ConfigError(prompts.nothing)

@@ -88,38 +88,7 @@ class Prompts(BaseModel):
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
-class ShareSettings(BaseModel):
-    """What a stream gets of the model, beside others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    weight: float = setting(
-        1.0,
-        "Share of the model beside other streams: with 4, four frames for each of a stream with 1.",
-        more="Only while there are more frames than the model can take. A stream that is watched in the demo has four "
-        "times its weight.",
-        metavar="SHARE",
-        ge=0.01,
-        le=100,
-    )
-    max_fps: float | None = setting(
-        None, "Most frames a second of a live source that the model is given.", metavar="FPS", gt=0, le=1000
-    )
-    deadline_ms: float | None = setting(
-        None,
-        "Milliseconds after a live frame's arrival by which its result is wanted.",
-        more="A frame that cannot make it is dropped before the model is given it, and counted as `deadline`.",
-        metavar="MS",
-        gt=0,
-        le=60000,
-    )
-
-
-class Changes(Prompts, ShareSettings):
-    """What may change of a stream while it runs."""
-
-
-class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
+class StreamConfig(AnalyticsSettings, EventSettings, Prompts):
     """One stream: where it comes from, what to find in it, and how."""
 
     name: str | None = setting(
@@ -180,7 +149,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     )
     in_flight: int = setting(
         2,
-        "Frames that the model works on at a time.",
+        "Frames given to the model at a time.",
         more="Two keep it busy while results are written.",
         metavar="N",
         ge=1,
@@ -313,18 +282,6 @@ class RunConfig(StreamConfig):
         "itself, is listed. Sources that listen on the network must be listed in any case.",
         metavar="ENTRY",
         flags=("--allow-source",),
-    )
-    store: Text | None = setting(
-        None,
-        "Folder to keep events in, searchable, with the counts of minutes and the paths of tracks.",
-        more="Served under /events by http. One process at a time writes it; what is stored outlives a killed one.",
-        metavar="DIR",
-    )
-    store_keep: Seconds | None = setting(
-        None, "How old stored events may become: 30d; a rule may have `keep` of its own.", metavar="TIME"
-    )
-    store_max_gb: float | None = setting(
-        None, "Size of all clips and snapshots beyond which the oldest events are deleted.", metavar="GB", gt=0
     )
     http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
     http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")

@@ -28,8 +28,8 @@ _SECTIONS = {
     "how cameras are reached": ["rtsp_transport", "loss", "tls"],
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),
-    "events": [*EventSettings.model_fields, "store", "store_keep", "store_max_gb"],
-    "with what": ["model", "device", "dtype", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
+    "events": list(EventSettings.model_fields),
+    "with what": ["model", "device", "dtype", "in_flight", "queue"],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }
 _LAST_SECTION = "what other programs can ask"

@@ -17,6 +17,7 @@ class Output:
         outbox: None to keep the newest 8 of a live source, which cannot be held back, and to wait with a file.
         shared: other runs write to the sink too. This one then only calls its `end(stream)`, if it has one, when the
             stream ends, and leaves closing it to its owner.
+        viewing: it only shows what comes to those who watch at the moment; what it does not take is no loss.
         name: for logs and metrics, free of secrets; by default that of the sink's class.
         guard: writes to the sink, and pauses it while that fails.
     """
@@ -24,6 +25,7 @@ class Output:
     sink: Sink
     outbox: QueuePolicy | None = None
     shared: bool = False
+    viewing: bool = False
     name: str = ""
     guard: SinkGuard = field(init=False)
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -23,7 +23,6 @@ from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.engine_stream import Share
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report
@@ -59,7 +58,6 @@ class StreamStatus:
         tasks: what is found in each frame.
         report: its counters.
         counts: what has been counted over time; None where nothing is.
-        share: what it gets of the engine.
     """
 
     name: str
@@ -72,7 +70,6 @@ class StreamStatus:
     tasks: tuple[Task, ...]
     report: Report
     counts: Totals | None = None
-    share: Share = field(default_factory=Share)
 
     @property
     def ok(self) -> bool:
@@ -100,8 +97,7 @@ def status_of(run: Run) -> StreamStatus:
     url = redact(info.url)
     analysis = analyze_stage(run.stages)
     counts = analysis.totals() if analysis else None
-    more = run.tasks, run.report(), counts, run.share
-    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, *more)
+    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.tasks, run.report(), counts)
 
 
 class Streams:
@@ -178,7 +174,6 @@ class Streams:
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
-        share: Share | None = None,
         stages: Sequence[Stage] = (),
         gates: Sequence[Gate] = (),
         on_end: Callable[[Run], None] | None = None,
@@ -194,7 +189,6 @@ class Streams:
             tiles: as in `Run`.
             queue: as in `Run`.
             in_flight: as in `Run`.
-            share: as in `Run`.
             stages: as in `Run`.
             gates: as in `Run`.
             on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
@@ -218,7 +212,6 @@ class Streams:
                 tiles=tiles,
                 queue=queue,
                 in_flight=in_flight,
-                share=share,
                 stages=stages,
                 gates=gates,
                 name=name,
@@ -256,14 +249,14 @@ class Streams:
         with self._lock:
             return list(dict.fromkeys([*self._runs, *self._reserved]))
 
-    def get(self, name: str) -> Run:
+    def get(self, name: str, *, or_failed: bool = False) -> Run:
         """The run of a stream.
 
         Raises:
-            StreamError: if none of that name is running.
+            StreamError: if none of that name is running, nor has failed where that will do.
         """
         with self._lock:
-            run = self._runs.get(name)
+            run = self._runs.get(name) or (self._failed.get(name) if or_failed else None)
         if run is None:
             raise StreamError(f"no stream is called '{name[:80]}'")
         return run

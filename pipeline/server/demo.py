@@ -1,43 +1,33 @@
 """`saccade demo`: a page that shows the model at work on a camera, a clip, a video or a running stream.
 
-    GET  /                the page, and its files beside it
-    GET  /model           the model, the names that it knows, and the prompts at first
-    GET  /names?of=bike   what the model calls that: {"names": ["bicycle"], "colors": {…}}, or {"error": "one line"}
-    POST /whip            a page's own video; /whep/NAME: any stream's. WHIP (RFC 9725) and WHEP
+    POST /whip            a page's own video, by WHIP (RFC 9725)
 
-Beside the video a page may open a data channel "results": records come on it, and what is sent on it, such as
-{"detect": ["cat"]}, changes its prompts. The answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
+and what every console has (`saccade.pipeline.server.console`). Beside its video a page may open a data channel
+"results": records come on it, and what is sent on it changes its prompts.
 """
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
-from pydantic import ValidationError
 
-from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
-from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import add_stream, change_prompts, prompts_of, tasks_for
+from saccade.pipeline.core.build import add_stream, prompts_of, tasks_for
 from saccade.pipeline.core.config import Prompts, StreamConfig
-from saccade.pipeline.core.config_file import explain
-from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.static_files import file_route
-from saccade.pipeline.server.streams_api import parse_json
-from saccade.pipeline.server.whep_server import WhepServer
-from saccade.sinks import CallbackSink, Latency, color_of, make_record
+from saccade.sinks import CallbackSink, Latency, make_record
 from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
@@ -51,8 +41,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8080
 MAX_PUBLISHERS = 4
-_FILES = ("demo.css", "demo.js", "link.js", "match.js", "paint.js", "panel.js", "stage.js")
-_LONGEST_NAME = 200
 
 
 class Demo:
@@ -93,13 +81,10 @@ class Demo:
         self._engine = engine
         self._tasks = tasks_for(engine, prompts)
         self.videos = BroadcastSink()
-        self.streams = Streams(engine, [Output(self.videos, NEWEST)])
+        self.streams = Streams(engine, [Output(self.videos, NEWEST, viewing=True)])
         self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
-        self.whep = WhepServer(
-            self.videos, token=token, answer=self._answer, silence_s=silence_s, on_viewers=self._watch
-        )
-
-        files = {f"/{name}": PAGES / name for name in _FILES} | {"/": PAGES / "index.html"}
+        self._console = Console(self.streams, self.videos, prompts_of(self._tasks), token=token, silence_s=silence_s)
+        self.whep = self._console.whep
         self._server = HttpServer(
             self.streams,
             host,
@@ -107,15 +92,9 @@ class Demo:
             token,
             tls=tls,
             allow_sources=allow_sources,
-            routes=[
-                *(file_route(place, path) for place, path in files.items()),
-                web.get("/clip.mp4", _clip),
-                web.get("/model", self._model),
-                web.get("/names", self._names),
-                *self.whip.routes(),
-                *self.whep.routes(),
-            ],
-            public=[*files, "/clip.mp4"],  # nothing secret; the page requests the rest with its token
+            add=partial(add_stream, self.streams, repeat=True),
+            routes=[*self._console.routes(), *self.whip.routes()],
+            public=self._console.public,
             on_cleanup=[self.whep.close, self.whip.close],
         )
         self.url = f"{self._server.url}/"
@@ -160,54 +139,10 @@ class Demo:
         outputs = [Output(CallbackSink(send), NEWEST)]
         try:
             with self.streams.reserve(source.name, or_similar=True) as name:
-                source.messages.answer = partial(self._answer, name)
-                run = self.streams.add(name, source, self._tasks, outputs=outputs, in_flight=in_flight, reserved=True)
-                run.watch(watched=True)  # by the page that sends it
+                source.messages.answer = partial(self._console.answer, name)
+                stages = [AnalyzeStage()]  # so that zones can be drawn
+                self.streams.add(
+                    name, source, self._tasks, outputs=outputs, stages=stages, in_flight=in_flight, reserved=True
+                )
         except StreamError as error:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None
-
-    def _watch(self, stream: str, viewers: int) -> None:
-        """Give a stream that is watched more of the model."""
-        with suppress(StreamError):  # it has ended
-            self.streams.get(stream).watch(watched=viewers > 0)
-
-    def _answer(self, stream: str, text: str) -> str:
-        """Change the prompts of a stream as a page asks, and return what they are now."""
-        try:
-            wanted = Prompts.model_validate(parse_json(text))
-            run = self.streams.get(stream)
-            if wanted.model_fields_set:
-                change_prompts(run, self._engine, wanted)
-            return json.dumps(_described(prompts_of(run.tasks)))
-        except ValidationError as error:
-            reason = explain(error.errors()[0], Prompts)
-        except (ValueError, RecursionError):
-            reason = "the message is not JSON"
-        except (ConfigError, EngineError, StreamError) as error:
-            reason = str(error)
-        return json.dumps({"error": reason})
-
-    async def _model(self, request: web.Request) -> web.Response:
-        model = self._engine.model
-        described = {"model": model.name, "device": model.device, "classes": model.classes, "skills": model.skills}
-        return web.json_response({**described, **_described(prompts_of(self._tasks))})
-
-    async def _names(self, request: web.Request) -> web.Response:
-        try:
-            names = self._engine.resolve([request.query.get("of", "")[:_LONGEST_NAME]])
-        except EngineError as error:
-            return web.json_response({"error": str(error)})  # an answer like any other
-        return web.json_response({"names": names, "colors": _colors(names)})
-
-
-def _described(prompts: Prompts) -> dict[str, Any]:
-    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
-
-
-def _colors(labels: list[str]) -> dict[str, str]:
-    """The colours of labels, as in frames that are drawn here."""
-    return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
-
-
-async def _clip(request: web.Request) -> web.FileResponse:
-    return web.FileResponse(DEMO_CLIP)

@@ -6,8 +6,9 @@
     GET    /metrics         for Prometheus
     GET    /streams         all of them; /streams/door: one
     POST   /streams         {"source": "rtsp://…", "name": "door", "detect": ["person"], …}: adds one
-    PATCH  /streams/door    {"detect": ["cat"], "weight": 4}: changes prompts and share from the next frame on
+    PATCH  /streams/door    {"detect": ["cat"], "conf": 0.4}: changes its prompts from the next frame on
     DELETE /streams/door    ends it
+    POST   /streams/door/restart    opens it anew, as it is now; also one that has failed
 
 Keys are those of a configuration. Authentication is elsewhere (`saccade.pipeline.server.http_server`). Whatever may
 block, such as opening a source, runs in workers of its own kind; health is read on the event loop and waits for none.
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -26,8 +26,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.core.build import CheckSource, change_prompts, change_share, prompts_of
-from saccade.pipeline.core.config import Changes, StreamConfig
+from saccade.pipeline.core.build import CheckSource, change_prompts, prompts_of, settings_of
+from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
@@ -85,7 +85,11 @@ class Api:
             web.get("/streams/{name}", self._show),
             web.patch("/streams/{name}", self._change),
             web.delete("/streams/{name}", self._end),
-            *(web.options(path, self._preflight) for path in ("/streams", "/streams/{name}")),
+            web.post("/streams/{name}/restart", self._restart),
+            *(
+                web.options(path, self._preflight)
+                for path in ("/streams", "/streams/{name}", "/streams/{name}/restart")
+            ),
         ]
 
     async def _live(self, request: web.Request) -> web.Response:
@@ -117,8 +121,12 @@ class Api:
         wanted = await read_body(request, StreamConfig)
         if wanted.nothing:
             raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
+        run = await self._opened(wanted)
+        return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
+
+    async def _opened(self, wanted: StreamConfig) -> Run:
         try:
-            run = await self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop())
+            return await self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop())
         except BusyError:
             raise refusal(web.HTTPServiceUnavailable, "too many streams are being opened; try again") from None
         except TimeoutError:
@@ -129,18 +137,26 @@ class Api:
             raise refusal(web.HTTPForbidden, str(error)) from None
         except (ConfigError, EngineError, SinkError, SourceError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
+
+    async def _restart(self, request: web.Request) -> web.Response:
+        try:
+            wanted = settings_of(self._streams.get(request.match_info["name"], or_failed=True))
+        except StreamError as error:
+            raise refusal(web.HTTPNotFound, str(error)) from None
+        except ConfigError as error:
+            raise refusal(web.HTTPConflict, str(error)) from None
+        await self._end(request)
+        return web.json_response(_as_json(status_of(await self._opened(wanted))))
 
     def _open(self, config: StreamConfig) -> Run:
         self._policy.check(config.source)
         return self._add(config, check=self._policy.check if self._policy.restricted else None)
 
     async def _change(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, Changes)
+        wanted = await read_body(request, Prompts)
         run = self._run(request)
         try:
             change_prompts(run, self._streams.engine, wanted)
-            change_share(run, wanted)
         except (ConfigError, EngineError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         return web.json_response(_as_json(status_of(run)))
@@ -211,10 +227,10 @@ def _as_json(status: StreamStatus) -> dict[str, Any]:
         "name": status.name,
         "source": status.source,
         "state": status.state,
+        "ok": status.ok,
         "reason": status.reason,
         "live": status.live,
         **prompts_of(status.tasks).model_dump(),
-        **asdict(status.share),
         "fps": round(now.fps, 2),
         "age_ms": now.age_ms and round(now.age_ms, 1),
         "latency_ms": {"p50": now.p50_ms and round(now.p50_ms, 1), "p99": now.p99_ms and round(now.p99_ms, 1)},

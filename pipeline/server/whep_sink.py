@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import ssl
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from aiohttp import web
 
 from saccade.engine.results import Result
-from saccade.pipeline.core.assets import PAGES
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.server.console import FILES
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.whep_server import WhepServer
@@ -31,7 +31,15 @@ from saccade.sources.http.tls import optional_context
 from saccade.sources.http.tokens import find_token
 
 DEFAULT_PORT = 8082
-_FILES = {"/": "viewer.html", "/demo.css": "demo.css", "/link.js": "link.js", "/viewer.js": "viewer.js"}
+_MODEL: dict[str, Any] = {
+    "model": None,
+    "device": None,
+    "classes": None,
+    "skills": [],
+    "publish": False,
+    "prompts": None,
+    "colors": {},
+}
 
 
 class ViewerSink:
@@ -64,8 +72,9 @@ class ViewerSink:
         self._videos = BroadcastSink()
         whep = WhepServer(self._videos, token=token, origins=origins)
 
-        pages = [file_route(place, PAGES / name) for place, name in _FILES.items()]
-        routes = [*pages, web.get("/streams", partial(_list, self._videos)), *whep.routes()]
+        pages = [file_route(place, path) for place, path in FILES.items()]
+        known = [web.get("/streams", partial(_list, self._videos)), web.get("/model", _model)]
+        routes = [*pages, *known, *whep.routes()]
         try:
             self._server = HttpServer(
                 None,
@@ -75,7 +84,7 @@ class ViewerSink:
                 tls=tls,
                 origins=origins,
                 routes=routes,
-                public=list(_FILES),
+                public=list(FILES),
                 on_cleanup=[whep.close],
             )
         except ConfigError as error:
@@ -124,4 +133,9 @@ def open_whep(target: str) -> ViewerSink:
 
 
 async def _list(videos: BroadcastSink, request: web.Request) -> web.Response:
-    return web.json_response({"streams": [{"name": name} for name in videos.streams]})
+    return web.json_response({"streams": [{"name": name, "state": "live", "ok": True} for name in videos.streams]})
+
+
+async def _model(request: web.Request) -> web.Response:
+    """What the page asks first: a sink knows no model, so that the page only shows."""
+    return web.json_response(_MODEL)

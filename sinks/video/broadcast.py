@@ -10,15 +10,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import av.error
+import cv2
+import numpy as np
 
 from saccade.engine.results import Result
 from saccade.sinks.base import SinkError
 from saccade.sinks.overlay import draw
-from saccade.sinks.record import Latency, drawn_latency, make_record
+from saccade.sinks.record import Latency, make_record
 from saccade.sinks.video.live_encoder import TIME_BASE, Codec, EncodedImage, LiveEncoder
 from saccade.sources.frame import Frame, RgbImage
 
@@ -33,10 +36,35 @@ class NoSuchStreamError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class View:
-    """One rendition of a stream: with the results drawn on it or not, and in which codec."""
+    """One rendition of a stream.
+
+    Attributes:
+        drawn: whether the results are drawn on it.
+        codec: of its video.
+        width: in pixels, of a smaller one; None for the stream's own.
+    """
 
     drawn: bool = True
     codec: Codec = "H264"
+    width: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Shown:
+    """A frame with its result, as it came."""
+
+    frame: Frame
+    result: Result
+    latency: Latency
+
+    def image(self, *, drawn: bool, width: int | None = None) -> RgbImage:
+        """The image, `width` pixels wide if that is smaller, with the results drawn on it or not."""
+        image = self.frame.image
+        height_of, width_of = image.shape[:2]
+        if width is not None and width < width_of:
+            size = (width, max(2, round(height_of * width / width_of) // 2 * 2))
+            image = cv2.resize(image, size, interpolation=cv2.INTER_AREA).astype(np.uint8, copy=False)
+        return draw(image, self.result) if drawn else image
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,6 +155,7 @@ class _Stream:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # over the renditions: viewers join and leave in other threads than the writer's
         self._renditions: dict[View, _Rendition] = {}
+        self._awaited: list[Future[Shown]] = []
         self._last = 0.0
         self._interval = 1 / 30
 
@@ -137,15 +166,26 @@ class _Stream:
         self._last = now
         with self._lock:
             renditions = list(self._renditions.items())
-        if not renditions:
+            awaited, self._awaited = self._awaited, []
+        if not (renditions or awaited):
             return
-        record = make_record(frame, result, latency)
-        drawn: RgbImage | None = None
+        shown = Shown(frame, result, latency)
+        for future in awaited:
+            if future.set_running_or_notify_cancel():
+                future.set_result(shown)
+        record = make_record(frame, result, latency) if renditions else {}
+        images: dict[tuple[bool, int | None], RgbImage] = {}
         for view, rendition in renditions:
-            if view.drawn and drawn is None:
-                drawn = draw(frame.image, result, drawn_latency(frame, latency))
-            image = drawn if view.drawn and drawn is not None else frame.image
-            rendition.send(image, record, now, 1 / max(self._interval, 1e-3))
+            kind = view.drawn, view.width
+            if kind not in images:
+                images[kind] = shown.image(drawn=view.drawn, width=view.width)
+            rendition.send(images[kind], record, now, 1 / max(self._interval, 1e-3))
+
+    def next(self) -> Future[Shown]:
+        future: Future[Shown] = Future()
+        with self._lock:
+            self._awaited.append(future)
+        return future
 
     def join(self, view: View, viewer: Viewer) -> None:
         with self._lock:
@@ -165,6 +205,9 @@ class _Stream:
         with self._lock:
             viewers = [viewer for rendition in self._renditions.values() for viewer in rendition.viewers]
             self._renditions.clear()
+            awaited, self._awaited = self._awaited, []
+        for future in awaited:
+            future.cancel()
         for viewer in viewers:
             viewer._end()
 
@@ -211,6 +254,18 @@ class BroadcastSink:
         """End all viewers. A second call does nothing."""
         for name in self.streams:
             self.end(name)
+
+    def next(self, stream: str) -> Future[Shown]:
+        """The next frame of a stream, which is cancelled if the stream ends before it. Cancel it when it is too late.
+
+        Raises:
+            NoSuchStreamError: if there is no such stream.
+        """
+        with self._lock:
+            found = self._streams.get(stream)
+            if found is None:
+                raise NoSuchStreamError(stream)
+            return found.next()
 
     def join(self, stream: str, view: View, wake: Callable[[], None]) -> tuple[Viewer, Callable[[], None]]:
         """View a stream from its next frame on.

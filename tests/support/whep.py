@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -37,7 +37,7 @@ class Stage:
         self.whep = WhepServer(self.videos, media_hosts=LOOPBACK, **settings)
         self.url = ""
         self._over = threading.Event()
-        self._feeder = threading.Thread(target=self._feed, name="feeder")
+        self._feeder = threading.Thread(target=feed, args=(self.videos.write, self._over), name="feeder")
 
     def do(self, work: Any) -> Any:
         return Publisher(self.loop).do(work)
@@ -67,15 +67,17 @@ class Stage:
     def post(self, offer: str | bytes, path: str = "/whep/door", **headers: str) -> tuple[int, str, Any]:
         return self.ask("POST", path, data=offer, headers={"Content-Type": "application/sdp", **headers})
 
-    def _feed(self) -> None:
-        number, begun = 0, time.monotonic()
-        while not self._over.wait(max(0.0, begun + number / 30 - time.monotonic())):
-            image = numbered_image(number % 256, WIDTH, HEIGHT)
-            base = Fraction(1, 90_000)
-            frame = Frame(image, "door", number, number * 3000, base, time.time(), "arrival", time.monotonic(), 1.0)
-            result = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))
-            self.videos.write(frame, result, Latency())
-            number += 1
+
+def feed(write: Callable[[Frame, Result, Latency], object], over: threading.Event) -> None:
+    """Write 30 frames a second of "door" until it is over."""
+    number, begun = 0, time.monotonic()
+    while not over.wait(max(0.0, begun + number / 30 - time.monotonic())):
+        image = numbered_image(number % 256, WIDTH, HEIGHT)
+        base = Fraction(1, 90_000)
+        frame = Frame(image, "door", number, number * 3000, base, time.time(), "arrival", time.monotonic(), 1.0)
+        result = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))
+        write(frame, result, Latency())
+        number += 1
 
 
 @contextmanager

@@ -1,18 +1,24 @@
 // The page: where the frames come from, who draws the boxes, and what is shown when something goes wrong.
 
-import {ask, Link, Problem} from "./link.js";
-import {Delayed, Paired} from "./match.js";
-import {Figures, Prompts} from "./panel.js";
-import {Stage} from "./stage.js";
+import {Question, findIn} from "./ask.js";
+import {cameraTrouble, listCameras, openCamera} from "./camera.js";
+import {Intro} from "./video/intro.js";
+import {ask, Link, Problem} from "./video/link.js";
+import {Delayed, Paired, Still} from "./video/match.js";
+import {hush, notify as note, save, status} from "./notes.js";
+import {Prompts} from "./panel.js";
+import {Figures} from "./speed.js";
+import {Stage} from "./video/stage.js";
+import {Wall, streamButton} from "./wall.js";
+import {Regions} from "./zones.js";
 
 const $ = (id) => document.getElementById(id);
-const CAMERA = {width: {ideal: 1280}, height: {ideal: 720}, frameRate: {ideal: 30, max: 30}};
 const NOTHING_MS = 4000;  // without a result for so long, a note is shown
 const LIST_MS = 3000;
 
-let prompts, stage;
+let prompts, stage, intro, regions, wall, model;
 const figures = new Figures();
-let now = null;  // what goes on: {kind: "mine" | "watched", stream, link, burnt, matcher, release, heardAt, way}
+let now = null;  // what goes on: {kind: "mine" | "watched" | "image", stream, link, burnt, matcher, release, heardAt}
 let again = null;  // what to do when "Try again" is pressed
 
 // ---- where the frames come from
@@ -21,14 +27,8 @@ async function useCamera(deviceId) {
   const mine = stop();
   again = () => useCamera(deviceId);
   try {
-    if (!navigator.mediaDevices) {
-      throw new Problem(
-        "Browsers open the camera only on https and on localhost. Open this page as http://localhost, or play a video.",
-      );
-    }
     status("busy", "asking for the camera…");
-    const wanted = {...CAMERA, ...(deviceId ? {deviceId: {exact: deviceId}} : {facingMode: "environment"})};
-    const stream = await navigator.mediaDevices.getUserMedia({video: wanted});
+    const stream = await openCamera(deviceId);
     const release = () => stream.getTracks().forEach((track) => track.stop());
     if (mine !== visit) return release();  // something else was chosen meanwhile
     const [track] = stream.getVideoTracks();
@@ -39,21 +39,6 @@ async function useCamera(deviceId) {
     await listCameras(track.getSettings().deviceId);
   } catch (error) {
     if (mine === visit) fail(cameraTrouble(error));
-  }
-}
-
-function cameraTrouble(error) {
-  switch (error.name) {
-    case "NotAllowedError":
-      return "The camera is blocked for this page. Allow it beside the address, then try again.";
-    case "NotFoundError":
-    case "OverconstrainedError":
-      return "There is no camera here. Plug one in, or play the demo clip.";
-    case "NotReadableError":
-    case "AbortError":
-      return "The camera does not start. Close any other program that uses it, then try again.";
-    default:
-      return error instanceof Problem ? error.message : "This browser cannot use the camera.";
   }
 }
 
@@ -69,17 +54,48 @@ async function useVideo(url, name, title) {
     if (!stream) throw new Problem("This browser cannot send a video: use the camera, or Chrome or Firefox.");
     publish(name, title, stream, () => {});
   } catch (error) {
-    const unplayable = "This browser cannot play that video. MP4 with H.264 and WebM work.";
+    const unplayable = "This browser cannot play that video. MP4 with H.264 and WebM work, and images.";
     if (mine === visit) fail(error instanceof Problem ? error.message : unplayable);
   }
 }
 
 function useFile(file) {
-  if (file) useVideo(URL.createObjectURL(file), "file", file.name);
+  if (file?.type.startsWith("image/")) useImage(file);
+  else if (file) useVideo(URL.createObjectURL(file), "file", file.name);
+}
+
+async function useImage(file) {
+  const mine = stop();
+  again = () => useImage(file);
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    return fail("This browser cannot show that image. JPEG, PNG and WebP work.");
+  }
+  if (mine !== visit) return bitmap.close();
+  begin(null, {kind: "image", title: file.name, bitmap, release() {}, matcher: new Still(bitmap)});
+  findInImage();
+}
+
+/** Find what is wanted in the image on the stage. */
+async function findInImage() {
+  const {bitmap, matcher} = now;
+  const asked = now.asked = {};  // the newest question alone is answered
+  status("busy", "searching…");
+  try {
+    const seen = await findIn(bitmap, prompts.wanted);
+    if (now?.asked !== asked) return;
+    matcher.record(seen);
+    status("live", "done");
+    hush();
+  } catch (problem) {
+    if (now?.asked === asked) notify(problem.message);
+  }
 }
 
 function publish(name, title, source, release) {
-  begin(stage.own, {kind: "mine", title, release, matcher: new Delayed()});
+  begin(stage.own, {kind: "mine", title, release, matcher: new Delayed(), times: {way: 0, coding: 0}});
   const open = () => now.link.send(prompts.wanted);
   now.link = new Link(`whip?stream=${name}`, source, {state, received, open, track() {}});
   if (burntIn()) stage.burnt = true;
@@ -87,9 +103,34 @@ function publish(name, title, source, release) {
 
 function watch(name) {
   stop();
-  again = () => watch(name);
-  begin(stage.theirs, {kind: "watched", title: name, stream: name, release() {}, matcher: new Paired()});
+  again = () => restart(name);
+  const times = {way: 0, coding: 0};
+  begin(stage.theirs, {kind: "watched", title: name, stream: name, release() {}, matcher: new Paired(), times});
   look();
+  regions.open(name);
+}
+
+/** Watch a stream again; one that has failed for good is started anew first. */
+async function restart(name) {
+  try {
+    const {state: how} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
+    if (how === "failed") await ask(`streams/${encodeURIComponent(name)}/restart`, {method: "POST"});
+  } catch (problem) {
+    return notify(problem.message);
+  }
+  watch(name);
+}
+
+/** Why there is nothing to see of a stream, in words; "" if the server does not say. */
+async function cause(name) {
+  try {
+    const {state: how, ok, reason} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
+    if (ok) return "";
+    const tried = how === "failed" ? "It has ended." : "It is tried again by itself.";
+    return `${name}: ${reason ?? how}. ${tried}`;
+  } catch {
+    return "";
+  }
 }
 
 /** Have a stream's video sent here, with or without boxes in it: always a watched one, one's own only if burnt in. */
@@ -112,11 +153,17 @@ function look() {
 let visit = 0;  // grows with every choice, so that one that took long knows it is no longer wanted
 
 function begin(video, what) {
-  now = {link: null, burnt: null, stream: null, way: 0, heardAt: performance.now(), ...what};
+  now = {link: null, burnt: null, stream: null, heardAt: performance.now(), ...what};
+  intro.stop();
   stage.begin(video, what.matcher);
   $("start").hidden = true;
-  for (const one of [$("controls"), $("speed"), $("now")]) one.hidden = false;
+  for (const one of [$("controls"), $("now")]) one.hidden = false;
+  for (const one of [$("speed"), $("view"), $("freeze")]) one.hidden = what.kind === "image";
+  const from = what.kind === "mine" ? "the camera" : "the frame’s arrival";
+  $("delay").textContent = `from ${from} to the box on the screen`;
+  $("ask").hidden = !model.skills.includes("query");
   $("source").textContent = what.title;
+  if (what.kind !== "watched") show("live");
   hush();
 }
 
@@ -127,11 +174,20 @@ function stop() {
   now = again = null;
   stage.end();
   figures.clear();
-  for (const one of [$("controls"), $("cameras"), $("speed"), $("now"), $("running")]) one.hidden = true;
-  $("start").hidden = false;
+  regions.close();
+  freeze(false);
+  for (const one of [$("controls"), $("cameras"), $("speed"), $("now"), $("ask")]) one.hidden = true;
+  $("start").hidden = !model.publish;
   hush();
   status("idle", "ready");
+  if (!$("live").hidden) intro.start();
   return ++visit;
+}
+
+/** Back to where a stream was chosen. */
+function leave() {
+  if (now?.kind === "watched" && location.hash.length > 2) history.back();
+  else stop();
 }
 
 function fail(words) {
@@ -144,11 +200,14 @@ function fail(words) {
 
 // ---- what comes back
 
-function state(kind, words) {
+async function state(kind, words) {
   if (kind === "failed") return fail(words);
   status(kind, kind === "lost" ? "connecting again…" : words);
-  if (kind === "lost") notify(words, "lost");
-  else if (kind === "live" && $("message").dataset.kind === "lost") hush();
+  if (kind === "lost") {
+    const mine = visit;
+    const reason = now?.kind === "watched" ? await cause(now.stream) : "";
+    if (mine === visit && $("status").dataset.state !== "live") notify(reason || words, "lost");
+  } else if (kind === "live" && $("message").dataset.kind === "lost") hush();
 }
 
 function received(message) {
@@ -159,24 +218,27 @@ function received(message) {
   const wanted = (one) => prompts.has(one.label);
   const {objects, points, answers, latency_ms: latency} = message;
   const seen = {objects: objects.filter(wanted), points: points.filter(wanted), answers};
+  now.link.times().then((times) => { if (now) now.times = times; });
+  const {way, coding} = now.times;
+  regions.counted(message);
   if (now.kind === "watched") {
     now.matcher.record(message.rtp_timestamp, seen);
-    now.link.oneWay().then((ms) => { if (now) now.way = ms; });
-    return figures.note(seen, latency, now.way, prompts.color);
+    return figures.note(latency, way, coding);
   }
   const here = performance.timeOrigin + performance.now();
   // The sender uses this clock. Until the server knows it, a frame is a little older than reported.
   const age = message.capture_clock === "rtcp" ? here - 1000 * message.captured_at : latency.total + 15;
   now.matcher.record(here - age, seen);
-  figures.note(seen, latency, Math.max(0, age - latency.total), prompts.color);
+  figures.note(latency, 2 * way, Math.max(0, age - latency.total - 2 * way));
   if (now.stream !== message.stream) {  // it has another name after a reconnect
     now.stream = message.stream;
+    regions.open(now.stream);
     if (burntIn()) look();
   }
 }
 
 function watchSilence() {
-  if (!now) return;
+  if (!now || now.kind === "image") return;
   const silent = performance.now() - now.heardAt > NOTHING_MS && $("status").dataset.state === "live";
   if (silent && $("message").hidden) {
     notify("No results come: the stream stands still, or the model is busy with others.", "silent");
@@ -185,71 +247,43 @@ function watchSilence() {
   }
 }
 
-// ---- notes
-
-function status(kind, words) {
-  $("status").dataset.state = kind;
-  $("status").querySelector("span").textContent = words;
-}
-
-/** Show a note over the frame; with buttons if nothing more is tried. */
+/** Show a note over the frame; a stream that is watched can be left meanwhile. */
 function notify(words, kind = "failed") {
-  const box = $("message");
-  box.dataset.kind = kind;
-  box.querySelector("p").textContent = words;
-  $("retry").hidden = kind !== "failed" || !again;
-  $("dismiss").hidden = kind !== "failed";
-  box.hidden = false;
-}
-
-function hush() {
-  $("message").hidden = true;
-  $("message").dataset.kind = "";
+  note(words, kind, {final: kind === "failed" || (kind === "lost" && now?.kind === "watched"), again: Boolean(again)});
 }
 
 // ---- what can be pressed
 
 const burntIn = () => document.querySelector("[name=view]:checked").value === "burnt";
 
-async function listCameras(chosen) {
-  const cameras = (await navigator.mediaDevices.enumerateDevices()).filter((one) => one.kind === "videoinput");
-  const select = $("cameras").querySelector("select");
-  select.replaceChildren(...cameras.map(({label, deviceId}, number) => {
-    const textContent = label || `Camera ${number + 1}`;
-    return Object.assign(document.createElement("option"), {value: deviceId, textContent});
-  }));
-  select.value = chosen;
-  $("cameras").hidden = cameras.length < 2;
-}
-
 async function listStreams() {
-  if (now || document.hidden) return;
+  if (document.hidden) return;
   try {
     const {streams} = await (await ask("streams")).json();
-    $("running").hidden = !streams.length;
-    $("streams").replaceChildren(...streams.map(({name, ok, state: how}) => {
-      const button = Object.assign(document.createElement("button"), {className: "plain", onclick: () => watch(name)});
-      const light = Object.assign(document.createElement("i"), {className: ok ? "ok" : ""});
-      button.append(light, name);
-      button.title = how;
-      const item = document.createElement("li");
-      item.append(button);
-      return item;
-    }));
-    if ($("message").dataset.kind === "lost") hush();
+    wall.update(streams);
+    const others = streams.filter(({name}) => name !== now?.stream);
+    $("running").hidden = !others.length;
+    $("streams").replaceChildren(...others.map(streamButton));
+    if ($("message").dataset.kind === "lost" && !now) hush();
   } catch (problem) {
-    notify(problem.message, "lost");
+    if (!now) notify(problem.message, "lost");
   }
+}
+
+/** Hold what is on the screen, or go on. */
+function freeze(wanted) {
+  if (wanted && !(stage.shown || burntIn())) return;
+  stage.frozen = wanted;
+  $("freeze").setAttribute("aria-pressed", wanted);
+  const time = new Date().toLocaleTimeString([], {hour12: false});
+  const words = `Frozen at ${time}: these boxes were found in this very frame`;
+  $("caption").textContent = wanted ? words : "";
+  $("caption").hidden = !wanted;
 }
 
 async function snapshot() {
   const png = await stage.snapshot();
-  if (!png) return;
-  const name = `saccade ${new Date().toISOString().slice(0, 19).replaceAll(":", "-")}.png`;
-  const link = Object.assign(document.createElement("a"), {href: URL.createObjectURL(png), download: name});
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  $("announcement").textContent = "Snapshot saved";
+  if (png) save(png);
 }
 
 function listen() {
@@ -263,15 +297,20 @@ function listen() {
   $("cameras").querySelector("select").onchange = ({target}) => useCamera(target.value);
   for (const input of document.querySelectorAll("[name=view]")) input.onchange = () => { if (now?.stream) look(); };
   $("snapshot").onclick = snapshot;
+  $("freeze").onclick = () => freeze(!stage.frozen);
   $("stop").onclick = () => {
-    stop();
+    leave();
     $("use-camera").focus();
   };
   $("retry").onclick = () => again?.();
-  $("dismiss").onclick = () => stop();
+  $("dismiss").onclick = leave;
+  addEventListener("hashchange", route);
+  addEventListener("resize", () => stage.redraw());
   addEventListener("keydown", (event) => {
-    if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey || !now) return;
+    if (event.target.matches?.("input, select") || event.ctrlKey || event.metaKey || event.altKey || !now) return;
+    if (event.defaultPrevented || $("live").hidden) return;
     if (event.key === "s") snapshot();
+    if (event.key === "f") freeze(!stage.frozen);
     if (event.key === "Escape") $("stop").click();
     if (event.key === "/") {
       event.preventDefault();
@@ -292,7 +331,6 @@ async function open() {
   if (!("requestVideoFrameCallback" in HTMLVideoElement.prototype)) {
     return notify("This browser is too old for this page. Any of the last two years will do.");
   }
-  let model;
   while (!model) {
     try {
       model = await (await ask("model")).json();
@@ -303,15 +341,54 @@ async function open() {
     }
   }
   hush();
-  $("model").textContent = `${model.model} on ${model.device}`;
-  prompts = new Prompts(model, () => now?.link?.send(prompts.wanted));
-  stage = new Stage(prompts.color);
-  window.saccade = {stage};  // for tests and the curious
+  $("model").textContent = model.model ? `${model.model} on ${model.device}` : "";
+  prompts = new Prompts(model, changed);
+  stage = new Stage(prompts.color, () => figures.frame(), (record) => figures.shown(record, prompts.color));
+  intro = new Intro($("intro"), prompts.color);
+  regions = new Regions(model.saves);
+  wall = new Wall($("tiles"), prompts.color);
+  new Question(() => stage.snapshot({plain: true}));
+  window.saccade = {stage, regions};  // for tests and the curious
   listen();
   status("idle", "ready");
-  listStreams();
+  $("start").hidden = !model.publish;
+  route();
+  await listStreams();
+  if (!model.publish && !location.hash) location.replace("#/wall");
   setInterval(listStreams, LIST_MS);
   setInterval(watchSilence, 500);
+}
+
+/** What to find has been changed on the page. */
+function changed() {
+  if (now?.kind === "image") findInImage();
+  else now?.link?.send(prompts.wanted);
+}
+
+// ---- the views: #/ and #/stream/NAME, #/wall
+
+function show(view) {
+  for (const one of document.querySelectorAll(".view")) one.hidden = one.id !== view;
+  for (const link of document.querySelectorAll("#views a")) {
+    link.toggleAttribute("aria-current", link.dataset.view === view);
+    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+  }
+  wall.shown = view === "wall";
+}
+
+function route() {
+  const [, view, name] = location.hash.split("/");
+  const stream = name && decodeURIComponent(name);
+  document.title = `${stream ?? {wall: "All streams"}[view] ?? "Live"} · Saccade`;
+  show(view === "wall" ? "wall" : "live");
+  if (view === "stream" && stream) {
+    if (now?.stream !== stream) watch(stream);
+  } else if (view === "wall") {
+    if (now) stop();
+    intro.stop();
+  } else if (!now || now.kind === "watched") {
+    stop();
+  }
 }
 
 open();

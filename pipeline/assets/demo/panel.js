@@ -1,11 +1,10 @@
-// What stands beside the frame: what to find, what was found, and how long it took.
+// What stands beside the frame: what to find.
 
-import {ask} from "./link.js";
+import {ask} from "./video/link.js";
 
 const $ = (id) => document.getElementById(id);
 const FIRST = ["person", "face", "cat", "dog", "car", "bicycle", "cup", "cell phone", "laptop", "chair", "bottle"];
 const IDEAS = 6;
-const PARTS = ["network and video", "queue", "prefill", "decode"];
 const PLAIN = "#c9d1e0";
 
 const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
@@ -20,7 +19,8 @@ export class Prompts {
   constructor(model, changed) {
     this.#changed = changed;
     this.#classes = model.classes;
-    this.take(model.prompts, model.colors);
+    if (model.prompts) this.take(model.prompts, model.colors);
+    for (const one of [$("find"), $("settings")]) one.hidden = !model.model;
     $("names").replaceChildren(...(this.#classes ?? []).map((value) => make("option", {value})));
     $("all").hidden = !this.#classes;
     $("all").querySelector("summary").textContent = `Everything ${model.model} knows (${this.#classes?.length})`;
@@ -83,11 +83,24 @@ export class Prompts {
     this.#changed();
   }
 
-  /** Show what is wrong with a name; nothing if "". */
+  /** Show what is wrong with a name; nothing if "". The names that the model knows are one press away, and no reproach. */
   #warn(words) {
     $("unknown").hidden = !words;
-    const [wrong, known] = words.split(/ (?=It knows: )/);  // the list is long, and no reproach
-    $("unknown").replaceChildren(make("b", {textContent: wrong}), known ?? "");
+    const [wrong, known] = words.split(/[.;]? (?=It knows: )/);
+    $("unknown").replaceChildren(make("b", {textContent: `${wrong.replace(/[.?]?$/, (end) => end || ".")}`}));
+    if (!known) return;
+    const near = wrong.match(/did you mean '(.+)'/)?.[1];
+    const all = make("button", {type: "button", className: "link", textContent: `See all ${this.#classes?.length} names`});
+    all.onclick = () => {
+      $("all").open = true;
+      $("all").querySelector("summary").focus();
+    };
+    if (near) {
+      const take = make("button", {type: "button", className: "link", textContent: `Find ${near}`});
+      take.onclick = () => this.add(near);
+      $("unknown").append(take);
+    }
+    $("unknown").append(all);
   }
 
   refuse(words) { this.#warn(words); }
@@ -124,81 +137,5 @@ export class Prompts {
     const button = make("button", {type: "button", textContent: name});
     button.onclick = () => this.add(name);
     return button;
-  }
-}
-
-/** What was found, and how long it took, of the last second or two. */
-export class Figures {
-  #times = [];
-  #means = null;
-  #announced = "";
-  #announcedAt = 0;
-  #shownAt = 0;
-
-  /**
-   * @param seen - {objects, points, answers} as they are shown
-   * @param latency - of the record, in ms
-   * @param network - ms that were not spent in the server
-   */
-  note(seen, latency, network, color) {
-    const now = performance.now();
-    this.#times = [...this.#times.filter((time) => now - time < 2000), now];
-    const parts = [network + latency.decode, latency.queue, latency.prefill, latency.decode_tokens];
-    this.#means = (this.#means ?? parts).map((mean, part) => mean + 0.15 * (parts[part] - mean));
-    if (now - this.#shownAt < 200) return;  // five times a second is enough to read
-    this.#shownAt = now;
-    this.#showFound(seen, color);
-    this.#showSpeed();
-  }
-
-  clear() {
-    [this.#times, this.#means] = [[], null];
-    $("found").replaceChildren(make("li", {className: "dim", textContent: "nothing yet"}));
-    for (const place of [$("total"), $("rate"), ...document.querySelectorAll("#parts dd")]) place.textContent = "–";
-    for (const part of document.querySelectorAll("#split i")) part.style.width = 0;
-  }
-
-  #showFound({objects, points, answers}, color) {
-    const found = new Map();
-    for (const {label, score} of [...objects, ...points]) {
-      const {count, best} = found.get(label) ?? {count: 0, best: 0};
-      found.set(label, {count: count + 1, best: Math.max(best, score)});
-    }
-    const lines = [...found].sort().map(([label, {count, best}]) => {
-      const line = document.createElement("li");
-      line.style.setProperty("--chip", color(label));
-      const name = make("b", {textContent: count > 1 ? `${count} × ${label}` : label});
-      const score = make("span", {textContent: `${Math.round(100 * best)}%`});
-      line.append(document.createElement("i"), name, score);
-      return line;
-    });
-    for (const {prompt, text} of answers ?? []) {
-      lines.push(make("li", {className: "answer", textContent: `${prompt} ${text}`}));
-    }
-    const none = make("li", {className: "dim", textContent: "nothing in this frame"});
-    $("found").replaceChildren(...(lines.length ? lines : [none]));
-    const words = [...found].sort().map(([label, {count}]) => `${count} ${label}`).join(", ") || "nothing found";
-    const now = performance.now();
-    if (words !== this.#announced && now - this.#announcedAt > 4000) {  // for screen readers
-      [this.#announced, this.#announcedAt] = [words, now];
-      $("announcement").textContent = words;
-      $("frame").setAttribute("aria-label", `The live video: ${words}`);
-    }
-  }
-
-  #showSpeed() {
-    const total = this.#means.reduce((sum, part) => sum + part, 0);
-    $("total").textContent = Math.round(total);
-    const span = this.#times.at(-1) - this.#times[0];
-    $("rate").textContent = span > 300 ? (1000 * (this.#times.length - 1) / span).toFixed(span > 0 ? 0 : 1) : "–";
-    document.querySelectorAll("#split i").forEach((part, at) => {
-      part.style.width = `${100 * this.#means[at] / total}%`;
-    });
-    document.querySelectorAll("#parts dd").forEach((place, at) => {
-      const ms = this.#means[at];
-      place.textContent = `${ms < 9.95 ? ms.toFixed(1) : Math.round(ms)} ms`;
-    });
-    const parts = PARTS.map((name, at) => `${name} ${Math.round(this.#means[at])}`).join(", ");
-    $("split").setAttribute("aria-label", `Of ${Math.round(total)} milliseconds: ${parts}`);
   }
 }

@@ -29,7 +29,7 @@ from saccade.engine.scheduling.output_state import (
     Sampling,
     TextOutput,
 )
-from saccade.engine.scheduling.resources import PagePool, Resources
+from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence
 from tests.support.engine.stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
@@ -349,14 +349,14 @@ def test_writing_a_slot_that_is_being_copied_is_detected() -> None:
 
 
 def test_releasing_pages_of_a_step_in_flight_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = Resources.release
+    release = Scheduler._release
 
-    def hasty(self: Resources, sequence: Sequence[int]) -> None:
+    def hasty(self: Scheduler[int], sequence: Sequence[int]) -> None:
         refs, sequence.inflight_refs = sequence.inflight_refs, 0
         release(self, sequence)
         sequence.inflight_refs = refs
 
-    monkeypatch.setattr(Resources, "release", hasty)
+    monkeypatch.setattr(Scheduler, "_release", hasty)
     assert_violation(BUSY, "has been given away")
 
 

@@ -22,8 +22,8 @@ from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.server.console import FILES
 from saccade.pipeline.server.demo import Demo
-from tests.support import REPO
 from tests.support.command import Command, start_saccade
 from tests.support.webrtc import Drawn, Publisher, leaving_no_thread, offer_of, own_loop, until
 
@@ -61,18 +61,15 @@ def get_json(url: str) -> Any:
 
 
 def test_pages_are_served_with_a_strict_security_policy(demo: Demo) -> None:
-    assets = REPO / "pipeline" / "assets" / "demo"
-    names = [path.name for path in assets.iterdir() if not path.name.startswith(("index", "viewer"))]
-    for name in ["", *names]:
-        status, body, headers = ask(demo.url + name)
+    for place, path in FILES.items():
+        status, body, headers = ask(demo.url + place[1:])
         assert status == 200
-        assert body == (assets / (name or "index.html")).read_bytes()
+        assert body == path.read_bytes()
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
-    for name in ("index.html", "demo.css", "link.js", "demo.js", "panel.js", "stage.js", "match.js", "paint.js"):
-        text = (assets / name).read_text()
+        text = path.read_text()
         assert not {"https://", "//cdn", "style="} & {part for part in ("https://", "//cdn", "style=") if part in text}
     assert ask(f"{demo.url}clip.mp4", Range="bytes=0-9")[0] == 206
     for escape in ("../demo.py", "%2e%2e/demo.py", "demo.py", "README.md"):
@@ -103,7 +100,7 @@ def test_bodies_that_are_too_large_are_refused(demo: Demo) -> None:
 def test_with_a_token_only_the_page_itself_is_open(engine: Engine) -> None:
     with Demo(engine, PERSON, port=0, token=TOKEN) as demo:
         assert ask(demo.url)[0] == 200
-        assert ask(f"{demo.url}link.js")[0] == 200
+        assert ask(f"{demo.url}video/link.js")[0] == 200
         for closed in ("model", "names?of=cat", "streams", "metrics"):
             assert ask(demo.url + closed)[0] == 401
             assert ask(demo.url + closed, Authorization=f"Bearer {TOKEN}")[0] == 200

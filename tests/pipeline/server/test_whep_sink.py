@@ -55,7 +55,7 @@ def test_the_page_is_public_and_the_streams_need_the_token() -> None:
         try:
             assert sink.shared
             assert sink.url == f"http://127.0.0.1:{port}/"
-            for name in ("", "viewer.js", "link.js", "demo.css"):
+            for name in ("", "demo.js", "video/link.js", "demo.css", "model"):
                 assert status(sink.url + name) == 200
             with urllib.request.urlopen(f"{sink.url}streams", timeout=5) as response:
                 assert json.load(response) == {"streams": []}

@@ -161,7 +161,7 @@ def test_each_view_gets_its_image_and_all_get_the_record() -> None:
     source = frame(1).image.astype(int)
     with_box, without = (np.abs(Decoder("H264").show(one.encoded) - source).max(axis=2) > 80 for one in (drawn, plain))
     assert without.mean() < 0.001
-    assert with_box.mean() > 0.02
+    assert with_box.mean() > 0.01
 
 
 def test_a_slow_viewer_skips_to_a_key_frame_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ const LONGEST_PAUSE_MS = 5_000;
 export class Problem extends Error {
   constructor(message, final = false) {
     super(message);
+    this.plain = true;
     this.final = final;
   }
 }
@@ -29,13 +30,13 @@ export async function ask(path, init = {}) {
   try {
     response = await fetch(path, {signal: AbortSignal.timeout(CONNECT_MS), ...init, headers});
   } catch {
-    throw new Problem("The server does not answer. Is saccade demo still running?");
+    throw new Problem("The server does not answer. Is Saccade still running?");
   }
   if (response.ok) return response;
   const reason = await response.json().then(({error}) => error, () => "");
   switch (response.status) {
-    case 401: throw new Problem("This server wants a token: open the address that saccade demo printed.", true);
-    case 403: throw new Problem("The server wants another address: open the one that saccade demo printed.", true);
+    case 401: throw new Problem("This server wants a token: open the address with it, as ?token=….", true);
+    case 403: throw new Problem(`The server refuses this address or token: ${reason}.`, true);
     case 404: throw new Problem("There is no video of that stream now.");
     case 503: throw new Problem(`The server has no room: ${reason}.`);
     default: throw new Problem(`The server answers: ${reason || response.statusText}.`, response.status < 500);
@@ -64,12 +65,16 @@ export class Link {
     return true;
   }
 
-  /** Milliseconds that a message takes to get here; 0 while unknown. */
-  async oneWay() {
+  /** Milliseconds that a message takes to get here (`way`), and that a frame waits here and is decoded (`coding`). */
+  async times() {
+    const times = {way: 0, coding: 0};
     for (const one of (await this.#peer?.getStats())?.values() ?? []) {
-      if (one.type === "candidate-pair" && one.nominated) return 500 * (one.currentRoundTripTime ?? 0);
+      if (one.type === "candidate-pair" && one.nominated) times.way = 500 * (one.currentRoundTripTime ?? 0);
+      if (one.type === "inbound-rtp" && one.framesDecoded > 0) {
+        times.coding = 1000 * (one.totalProcessingDelay ?? one.totalDecodeTime ?? 0) / one.framesDecoded;
+      }
     }
-    return 0;
+    return times;
   }
 
   /** End it, for good. */

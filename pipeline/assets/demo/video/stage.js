@@ -15,9 +15,16 @@ export class Stage {
   #source = null;  // the video that the frames are taken from
   #burnt = false;
   #shown = null;
+  #frozen = false;
+  #onFrame; #onShown;
 
-  constructor(color) {
+  /**
+   * @param onFrame - called with each frame of the video
+   * @param onShown - called with the record of each frame that is drawn
+   */
+  constructor(color, onFrame, onShown) {
     this.#color = color;
+    [this.#onFrame, this.#onShown] = [onFrame, onShown];
     for (const video of [this.own, this.theirs]) this.#listen(video);
     const draw = () => {
       requestAnimationFrame(draw);
@@ -45,7 +52,17 @@ export class Stage {
     this.theirs.play().catch(() => {});  // stopped meanwhile
   }
 
+  /** Hold the frame on the screen, with the boxes found in it; what comes meanwhile is not shown. */
+  set frozen(frozen) {
+    this.#frozen = frozen;
+    if (frozen && this.#burnt) this.theirs.pause();
+    else if (this.#burnt) this.theirs.play().catch(() => {});
+  }
+
+  get frozen() { return this.#frozen; }
+
   end() {
+    this.#frozen = false;
     this.#matcher?.clear();
     this.#source = this.#matcher = this.#shown = null;
     this.#burnt = false;
@@ -57,21 +74,21 @@ export class Stage {
       video.load();
     }
     for (const one of [this.#canvas, this.theirs]) one.classList.remove("seen");
-    $("stage").classList.remove("on");
+    $("stage").classList.remove("on", "blank");
   }
 
-  /** The frame now on the screen, in its own size, as a PNG; null if there is none for a second. */
-  async snapshot(tries = 20) {
+  /** The frame now on the screen, in its own size, as a PNG, or `plain` as a JPEG; null if there is none for a second. */
+  async snapshot({plain = false, tries = 20} = {}) {
     const frame = this.#burnt ? this.theirs : this.#shown?.bitmap;
     const [width, height] = [frame?.videoWidth ?? frame?.width, frame?.videoHeight ?? frame?.height];
     if (!width) {  // between two frames, or before the first of a view
       if (!tries) return null;
       await new Promise((done) => setTimeout(done, 50));
-      return this.snapshot(tries - 1);
+      return this.snapshot({plain, tries: tries - 1});
     }
     const canvas = Object.assign(document.createElement("canvas"), {width, height});
-    paint(canvas, frame, this.#burnt ? NONE : this.#shown.record ?? NONE, this.#color);
-    return new Promise((done) => canvas.toBlob(done, "image/png"));
+    paint(canvas, frame, this.#burnt || plain ? NONE : this.#shown.record ?? NONE, this.#color);
+    return new Promise((done) => canvas.toBlob(done, plain ? "image/jpeg" : "image/png", 0.9));
   }
 
   /** The frame on the screen and its record; null before the first. */
@@ -83,6 +100,7 @@ export class Stage {
     const next = (_, {captureTime, presentationTime, rtpTimestamp}) => {
       video.requestVideoFrameCallback(next);
       const matcher = this.#matcher;
+      if (video === this.#source || (this.#burnt && video === this.theirs)) this.#onFrame();
       if (video !== this.#source || this.#burnt) return;
       const time = video === this.own ? performance.timeOrigin + (captureTime ?? presentationTime) : rtpTimestamp;
       createImageBitmap(video).then((bitmap) => {
@@ -96,14 +114,19 @@ export class Stage {
   #draw() {
     if (!this.#matcher) return;
     const ready = this.#burnt && this.theirs.videoWidth > 0;
-    const pick = this.#burnt ? null : this.#matcher.pick();
+    const pick = this.#burnt || (this.#frozen && this.#shown) ? null : this.#matcher.pick();
     if (pick) this.#paint(pick);
     if (ready) this.#shape(this.theirs.videoWidth, this.theirs.videoHeight);
     this.theirs.classList.toggle("seen", ready);
     this.#canvas.classList.toggle("seen", !ready && this.#shown !== null);
+    $("stage").classList.toggle("blank", !ready && this.#shown === null);
   }
 
+  /** Draw the frame on the screen anew: the page has another shape. */
+  redraw() { if (this.#shown) this.#paint(this.#shown); }
+
   #paint(pick) {
+    if (pick !== this.#shown && pick.record) this.#onShown(pick.record);
     this.#shown = pick;
     const {bitmap, record} = pick;
     this.#shape(bitmap.width, bitmap.height);

@@ -1,31 +1,45 @@
 // Brings each record and its own frame together, though they come by different ways and at different times.
 
-const MOST_DELAY_MS = 700;  // a model slower than that shows its boxes late, rather than the frame
+const MOST_DELAY_MS = 1500;  // a model slower than that shows some frames without their boxes
+const APART_MS = 500;  // between records further apart than that it is not known where things were: the frame before stays
 const SAME_MS = 15;  // a time is given to the millisecond, and a file is off by some: nearer than this it is the same
 const SAME_OBJECT = 0.2;  // boxes of one name that overlap by as much are one object, a moment later
 const LONE_MS = 120;  // a frame whose record was lost is shown without, after so long
 
 const unixNow = () => performance.timeOrigin + performance.now();
 
-/** Frames by time, oldest first; closed when they leave. */
+/** Frames by time, oldest first; closed when they leave, but for the one on the screen. */
 class Ring {
   #frames = [];
+  #kept = null;
 
   add(time, bitmap, most) {
     this.#frames.push({time, bitmap, came: performance.now()});
-    while (this.#frames.length > most) this.#frames.shift().bitmap.close();
+    while (this.#frames.length > most) this.#drop(this.#frames.shift());
+  }
+
+  /** Keep a frame until the next is kept: it is on the screen. */
+  keep(frame) {
+    const old = this.#kept;
+    this.#kept = frame;
+    if (old && old !== frame && !this.#frames.includes(old)) old.bitmap.close();
+  }
+
+  #drop(frame) {
+    if (frame !== this.#kept) frame.bitmap.close();
   }
 
   /** The newest one that `fits`; those before it are of no more use. */
   take(fits) {
     const at = this.#frames.findLastIndex(fits);
     if (at < 0) return null;
-    for (const old of this.#frames.splice(0, at)) old.bitmap.close();
+    for (const old of this.#frames.splice(0, at)) this.#drop(old);
     return this.#frames[0];
   }
 
   clear() {
-    for (const frame of this.#frames.splice(0)) frame.bitmap.close();
+    for (const frame of this.#frames.splice(0)) this.#drop(frame);
+    this.keep(null);
   }
 }
 
@@ -38,8 +52,9 @@ export class Delayed {
   #ring = new Ring();
   #records = [];
   #delay = 0;
+  #shownAt = 0;
 
-  frame(time, bitmap) { this.#ring.add(time, bitmap, 40); }
+  frame(time, bitmap) { this.#ring.add(time, bitmap, 60); }
 
   record(time, record) {
     const last = this.#records.at(-1)?.time ?? time;
@@ -55,7 +70,13 @@ export class Delayed {
     if (!frame) return null;
     const at = this.#records.findLastIndex((one) => one.time <= frame.time + SAME_MS);
     const [before, after] = [this.#records[at], this.#records[at + 1]];
-    if (!before || !after || frame.time <= before.time + SAME_MS) return {bitmap: frame.bitmap, record: before?.record};
+    const now = performance.now();
+    const own = before && frame.time <= before.time + SAME_MS;
+    if (before && !own && !(after?.time - before.time < APART_MS) && now - this.#shownAt < 2 * MOST_DELAY_MS) return null;
+    this.#shownAt = now;
+    this.#ring.keep(frame);
+    if (own) return {bitmap: frame.bitmap, record: before.record};
+    if (!before || !after || after.time - before.time >= APART_MS) return {bitmap: frame.bitmap, record: null};
     const share = (frame.time - before.time) / (after.time - before.time);
     return {bitmap: frame.bitmap, record: between(before.record, after.record, share)};
   }
@@ -89,6 +110,23 @@ function overlap([ax1, ay1, ax2, ay2], [bx1, by1, bx2, by2]) {
   return inner / ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inner);
 }
 
+/** An image: one frame, and its record once that is there. */
+export class Still {
+  #bitmap; #record = null; #changed = true;
+
+  constructor(bitmap) { this.#bitmap = bitmap; }
+
+  record(record) { [this.#record, this.#changed] = [record, true]; }
+
+  pick() {
+    if (!this.#changed) return null;
+    this.#changed = false;
+    return {bitmap: this.#bitmap, record: this.#record};
+  }
+
+  clear() { this.#bitmap.close(); }
+}
+
 /** A watched stream: frames and records come side by side, each with the frame's RTP timestamp. */
 export class Paired {
   #ring = new Ring();
@@ -106,6 +144,7 @@ export class Paired {
     const now = performance.now();
     const frame = this.#ring.take((one) => this.#records.has(one.time) || now - one.came > LONE_MS);
     if (!frame) return null;
+    this.#ring.keep(frame);
     this.#shown = this.#records.get(frame.time) ?? this.#shown;
     return {bitmap: frame.bitmap, record: this.#shown};
   }

@@ -1,0 +1,164 @@
+"""The console: the page at `/`, what it needs to know of the model, and the video and frames of every stream.
+
+    GET /                            the page, and its files beside it
+    GET /model                       the model, the names that it knows, the prompts at first, and what can be done here
+    GET /names?of=bike               what the model calls that: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}
+    GET /streams/door/frame.jpg      its next frame, with what was found drawn on it; ?overlay=off without, ?width=640
+    POST /whep/door                  its video, see `saccade.pipeline.server.whep_server`
+
+Over the data channel of a video a page may change the prompts of its stream: {"detect": ["cat"]}. The answer is
+{"prompts": {…}, "colors": {…}} or {"error": "…"}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+from aiohttp import web
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from saccade.engine.errors import EngineError
+from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
+from saccade.pipeline.core.build import change_prompts, prompts_of
+from saccade.pipeline.core.config import Prompts
+from saccade.pipeline.core.config_file import explain
+from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.server.static_files import file_route
+from saccade.pipeline.server.streams_api import parse_json
+from saccade.pipeline.server.whep_server import WhepServer, width_of
+from saccade.sinks import color_of
+from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError
+from saccade.sources.http.auth import refusal
+from saccade.sources.webrtc.signaling import SILENCE_S
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+    from saccade.pipeline.core.stream_manager import Streams
+
+_LONGEST_NAME = 200
+_FRAME_S = 5.0  # that a frame is waited for
+_JPEG = 88  # quality
+FILES = {"/": PAGES / "index.html"} | {
+    f"/{path.relative_to(PAGES).as_posix()}": path
+    for path in sorted(PAGES.rglob("*"))
+    if path.suffix in (".css", ".js", ".json")
+}
+
+
+class Console:
+    """The routes of the page.
+
+    Attributes:
+        whep: the video of every stream.
+        public: paths that need no token: nothing secret; the page requests the rest with its token.
+
+    Args:
+        streams: what it shows.
+        videos: their video, which every stream's results go to.
+        prompts: what a page's own video is searched for at first; None where pages may send none.
+        token, origins, silence_s: as in `WhepServer`.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        videos: BroadcastSink,
+        prompts: Prompts | None = None,
+        *,
+        token: str | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._streams = streams
+        self._engine: Engine = streams.engine
+        self._videos = videos
+        self._prompts = prompts
+        self.whep = WhepServer(videos, token=token, answer=self.answer, silence_s=silence_s)
+        self.public = [*FILES, "/clip.mp4"]
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """All of them."""
+        return [
+            *(file_route(place, path) for place, path in FILES.items()),
+            web.get("/clip.mp4", _clip),
+            web.get("/model", self._model),
+            web.get("/names", self._names),
+            web.get("/streams/{name}/frame.jpg", self._frame),
+            *self.whep.routes(),
+        ]
+
+    def answer(self, stream: str, text: str) -> str:
+        """Change the prompts of a stream as a page asks, and return what they are now."""
+        try:
+            wanted = Prompts.model_validate(parse_json(text))
+            run = self._streams.get(stream)
+            if wanted.model_fields_set:
+                change_prompts(run, self._engine, wanted)
+            return json.dumps(_described(prompts_of(run.tasks)))
+        except ValidationError as error:
+            reason = explain(error.errors()[0], Prompts)
+        except (ValueError, RecursionError):
+            reason = "the message is not JSON"
+        except (ConfigError, EngineError, StreamError) as error:
+            reason = str(error)
+        return json.dumps({"error": reason})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        model = self._engine.model
+        described = {
+            "model": model.name.rpartition("/")[2] or model.name,
+            "device": model.device,
+            "classes": model.classes,
+            "skills": model.skills,
+            "publish": self._prompts is not None,
+        }
+        return web.json_response({**described, **_described(self._prompts or Prompts())})
+
+    async def _names(self, request: web.Request) -> web.Response:
+        try:
+            names = self._engine.resolve([request.query.get("of", "")[:_LONGEST_NAME]])
+        except EngineError as error:
+            return web.json_response({"error": str(error)})  # an answer like any other
+        return web.json_response({"names": names, "colors": _colors(names)})
+
+    async def _frame(self, request: web.Request) -> web.Response:
+        width = width_of(request)
+        try:
+            future = self._videos.next(request.match_info["name"])
+        except NoSuchStreamError:
+            raise refusal(web.HTTPNotFound, "there is no video of a stream of that name") from None
+        try:
+            shown = await asyncio.wait_for(asyncio.wrap_future(future), _FRAME_S)
+        except TimeoutError:
+            raise refusal(web.HTTPGatewayTimeout, f"no frame came within {_FRAME_S:g} s") from None
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                raise
+            raise refusal(web.HTTPNotFound, "the stream has ended") from None
+        drawn = request.query.get("overlay") != "off"
+        data = await asyncio.to_thread(lambda: _jpeg(shown.image(drawn=drawn, width=width)))
+        taken = {"X-Frame-Captured-At": f"{shown.frame.captured_at:.3f}", "Cache-Control": "no-store"}
+        return web.Response(body=data, content_type="image/jpeg", headers=taken)
+
+
+def _jpeg(image: NDArray[np.uint8]) -> bytes:
+    done, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG])
+    assert done
+    return data.tobytes()
+
+
+def _described(prompts: Prompts) -> dict[str, Any]:
+    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
+
+
+def _colors(labels: list[str]) -> dict[str, str]:
+    """The colours of labels, as in frames that are drawn here."""
+    return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
+
+
+async def _clip(request: web.Request) -> web.FileResponse:
+    return web.FileResponse(DEMO_CLIP)

@@ -1,0 +1,234 @@
+"""The console in a real browser: the first second, the wall, a failing stream, zones by mouse and keys, an image."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from saccade.engine import Engine
+from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
+from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.server.demo import Demo
+from saccade.pipeline.server.whep_sink import ViewerSink
+from saccade.sources import open_source
+from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
+from tests.support.browser import Tab, needs_chromium, tab
+from tests.support.webrtc import until
+from tests.support.whep import feed
+
+pytestmark = [pytest.mark.e2e, needs_chromium]
+
+PHOTO = PAGES.parent / "demo.jpg"
+HALL = "document.querySelector('#tiles [data-stream=hall]')"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    """A demo with a stream that runs and one whose camera is not there."""
+    with (
+        Engine.load("nano", device="cpu") as engine,
+        Demo(engine, Prompts(detect=["person"]), port=0) as opened,
+    ):
+        opened.add(StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=2))
+        opened.add(StreamConfig(source="rtsp://127.0.0.1:1/roof", name="roof", detect=["person"]))
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browser(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with tab(demo.url, tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Tab, demo: Demo) -> Tab:
+    """The page as it is when it is opened."""
+    browser.do("Page.navigate", url="about:blank")
+    browser.shape(1440, 900)
+    browser.do("Page.navigate", url=demo.url)
+    browser.until("!!window.saccade")
+    return browser
+
+
+def violations(page: Tab) -> list[str]:
+    """What axe-core finds wrong with the page as it is, for people who use it with other means than mouse and eyes."""
+    found = find_spec("axe_core_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-core is not installed: pip install axe-core-python")
+    page.eval(Path(found.origin).with_name("axe.min.js").read_text() + "; 0")
+    result = page.eval("axe.run().then(({violations}) => violations)")
+    return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in result]
+
+
+def test_the_first_second_shows_boxes_on_people(page: Tab, demo: Demo) -> None:
+    page.until("document.getElementById('intro').matches('.seen')")
+    assert page.eval("document.getElementById('use-camera').checkVisibility()")
+    assert demo.whip.peers == 0  # nothing is sent anywhere for it
+    shown = json.loads((PAGES / "clip.json").read_text())
+    with open_source(DEMO_CLIP) as clip:
+        assert len(shown["frames"]) == clip.info.frames
+    assert sum(map(bool, shown["frames"])) > 100
+
+
+def test_streams_are_listed_with_their_light_and_cause(page: Tab) -> None:
+    page.until("document.querySelectorAll('#streams a').length === 2")
+    page.until("document.querySelector('#streams').innerText.includes('connection failed')")
+    lights = page.eval("[...document.querySelectorAll('#streams i')].map((one) => one.className)")
+    assert lights == ["ok", ""]
+    green = page.eval("getComputedStyle(document.querySelector('#streams i.ok')).backgroundColor")
+    assert green != page.eval("getComputedStyle(document.querySelectorAll('#streams i')[1]).backgroundColor")
+
+
+def test_the_wall_is_live_and_leads_to_one_stream(page: Tab, demo: Demo) -> None:
+    press(page, "[data-view=wall]")
+    page.until(f"{HALL}.querySelector('video').videoWidth === 480", seconds=25)
+    page.until(f"{HALL}.innerText.includes('person')", seconds=25)
+    page.until("document.querySelector('#tiles [data-stream=roof]').innerText.includes('connection failed')")
+    assert violations(page) == []
+    press(page, "#tiles [data-stream=hall] a")
+    page.until(f"{SEEN}?.objects", seconds=25)
+    assert page.eval("location.hash") == "#/stream/hall"
+    until(lambda: demo.whep.viewers == 1)  # the wall's own are gone
+    page.eval("history.back()")
+    page.until("document.getElementById('wall').checkVisibility()")
+
+
+def test_a_failing_stream_says_why_and_leads_back(page: Tab) -> None:
+    page.eval("location.hash = '#/stream/roof'")
+    page.until("document.getElementById('message').checkVisibility()")
+    page.until("document.getElementById('message').innerText.includes('connection failed')")
+    assert "tried again by itself" in words(page, "#message")
+    assert page.eval("document.getElementById('retry').checkVisibility()")
+    press(page, "#retry")
+    page.until("document.getElementById('message').innerText.includes('connection failed')")
+    press(page, "#dismiss")
+    page.until("document.getElementById('start').checkVisibility()")
+    assert words(page, "#message") == ""
+
+
+def test_zones_are_drawn_moved_named_and_removed(page: Tab, demo: Demo) -> None:
+    def regions() -> dict[str, dict[str, dict[str, list[list[float]]]]]:
+        with urllib.request.urlopen(f"{demo.url}streams/hall/zones") as response:
+            answer: dict[str, dict[str, dict[str, list[list[float]]]]] = json.load(response)
+        return answer
+
+    def mouse(kind: str, x: float, y: float, buttons: int = 1) -> None:
+        box = page.eval("JSON.stringify(document.getElementById('stage').getBoundingClientRect())")
+        room = json.loads(box)
+        place = {"x": room["x"] + x * room["width"], "y": room["y"] + y * room["height"]}
+        page.do("Input.dispatchMouseEvent", type=kind, button="left", buttons=buttons, clickCount=1, **place)
+
+    def click(x: float, y: float) -> None:
+        mouse("mousePressed", x, y)
+        mouse("mouseReleased", x, y, 0)
+
+    def key(name: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            page.do("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+
+    page.eval("location.hash = '#/stream/hall'")
+    page.until(f"{SEEN}?.objects", seconds=25)
+    page.until("document.getElementById('regions').checkVisibility()")
+    place = json.loads(page.eval("JSON.stringify(document.getElementById('add-zone').getBoundingClientRect())"))
+    for kind, buttons in (("mousePressed", 1), ("mouseReleased", 0)):
+        at = {"x": place["x"] + 10, "y": place["y"] + 10, "button": "left", "buttons": buttons, "clickCount": 1}
+        page.do("Input.dispatchMouseEvent", type=kind, **at)
+    for corner in ((0.2, 0.2), (0.8, 0.2), (0.8, 0.9), (0.2, 0.2)):  # the first again ends it
+        click(*corner)
+    until(lambda: list(regions()["zones"]) == ["zone"])
+    assert regions()["zones"]["zone"]["polygon"] == [
+        pytest.approx([x, y], abs=0.01) for x, y in ((0.2, 0.2), (0.8, 0.2), (0.8, 0.9))
+    ]
+    mouse("mousePressed", 0.2, 0.2)
+    mouse("mouseMoved", 0.1, 0.15)
+    mouse("mouseReleased", 0.1, 0.15, 0)
+    until(lambda: regions()["zones"]["zone"]["polygon"][0] == pytest.approx([0.1, 0.15], abs=0.01))
+    page.eval("document.querySelector('[data-corner=\"zones zone 0\"]').focus()")
+    key("ArrowRight")
+    until(lambda: regions()["zones"]["zone"]["polygon"][0] == pytest.approx([0.11, 0.15], abs=0.01))
+    page.eval("""(() => { const name = document.querySelector('#region-list input');
+        name.value = 'door'; name.dispatchEvent(new Event('change')); })()""")
+    until(lambda: list(regions()["zones"]) == ["door"])
+    page.until("document.querySelector('#region-list [data-counts]').textContent.includes('now')", seconds=25)
+    press(page, "#add-line")  # as a key does: it needs no place
+    until(lambda: list(regions()["lines"]) == ["line"])
+    assert violations(page) == []
+    page.eval("document.querySelector('#region-list .cross').click()")
+    until(lambda: regions()["zones"] == {})
+
+
+def test_freeze_holds_a_frame_and_its_boxes(page: Tab) -> None:
+    press(page, "#use-clip")
+    page.until(f"{SEEN}?.objects.length > 0", seconds=25)
+    press(page, "#freeze")
+    held = page.eval(f"JSON.stringify({SEEN})")
+    assert "found in this very frame" in words(page, "#caption")
+    page.eval("new Promise((done) => setTimeout(done, 600))")
+    assert page.eval(f"JSON.stringify({SEEN})") == held
+    page.eval("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'f', bubbles: true}))")
+    page.until("!document.getElementById('caption').checkVisibility()")
+    page.until(f"JSON.stringify({SEEN}) !== {held!r}", seconds=25)
+    numbers = page.eval(
+        "[...document.querySelectorAll('#parts dd:not(.dim)')].map((one) => parseFloat(one.textContent))"
+    )
+    total = float(words(page, "#total"))
+    assert len(numbers) == 5
+    assert sum(numbers) == pytest.approx(total, rel=0.1, abs=5)  # one number, and it is the sum of its parts
+    assert violations(page) == []
+
+
+def test_a_dropped_image_gets_its_boxes(page: Tab) -> None:
+    data = base64.b64encode(PHOTO.read_bytes()).decode()
+    page.eval(f"""(() => {{
+        const bytes = Uint8Array.from(atob({data!r}), (one) => one.charCodeAt(0));
+        const files = new DataTransfer();
+        files.items.add(new File([bytes], "room.jpg", {{type: "image/jpeg"}}));
+        document.body.dispatchEvent(new DragEvent("drop", {{bubbles: true, dataTransfer: files}}));
+    }})()""")
+    page.until(f"{SEEN}?.objects.length === 2", seconds=25)
+    assert "2 × person" in words(page, "#found")
+    look_for(page, "chair")
+    page.until("document.getElementById('status').innerText === 'done'", seconds=25)
+    assert page.eval("document.getElementById('message').hidden")
+
+
+def test_an_unknown_name_is_no_flood(page: Tab) -> None:
+    look_for(page, "zebra crossing")
+    page.until("!document.getElementById('unknown').hidden")
+    assert len(words(page, "#unknown")) < 120
+    press(page, "#unknown .link")
+    assert page.eval("document.querySelector('#all').open")
+    look_for(page, "persn")
+    page.until("document.getElementById('unknown').innerText.includes('Find person')")
+
+
+@pytest.mark.parametrize(("width", "phone"), [(360, True), (1440, False), (3840, False)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_size_and_scheme_is_without_violations(page: Tab, width: int, phone: bool, scheme: str) -> None:
+    page.shape(width, 800 if phone else width * 9 // 16, scheme, phone=phone)
+    page.until("document.getElementById('intro').matches('.seen')")
+    assert violations(page) == []
+    assert page.eval("document.documentElement.scrollWidth <= innerWidth")  # nothing sticks out
+
+
+def test_a_video_sink_has_the_same_wall(tmp_path: Path) -> None:
+    sink, over = ViewerSink(port=0), threading.Event()
+    feeder = threading.Thread(target=feed, args=(sink.write, over))
+    feeder.start()
+    try:
+        with tab(sink.url, tmp_path) as page:
+            page.until("document.querySelector('#tiles [data-stream=door] video')?.videoWidth > 0", seconds=25)
+            press(page, "#tiles a")
+            page.until("saccade.stage.shown")
+            assert not page.eval("document.getElementById('find').checkVisibility()")  # it only shows
+    finally:
+        over.set()
+        feeder.join()
+        sink.close()
