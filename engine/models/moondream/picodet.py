@@ -7,6 +7,7 @@ classes of a model's config, and one of them, which is part of another (a face o
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -208,21 +209,25 @@ class PicoDet(nn.Module):
         return Evidence(features, out[..., : self.n_classes], out[..., self.n_classes :], maps[2])
 
 
+@functools.lru_cache(maxsize=16)
 def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Centres (P, 2), x and y in pixels, and strides (P,) of the places of a crop, float32, in the order of
     `Evidence`.
+
+    Kept, as putting them together takes 0.12 ms; not to be written to. Of use in training, too, whoever asked first.
     """  # noqa: D205
     centres, strides = [], []
-    for stride in STRIDES:
-        rows, columns = -(-height // stride), -(-width // stride)
-        y, x = torch.meshgrid(
-            (torch.arange(rows, device=device) + 0.5) * stride,
-            (torch.arange(columns, device=device) + 0.5) * stride,
-            indexing="ij",
-        )
-        centres.append(torch.stack([x, y], dim=-1).view(-1, 2))
-        strides.append(torch.full((rows * columns,), float(stride), device=device))
-    return torch.cat(centres), torch.cat(strides)
+    with torch.inference_mode(False):
+        for stride in STRIDES:
+            rows, columns = -(-height // stride), -(-width // stride)
+            y, x = torch.meshgrid(
+                (torch.arange(rows, device=device) + 0.5) * stride,
+                (torch.arange(columns, device=device) + 0.5) * stride,
+                indexing="ij",
+            )
+            centres.append(torch.stack([x, y], dim=-1).view(-1, 2))
+            strides.append(torch.full((rows * columns,), float(stride), device=device))
+        return torch.cat(centres), torch.cat(strides)
 
 
 def distances(sides: torch.Tensor) -> torch.Tensor:
