@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from saccade.engine.backends.packed_picodet import PackedPicoDet, fast_dtype
 from saccade.engine.models.moondream.layers import Mlp
-from saccade.engine.models.moondream.picodet import ConvAct
+from saccade.engine.models.moondream.picodet import PicoDet
 
 _FEW = 16  # rows up to which a product takes less time than oneDNN's lookup of its kernel
 
@@ -28,27 +29,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch
 
 def fuse(model: nn.Module) -> None:
     """Replace the layers of a model that is not trained any more. After its first image it cannot be copied."""
-    fused = {ConvAct: FusedConv, Mlp: FusedMlp}
     for name, module in list(model.named_modules()):
-        if type(module) in fused and _usable(next(module.parameters())):
-            model.set_submodule(name, fused[type(module)](module))
-
-
-class FusedConv(nn.Module):
-    """A `ConvAct`, its activation done with it."""
-
-    def __init__(self, plain: ConvAct) -> None:
-        super().__init__()
-        self.conv, self._act = plain, "hardswish" if plain.act == "hswish" else "none"
-        self._laid_out: torch.Tensor | None = None  # as the first map wants it
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `ConvAct.forward`."""
-        conv, ops = self.conv, torch.ops.mkldnn
-        how = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
-        if self._laid_out is None:
-            self._laid_out = ops._reorder_convolution_weight(conv.weight, *how, list(x.shape))
-        return ops._convolution_pointwise(x, self._laid_out, conv.bias, *how, self._act, [], "")  # type: ignore[no-any-return]
+        if isinstance(module, Mlp) and _usable(module.fc1.weight):
+            model.set_submodule(name, FusedMlp(module))
+        elif isinstance(module, PicoDet) and _usable(module.first.weight):
+            model.set_submodule(name, PackedPicoDet(module, fast_dtype()))
 
 
 class FusedMlp(nn.Module):

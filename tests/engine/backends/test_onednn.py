@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from saccade.engine.backends.onednn import FusedConv, FusedMlp, fuse, linear
+from saccade.engine.backends.onednn import FusedMlp, fuse, linear
 from saccade.engine.models.moondream.layers import Mlp
-from saccade.engine.models.moondream.picodet import ConvAct, PicoDet
 from tests.support.engine import TINY, random_model
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -27,21 +24,6 @@ def test_a_product_is_the_plain_one_however_many_rows(rows: int, dtype: torch.dt
     assert torch.allclose(linear(x, weight, bias), wanted, atol=1e-5)
     assert torch.allclose(linear(x, weight, bias, add), wanted + add, atol=1e-5)
     assert torch.allclose(linear(x, weight[8:], bias[8:]), wanted[..., 8:], atol=1e-5)  # a part of a joined matrix
-
-
-@needs_onednn
-@torch.inference_mode()
-def test_a_fused_detector_says_the_same_of_crops_of_any_size() -> None:
-    torch.manual_seed(0)
-    detector = PicoDet(5, 2).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    fused = copy.deepcopy(detector)
-    fuse(fused)
-    plain = sum(isinstance(module, ConvAct) for module in detector.modules())
-    assert sum(isinstance(module, FusedConv) for module in fused.modules()) == plain > 90
-    for shape in ((1, 3, 64, 64), (2, 3, 64, 64), (1, 3, 96, 32)):
-        crops = random(*shape).to(memory_format=torch.channels_last)
-        assert torch.allclose(fused(crops).classes, detector(crops).classes, atol=1e-5)
-        assert torch.allclose(fused(crops).features, detector(crops).features, atol=1e-5)
 
 
 @needs_onednn

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.engine.backends.onednn import fuse
+from saccade.engine.backends.packed_picodet import PackedPicoDet, fast_dtype
+from saccade.engine.models.moondream.picodet import PicoDet
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+SHAPES = [(1, 3, 64, 64), (2, 3, 64, 64), (1, 3, 96, 32), (3, 3, 160, 224)]
+
+
+@pytest.fixture(scope="module")
+def detector() -> PicoDet:
+    torch.manual_seed(0)
+    return PicoDet(5, 2).eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def crops_of(shape: tuple[int, ...]) -> torch.Tensor:
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return noise.to(memory_format=torch.channels_last)
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_a_packed_detector_says_the_same_of_any_crops(detector: PicoDet, shape: tuple[int, ...]) -> None:
+    packed, crops = PackedPicoDet(detector, torch.float32), crops_of(shape)
+    for _ in range(2):  # the first call lays the weights out
+        got, wanted = packed(crops), detector(crops)
+        for name in ("features", "classes", "sides", "grid"):
+            assert getattr(got, name).shape == getattr(wanted, name).shape
+            assert torch.allclose(getattr(got, name), getattr(wanted, name), atol=1e-5), name
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_in_bfloat16_it_errs_by_rounding_only(detector: PicoDet) -> None:
+    crops = crops_of((2, 3, 96, 64))
+    got, wanted = PackedPicoDet(detector, torch.bfloat16)(crops), detector(crops)
+    for name in ("features", "classes", "sides", "grid"):
+        error = (getattr(got, name).float() - getattr(wanted, name)).norm() / getattr(wanted, name).norm()
+        assert 1e-5 < error < 2e-2, name
+
+
+@needs_onednn
+def test_a_tower_is_given_it_in_the_type_this_cpu_is_fast_in() -> None:
+    class Tower(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem: torch.nn.Module = PicoDet(5, 2).requires_grad_(False)
+
+    tower = Tower()
+    fuse(tower)
+    assert isinstance(tower.stem, PackedPicoDet)
+    with torch.inference_mode():
+        assert tower.stem(crops_of((1, 3, 64, 64))).classes.dtype is fast_dtype()
