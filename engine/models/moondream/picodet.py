@@ -214,7 +214,7 @@ def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor,
     """Centres (P, 2), x and y in pixels, and strides (P,) of the places of a crop, float32, in the order of
     `Evidence`.
 
-    Kept, as putting them together takes 0.12 ms; not to be written to. They can be trained through, even if inference asked first.
+    Kept, as putting them together takes 0.12 ms; not to be written to. Training can use what inference has asked for.
     """  # noqa: D205
     centres, strides = [], []
     with torch.inference_mode(False):
