@@ -120,7 +120,7 @@ class Engine:
             device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
             dtype: 'float32', 'bfloat16', 'float16', or 'fp8': bfloat16 with the blocks' weights in FP8, which on a GPU
                 from Hopper on is faster and a little less exact. By default float32 on a CPU and for small models,
-                else bfloat16.
+                else bfloat16; nano's detector alone is bfloat16 on a CPU with products of it, see `EngineConfig.exact`.
             depth: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same. By
                 default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
@@ -138,6 +138,7 @@ class Engine:
             depth=(2 if loaded.model.device.type == "cuda" else 1) if depth is None else depth,
             adapter_slots=adapter_slots,
             adapter_rank=adapter_rank,
+            exact=dtype is not None,
         )
         return cls(loaded, info, vocabulary, config, progress=progress)
 

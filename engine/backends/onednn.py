@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.backends.packed_picodet import PackedPicoDet, fast_dtype
+from saccade.engine.backends.packed_picodet import PackedPicoDet
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.moondream.picodet import PicoDet
 
@@ -27,13 +27,18 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, add: torch
     return torch.ops.mkldnn._linear_pointwise.binary(x, add, weight, bias, "add")  # type: ignore[no-any-return]
 
 
-def fuse(model: nn.Module) -> None:
-    """Replace the layers of a model that is not trained any more. After its first image it cannot be copied."""
+def fuse(model: nn.Module, detector: torch.dtype = torch.float32) -> None:
+    """Replace the layers of a model that is not trained any more. After its first image it cannot be copied.
+
+    Args:
+        model: in float32; another is left as it is.
+        detector: what a `PicoDet` in it computes in.
+    """
     for name, module in list(model.named_modules()):
         if isinstance(module, Mlp) and _usable(module.fc1.weight):
             model.set_submodule(name, FusedMlp(module))
         elif isinstance(module, PicoDet) and _usable(module.first.weight):
-            model.set_submodule(name, PackedPicoDet(module, fast_dtype()))
+            model.set_submodule(name, PackedPicoDet(module, detector))
 
 
 class FusedMlp(nn.Module):

@@ -5,7 +5,7 @@ product, and half of the channels a view. What that saves, of 26 ms in one threa
 are interleaved (which of them a unit reads is in its weights), none are joined where a product can write beside what is
 there, and a map that is doubled in size is multiplied before it is.
 
-Knows nothing of tokens.
+On a CPU with bfloat16 products of its own, maps and weights are bfloat16. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ Size = tuple[int, int, int]
 
 
 def fast_dtype() -> torch.dtype:
-    """The type of numbers that a tower's detector has on this CPU."""
-    return torch.float32
+    """The type of numbers that this CPU multiplies fastest without loss of AP: bfloat16 where it has products of it.
+
+    On val, what the tower finds in float32 and in bfloat16 has an AP50 of person .709 and .708, car .684 and .686, face
+    .781 and .785, mean .562 and .562 (AP .394 and .392).
+    """
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
 
 
 class PackedPicoDet(nn.Module):
@@ -45,13 +50,13 @@ class PackedPicoDet(nn.Module):
 
     Args:
         plain: the detector; is not changed.
-        dtype: float32 or bfloat16.
+        dtype: float32 or bfloat16; an attribute, too.
     """
 
     def __init__(self, plain: PicoDet, dtype: torch.dtype) -> None:
         super().__init__()
         self.n_classes, self.reduce = plain.n_classes, plain.reduce
-        self._dtype = dtype
+        self.dtype = dtype
         self._first = _Convolution(plain.first, dtype)
         self._stages, self._reduce = [], []
         order: list[int] | None = None
@@ -70,7 +75,7 @@ class PackedPicoDet(nn.Module):
 
     def forward(self, crops: torch.Tensor) -> Evidence:
         """As `PicoDet.forward`, in the detector's type of numbers."""
-        x, size = _pool(self._first(crops.to(self._dtype)))
+        x, size = _pool(self._first(crops.to(self.dtype)))
         reduced = []
         for stage, reduce in zip(self._stages, self._reduce, strict=True):
             x, size = stage(x, size)

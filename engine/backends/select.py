@@ -10,16 +10,22 @@ from torch import nn
 from saccade.engine import kernels
 from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.backends.onednn import fuse
+from saccade.engine.backends.packed_picodet import fast_dtype
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner, Runner
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.protocol import Model, TextDecoder
 
 
-def cpu_decoder(model: Model) -> FusedDecoder | TextDecoder:
-    """The text decoder on a CPU, over a `CpuPagedCache`; the vision encoder's layers are fused in place."""
+def cpu_decoder(model: Model, exact: bool) -> FusedDecoder | TextDecoder:
+    """The text decoder on a CPU, over a `CpuPagedCache`; the vision encoder's layers are fused in place.
+
+    Args:
+        model: the model.
+        exact: see `EngineConfig.exact`.
+    """
     if isinstance(model.vision, nn.Module):
-        fuse(model.vision)
+        fuse(model.vision, torch.float32 if exact else fast_dtype())
     return FusedDecoder(model.text) if isinstance(model, Moondream) else model.text
 
 

@@ -50,7 +50,7 @@ class CpuExecutor:
         self._rows: list[torch.Tensor | None] = [None] * depth  # batch slots and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
         self._threads = torch.get_num_threads()
-        self._decoder = cpu_decoder(model)
+        self._decoder = cpu_decoder(model, config.exact)
         self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
         self._plain = PlainSampling(model)
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64)

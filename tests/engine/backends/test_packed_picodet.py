@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from saccade.engine import Engine
 from saccade.engine.backends.onednn import fuse
 from saccade.engine.backends.packed_picodet import PackedPicoDet, fast_dtype
 from saccade.engine.models.moondream.picodet import PicoDet
@@ -45,14 +46,24 @@ def test_in_bfloat16_it_errs_by_rounding_only(detector: PicoDet) -> None:
 
 
 @needs_onednn
-def test_a_tower_is_given_it_in_the_type_this_cpu_is_fast_in() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tower_is_given_it_in_the_wanted_dtype(dtype: torch.dtype) -> None:
     class Tower(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.stem: torch.nn.Module = PicoDet(5, 2).requires_grad_(False)
 
     tower = Tower()
-    fuse(tower)
+    fuse(tower, dtype)
     assert isinstance(tower.stem, PackedPicoDet)
     with torch.inference_mode():
-        assert tower.stem(crops_of((1, 3, 64, 64))).classes.dtype is fast_dtype()
+        assert tower.stem(crops_of((1, 3, 64, 64))).classes.dtype is dtype
+
+
+@needs_onednn
+@pytest.mark.parametrize(("dtype", "wanted"), [("float32", torch.float32), (None, fast_dtype())])
+def test_who_asks_for_float32_gets_nothing_less(dtype: str | None, wanted: torch.dtype) -> None:
+    with Engine.load("nano", "cpu", dtype) as engine:
+        stem = engine._loaded.model.vision.stem  # type: ignore[attr-defined]
+        assert isinstance(stem, PackedPicoDet)
+        assert stem.dtype is wanted
