@@ -210,6 +210,30 @@ def discover(
 
 
 @app.command()
+def mcp(
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The HTTP API of a running saccade (--http).")
+    ] = "http://127.0.0.1:8080",
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve over HTTP there instead of standard input and output."),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="For the API, and for clients over HTTP."),
+    ] = None,
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File that holds the token.")] = None,
+) -> None:
+    """Give assistants the streams of a running saccade, by the Model Context Protocol.
+
+    saccade mcp --url http://127.0.0.1:8080
+    """
+    from saccade.pipeline.cli.mcp.serve import serve
+
+    serve(url, token, token_file, http)
+
+
+@app.command()
 def models() -> None:
     """List the models that ship with the package; a checkpoint folder or a hub id is as good a `--model`."""
     from saccade.engine import EMBEDDED

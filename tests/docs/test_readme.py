@@ -50,6 +50,7 @@ pytestmark = pytest.mark.e2e
 DOCUMENTS = sorted(tracked(".md"))
 
 PARSED = {
+    "mcp": "serves until its client goes: tests/pipeline/cli/mcp/test_mcp.py has the protocol's own",
     "demo": "serves until it is interrupted: tests/pipeline/server/test_demo.py runs it",
     "--http": "serves until it is interrupted: the curl commands are run with such a server",
     "mqtt:": "needs a broker: tests/sinks/messaging/test_mqtt.py has one",

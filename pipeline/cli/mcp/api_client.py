@@ -1,0 +1,114 @@
+"""Asks a running Saccade over its HTTP API; every failure is one line. Knows no MCP."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+
+_ANSWER_S = 130.0  # more than the server takes at most for an answer
+_MAX_BYTES = 32 * 1024 * 1024
+
+
+class ApiError(Exception):
+    """The server refuses, or does not answer; `str()` of it is one line."""
+
+
+class ApiClient:
+    """The HTTP API of a running Saccade.
+
+    Args:
+        url: its address, such as http://127.0.0.1:8080.
+        token: what it wants; None if it wants none.
+
+    Raises:
+        ValueError: if the address is not one of HTTP.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("should be the address of a running saccade, such as http://127.0.0.1:8080")
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_S, sock_connect=10)
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        assert self._session is not None
+        await self._session.close()
+
+    async def streams(self) -> list[dict[str, Any]]:
+        """The streams and how they are doing.
+
+        Raises:
+            ApiError: as every method.
+        """
+        listed: list[dict[str, Any]] = (await self._json("GET", "/streams"))["streams"]
+        return listed
+
+    async def frame(self, stream: str, *, drawn: bool) -> bytes:
+        """The next frame of a stream, as JPEG, with what was found drawn on it or not."""
+        overlay = "" if drawn else "?overlay=off"
+        return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
+
+    async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
+        """The boxes of a name in an image given as data URL."""
+        found: list[dict[str, Any]] = (await self._json("POST", "/v1/detect", {"image_url": image, "object": name}))[
+            "objects"
+        ]
+        return found
+
+    async def ask(self, image: str, question: str) -> str:
+        """The answer to a question about an image given as data URL."""
+        answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
+        return answer
+
+    async def _json(self, method: str, path: str, body: Any = None) -> Any:
+        return json.loads(await self._request(method, path, body))
+
+    async def _request(self, method: str, path: str, body: Any = None) -> bytes:
+        assert self._session is not None
+        try:
+            async with self._session.request(method, self._url + path, json=body) as response:
+                data = await response.content.read(_MAX_BYTES)
+                if response.ok:
+                    return data
+                raise ApiError(_reason(data) or f"{response.status} {response.reason}")
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise ApiError(
+                f"no saccade answers at {self._url}: is it running with --http? ({type(error).__name__})"
+            ) from None
+
+
+def data_url(jpeg: bytes) -> str:
+    """A JPEG file as a data URL."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+def _reason(data: bytes) -> str:
+    """The error that a response describes; "" if it does not."""
+    try:
+        error = json.loads(data)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def summary_of(stream: dict[str, Any]) -> dict[str, Any]:
+    """What an assistant needs to know of a stream."""
+    keys: Sequence[str] = ("name", "state", "ok", "reason", "detect", "point", "query", "fps", "objects")
+    return {key: stream.get(key) for key in keys}

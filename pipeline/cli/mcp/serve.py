@@ -1,0 +1,85 @@
+"""Serves the tools: over standard input and output to the program that started this, or over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.metadata import version
+from typing import Any
+
+from saccade.pipeline.core.config import parse_place
+from saccade.pipeline.core.errors import ConfigError
+from saccade.sources.http.tokens import is_loopback, read_token
+
+Message = MutableMapping[str, Any]
+Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+
+def serve(url: str, token: str | None, token_file: str | None, http: str | None) -> None:
+    """Serve until the client goes, or over HTTP until a signal ends it.
+
+    Args:
+        url: the HTTP API of a running Saccade.
+        token: for it, and what clients over HTTP must send.
+        token_file: the file that holds it.
+        http: where to listen, HOST:PORT; None for standard input and output.
+
+    Raises:
+        ConfigError: if an address cannot be used, or mcp is not installed.
+    """
+    try:
+        from saccade.pipeline.cli.mcp.api_client import ApiClient
+        from saccade.pipeline.cli.mcp.tools import make_server
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "mcp":
+            raise
+        raise ConfigError("this needs the package mcp: pip install 'saccade[mcp]'") from None
+    try:
+        token = token or (read_token(token_file) if token_file else None)
+        api = ApiClient(url, token)
+        place = parse_place(http) if http else None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if place and token is None and not is_loopback(place[0]):
+        raise ConfigError(f"{place[0]} can be reached from the network, so a token is needed: SACCADE_TOKEN")
+
+    async def run() -> None:
+        async with api:
+            server = make_server(api, version("saccade"))
+            if place:
+                await _serve_http(server, place, token)
+            else:
+                await server.run_stdio_async()
+
+    asyncio.run(run())
+
+
+async def _serve_http(server: Any, place: tuple[str, int], token: str | None) -> None:
+    import uvicorn
+
+    host, port = place
+    application = server.streamable_http_app(host=host)
+    guarded = application if token is None else with_token(application, token)
+    config = uvicorn.Config(guarded, host=host, port=port, log_level="warning", access_log=False, lifespan="on")
+    print(f"saccade: MCP at http://{host}:{port}/mcp  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    await uvicorn.Server(config).serve()
+
+
+def with_token(application: Asgi, token: str) -> Asgi:
+    """The application, for requests that carry the token as `Authorization: Bearer` alone."""
+    wanted = f"Bearer {token}".encode()
+
+    async def guard(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        given = dict(scope.get("headers", [])).get(b"authorization", b"")
+        if scope["type"] != "http" or hmac.compare_digest(given, wanted):
+            await application(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"error": "a bearer token is needed, and this is not it"}'})
+
+    return guard

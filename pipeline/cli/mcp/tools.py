@@ -1,0 +1,66 @@
+"""The tools that an assistant is given: the streams of a running Saccade, their frames, and questions about them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
+
+from mcp.server.mcpserver import Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import Field
+
+from saccade.pipeline.cli.mcp.api_client import ApiClient, ApiError, data_url, summary_of
+
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_INSTRUCTIONS = (
+    "Live cameras and videos, and a model that finds things in them. list_streams says which there are; look shows "
+    "what one sees now; detect and ask examine its newest frame. Boxes are fractions of the frame's width and height."
+)
+
+Stream = Annotated[str, Field(description="the name of a stream, as list_streams has it")]
+T = TypeVar("T")
+
+
+def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
+    """An MCP server whose tools ask `api`, which must be open while it is used."""
+    server: MCPServer[Any] = MCPServer("saccade", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
+
+    @server.tool(annotations=_READS)
+    async def list_streams() -> list[dict[str, Any]]:
+        """List the streams: name, whether it is healthy and why not, what is looked for, how much is found."""
+        return [summary_of(stream) for stream in await _plain(api.streams())]
+
+    @server.tool(annotations=_READS)
+    async def look(
+        stream: Stream,
+        boxes: Annotated[bool, Field(description="draw what was found on it")] = True,
+    ) -> Image:
+        """Show the newest frame of a stream."""
+        return Image(data=await _plain(api.frame(stream, drawn=boxes)), format="jpeg")
+
+    @server.tool(annotations=_READS)
+    async def detect(
+        stream: Stream,
+        objects: Annotated[
+            list[str], Field(description="what to find, such as ['person', 'car']", min_length=1, max_length=16)
+        ],
+    ) -> list[dict[str, Any]]:
+        """Find things in the newest frame of a stream: their labels, scores and boxes."""
+        image = data_url(await _plain(api.frame(stream, drawn=False)))
+        return [box for name in objects for box in await _plain(api.detect(image, name))]
+
+    @server.tool(annotations=_READS)
+    async def ask(stream: Stream, question: Annotated[str, Field(min_length=1, max_length=4096)]) -> str:
+        """Ask a question about the newest frame of a stream, where the model can talk."""
+        return await _plain(api.ask(data_url(await _plain(api.frame(stream, drawn=False))), question))
+
+    return server
+
+
+async def _plain(work: Awaitable[T]) -> T:
+    """The result of asking the API; what it refuses is the tool's error, in one line."""
+    try:
+        return await work
+    except ApiError as error:
+        raise ToolError(str(error)) from None
