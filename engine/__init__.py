@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade.engine.config import EngineConfig
-    from saccade.engine.engine import Engine, Image
+    from saccade.engine.engine import Engine
     from saccade.engine.errors import (
         AdapterError,
         DeadlineError,
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedTaskError,
     )
+    from saccade.engine.images import EncodedImage, Image
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
-    from saccade.engine.results import Box, Detections, Points, Result, Spot, Text, Timings
+    from saccade.engine.results import Box, Detections, Grounding, Points, Reasoning, Result, Spot, Text, Timings
     from saccade.engine.scheduling.task import Task
-    from saccade.engine.tasks import TASKS, Caption, Detect, Point, Query, register_task
+    from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, register_task
     from saccade.engine.text_stream import TextStream
 
 _HOMES = {
-    "engine": ("Engine", "Image"),
+    "engine": ("Engine",),
+    "images": ("EncodedImage", "Image"),
     "errors": (
         "AdapterError",
         "DeadlineError",
@@ -45,11 +47,11 @@ _HOMES = {
     ),
     "model_loader": ("ModelInfo",),
     "models.model_files": ("EMBEDDED", "ModelEntry"),
-    "results": ("Box", "Detections", "Points", "Result", "Spot", "Text", "Timings"),
+    "results": ("Box", "Detections", "Grounding", "Points", "Reasoning", "Result", "Spot", "Text", "Timings"),
     "text_stream": ("TextStream",),
     "config": ("EngineConfig",),
     "scheduling.task": ("Task",),
-    "tasks": ("TASKS", "Caption", "Detect", "Point", "Query", "register_task"),
+    "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "register_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
@@ -61,10 +63,13 @@ __all__ = [
     "DeadlineError",
     "Detect",
     "Detections",
+    "EncodedImage",
     "Engine",
     "EngineClosedError",
     "EngineConfig",
     "EngineError",
+    "Gaze",
+    "Grounding",
     "Image",
     "ModelEntry",
     "ModelFilesError",
@@ -73,6 +78,7 @@ __all__ = [
     "Points",
     "PromptError",
     "Query",
+    "Reasoning",
     "RequestTooLargeError",
     "Result",
     "Spot",

@@ -17,12 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from saccade.engine.backends.lora import load_adapter
-from saccade.engine.backends.paged_cache import pages_for
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import (
     AdapterError,
@@ -32,28 +27,23 @@ from saccade.engine.errors import (
     PromptError,
     UnsupportedTaskError,
 )
+from saccade.engine.images import EncodedImage, Image, as_array
 from saccade.engine.model_loader import ModelInfo, open_model
 from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.result_future import CallbackThread, ResultFuture
 from saccade.engine.results import Detections, Points, Text
-from saccade.engine.runtime.cpu_executor import CpuExecutor
-from saccade.engine.runtime.cpu_settings import keep_freed_memory
-from saccade.engine.runtime.executor import Executor, Progress
+from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.monitor import Outcome
+from saccade.engine.runtime.start import start
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
-from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.request import Request
-from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.task import OnText, Task
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
 from saccade.engine.text_stream import TextStream
 from saccade.engine.vocabulary import Vocabulary
-
-Image = NDArray[np.uint8] | torch.Tensor
-"""An image: (height, width, 3) uint8 RGB, array or tensor."""
 
 
 class Engine:
@@ -73,30 +63,12 @@ class Engine:
         self.model = info
         self.config = config
         self._loaded, self._vocabulary = loaded, vocabulary
-        n_pages = config.n_pages or pages_for(model, config.page_size)
-        executor: Executor[Any]
-        if model.device.type == "cuda":
-            from saccade.engine.runtime.cuda_executor import CudaExecutor
-
-            texts = bool({"query", "caption"} & {*info.skills})
-            executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
-            together = config.images_per_prefill
-        else:
-            keep_freed_memory()
-            executor = CpuExecutor(model, config, n_pages)
-            together = 1  # on a CPU a batch of images is no faster than one by one
-        self._executor = executor
-        pool = PagePool(n_pages)
-        pool.allocate(1)  # page 0 is where the executor writes what is never read
-        scheduler: Scheduler[Any] = Scheduler(
-            pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
-        )
+        texts = bool({"query", "caption"} & {*info.skills})
+        self._executor, self._loop = start(model, config, texts=texts, progress=progress)
         self._adapters: dict[str, Adapter] = {}
         # On a GPU the resize is not waited for.
         self._pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
         self._callbacks = CallbackThread()
-        self._loop = StepLoop(executor, scheduler, config.depth)
-        self._loop.monitor.attach(executor.streams)
         self._process = os.getpid()
         # An engine that is dropped ends its threads; requests in flight keep it until they are done.
         self._stop = weakref.finalize(self, _stop, self._loop, self._callbacks, self._process)
@@ -172,7 +144,7 @@ class Engine:
 
     def submit(
         self,
-        image: Image,
+        image: Image | EncodedImage | None,
         tasks: Sequence[Task],
         tiles: int = 1,
         *,
@@ -182,7 +154,8 @@ class Engine:
         """Queue tasks on an image; all of them share its prefill.
 
         Args:
-            image: (height, width, 3) uint8 RGB. It must not change until the future is done.
+            image: (height, width, 3) uint8 RGB, which must not change until the future is done; or an encoded one; or
+                None for questions that are about no image.
             tasks: what to ask; labels are resolved as by `resolve`.
             tiles: with n > 1, `Detect` tasks are asked of n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
@@ -197,13 +170,19 @@ class Engine:
             UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
             AdapterError: if there is no such adapter.
             EngineClosedError: after `close`.
-            ValueError: if the image is not what it should be, `tiles` is not 1 or more, or `deadline_s` is no number.
+            ValueError: if the image is not what it should be, a task needs one, `tiles` is not 1 or more, or not 1 with
+                an encoded image, or `deadline_s` is no number.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
         return self._begin(image, tasks, tiles, deadline_s, adapter)
 
     def stream(
-        self, image: Image, task: Query | Caption, *, deadline_s: float | None = None, adapter: str | None = None
+        self,
+        image: Image | EncodedImage | None,
+        task: Query | Caption,
+        *,
+        deadline_s: float | None = None,
+        adapter: str | None = None,
     ) -> TextStream:
         """Queue a question or a caption, and get its text piece by piece while it is written.
 
@@ -216,21 +195,42 @@ class Engine:
         pieces: SimpleQueue[str | None] = SimpleQueue()
         return TextStream(self._begin(image, [task], 1, deadline_s, adapter, pieces.put), pieces)
 
-    def detect(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1) -> Detections:
+    def encode(self, image: Image, *, adapter: str | None = None) -> EncodedImage:
+        """Prefill an image once, to ask about it again and again without doing so each time. Waits for it.
+
+        Args:
+            image: (height, width, 3) uint8 RGB.
+            adapter: name of a loaded adapter, with which it is prefilled and all that is asked of it is answered.
+
+        Returns:
+            What `submit` and the others take for an image. It holds pages of the cache until it is closed or dropped.
+
+        Raises:
+            RequestTooLargeError: if encoded images hold half of the cache already.
+            AdapterError, EngineClosedError, ValueError, EngineError: as for `submit`.
+        """
+        self._require_process()
+        array, chosen = as_array(image), None if adapter is None else self._known_adapter(adapter)
+        kept = self._loop.keep_prefix(self._executor.prepare(array), chosen)
+        return EncodedImage(array.shape[1], array.shape[0], kept, chosen, self._loop)
+
+    def detect(
+        self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
+    ) -> Detections:
         """Boxes of everything that `label` means ('person', 'people', 'truck or bus'). Waits for the answer."""
         names = self.resolve([label])
         return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
 
-    def point(self, image: Image, label: str, max_objects: int = 50, conf: float = 0.5) -> Points:
+    def point(self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5) -> Points:
         """Centre points of everything that `label` means. Waits for the answer."""
         names = self.resolve([label])
         return self.submit(image, [Point(name, max_objects, conf) for name in names]).result().points
 
-    def query(self, image: Image, question: str, max_tokens: int = 768) -> Text:
-        """The answer to a question. Waits for it."""
-        return self.submit(image, [Query(question, max_tokens)]).result().texts[0]
+    def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
+        """The answer to a question; `options` are those of `Query`: choices, reasoning, refs, … Waits for it."""
+        return self.submit(image, [Query(question, max_tokens, **options)]).result().texts[0]
 
-    def caption(self, image: Image, length: CaptionLength = "normal", max_tokens: int = 768) -> Text:
+    def caption(self, image: Image | EncodedImage, length: CaptionLength = "normal", max_tokens: int = 768) -> Text:
         """A description. Waits for it."""
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
@@ -299,7 +299,7 @@ class Engine:
 
     def _begin(
         self,
-        image: Image,
+        image: Image | EncodedImage | None,
         tasks: Sequence[Task],
         tiles: int,
         deadline_s: float | None,
@@ -314,8 +314,16 @@ class Engine:
         if math.isnan(deadline):
             raise ValueError("deadline_s is a number of seconds")
         chosen = None if adapter is None else self._known_adapter(adapter)
-        array = _as_array(image)
         expanded = [one for task in tasks for one in self.expand(task)]
+        array, prefix, size = None, None, (0, 0)
+        if isinstance(image, EncodedImage):
+            prefix, size, chosen = image.kept, (image.width, image.height), image.adapter_for(self._loop, chosen)
+            if tiles != 1:
+                raise ValueError("an encoded image has no tiles: submit the image itself")
+        elif image is not None:
+            array = as_array(image)
+        elif lacking := next((task.asked for task in expanded if task.needs_image), None):
+            raise ValueError(f"'{lacking}' can only be asked of an image")
         future = ResultFuture(self._callbacks)
         try:
             request: Request[Any] = Request(
@@ -328,6 +336,8 @@ class Engine:
                 self._pace,
                 self.config.max_sequences,
                 future,
+                prefix=prefix,
+                size=size,
                 adapter=chosen,
                 deadline=deadline,
                 on_text=on_text,
@@ -375,7 +385,7 @@ class Engine:
             UnknownClassError: if the vocabulary is closed and has no such name.
         """
         if not isinstance(task, Task):
-            raise ValueError(f"a task is one of Detect, Point, Query, Caption; got {task!r}")
+            raise ValueError(f"a task is one of Detect, Point, Gaze, Query, Caption; got {task!r}")
         if task.skill not in self.model.skills:
             able = " and ".join(self.model.skills)
             raise UnsupportedTaskError(
@@ -388,12 +398,3 @@ def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:
     if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
         loop.stop(EngineClosedError("the engine is closed"))
         callbacks.close()
-
-
-def _as_array(image: Image) -> NDArray[np.uint8]:
-    if isinstance(image, torch.Tensor) and image.dtype != torch.uint8:
-        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
-    array = image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image)
-    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
-        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
-    return array

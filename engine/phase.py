@@ -13,6 +13,7 @@ class Phase(IntEnum):
     SIZE = 2
     TOKEN = 3  # of text, any that a grammar allows
     LATER_TOKEN = 4  # of free text after its first: ids that the model suppresses there are never sampled
+    REASONING = 5  # a word, or a coordinate where the coordinate token is sampled; a `TokenRule` says more
 
 
-TEXT_PHASES = frozenset({Phase.TOKEN, Phase.LATER_TOKEN})
+TEXT_PHASES = frozenset({Phase.TOKEN, Phase.LATER_TOKEN, Phase.REASONING})

@@ -115,6 +115,23 @@ class Points:
 
 
 @dataclass(slots=True, frozen=True)
+class Grounding:
+    """Where a part of a reasoning, from character `start` to before `end`, looks: points (x, y), as fractions."""
+
+    start: int
+    end: int
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Reasoning:
+    """What a model has reasoned before its answer, and where it has looked meanwhile."""
+
+    text: str
+    grounding: tuple[Grounding, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
 class Text:
     """The answer to a `Query` or `Caption`.
 
@@ -123,12 +140,16 @@ class Text:
         text: the answer.
         tokens: how many were generated, the end token not among them; 0 where it is not known.
         cut: whether it ends because no more tokens were allowed.
+        reasoning: what came before it, if that was asked for.
+        probabilities: of each choice, in their order, 1 in all; None where none were given.
     """
 
     prompt: str
     text: str
     tokens: int = field(default=0, compare=False)
     cut: bool = field(default=False, compare=False)
+    reasoning: Reasoning | None = None
+    probabilities: Mapping[str, float] | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -34,7 +34,7 @@ ORDER = {
     "sinks": "overlay record backoff | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
     "engine": "errors config phase results | kernels models vocabulary result_future | scheduling text_stream | "
-    "backends tasks | runtime | model_loader | engine training | evaluation",
+    "backends tasks images | runtime | model_loader | engine training | evaluation",
     "pipeline": "settings | analytics | events | core | server | sink_targets | session | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar

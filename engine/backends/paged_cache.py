@@ -11,7 +11,7 @@ import torch
 
 from saccade.engine.models.protocol import Model
 
-_PAGES_CPU, _PAGES_CUDA = 1024, 2560
+_PAGES_CPU = 1024
 _SHARE = 0.4  # of the memory left beside the weights; graphs and images need some, too
 
 
@@ -82,12 +82,12 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
 
-def pages_for(model: Model, page_size: int) -> int:
-    """How many pages to have; on CUDA as many as 32 images of Moondream 2 take, if there is the memory."""
+def pages_for(model: Model, page_size: int, max_sequences: int) -> int:
+    """How many pages to have; on CUDA what all sequences can ever use at a time, as far as memory is free for them."""
     if model.device.type != "cuda":
         return _PAGES_CPU
     limits = model.limits
     page = 2 * limits.n_layers * page_size * limits.n_kv_heads * limits.head_dim * model.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(model.device)
-    least = -(-limits.max_context // page_size) + 2  # for one sequence as long as they get
-    return max(least, min(_PAGES_CUDA, int(_SHARE * free) // page))
+    longest = -(-limits.max_context // page_size) + 2
+    return max(longest, min(max_sequences * longest, int(_SHARE * free) // page))

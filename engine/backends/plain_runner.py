@@ -6,13 +6,14 @@ A *runner* feeds tokens, prefills images and samples. `PlainRunner` does it with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch.nn import functional as F
 
 from saccade.engine.backends.paged_cache import PagedCache, PagedRows
-from saccade.engine.models.protocol import Model, TextDecoder
+from saccade.engine.models.protocol import Model, RegionHeads, TextDecoder
 from saccade.engine.phase import Phase
 
 SAMPLED = 3  # numbers that a step yields for each row, see `output_state.OutputState.commit`
@@ -146,7 +147,10 @@ class PlainRunner(PlainSampling):
     ) -> torch.Tensor:
         """As `Runner.forward_tokens`; all keys are written before any is read, so `together` changes nothing."""
         rows = PagedRows(self._cache, tables[owners.long()].long())
-        return self._text(x.unsqueeze(1), positions.long().unsqueeze(1), rows).squeeze(1)
+        at = positions.long().unsqueeze(1)
+        # Given, as the first positions of a sequence without an image see only what is before them.
+        seen = (rows.key_positions <= at.unsqueeze(-1)).unsqueeze(1)
+        return self._text(x.unsqueeze(1), at, rows, seen).squeeze(1)
 
     def prefill(
         self,
@@ -180,7 +184,7 @@ def take_tokens(
 
     Args:
         text: the decoder.
-        token: (rows,) ids; of no meaning where a row's phase is neither TOKEN nor LATER_TOKEN.
+        token: (rows,) ids; of no meaning where a row's phase is none of text.
         phases: (rows,).
         batch_slots: (rows,) rows of `state`.
         sampled: (rows, 3) float32.
@@ -189,3 +193,44 @@ def take_tokens(
     wanted, slots = (phases >= Phase.TOKEN).unsqueeze(1), batch_slots.long()
     sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
     state[slots] = torch.where(wanted, text.embed(token), state[slots])
+
+
+def take_coordinates(
+    region: RegionHeads,
+    hidden: torch.Tensor,
+    wanted: torch.Tensor,
+    batch_slots: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Where a row of text has sampled the coordinate token, sample its coordinate, which the next step begins with.
+
+    Args:
+        region: the model's region heads.
+        hidden: (rows, dim) hidden states that the tokens were sampled from.
+        wanted: (rows,) bool.
+        batch_slots: (rows,) rows of `state`.
+        sampled: (rows, 3) float32; the coordinate becomes the second number.
+        state: (batch slots, dim).
+    """
+    coordinate, slots = region.coord(hidden), batch_slots.long()
+    sampled[:, 1] = torch.where(wanted, coordinate.squeeze(1), sampled[:, 1])
+    state[slots] = torch.where(wanted.unsqueeze(1), region.encode_coord(coordinate), state[slots])
+
+
+def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[int, tuple[float, ...]]) -> None:
+    """Put coordinates and sizes in place of some embeddings (tokens, dim); does not wait.
+
+    Args:
+        region: the model's region heads.
+        embeddings: as above.
+        values: one number is a coordinate, two are a size, in 0..1; by their rows of `embeddings`.
+    """
+    device = embeddings.device
+    for length, encode in ((1, region.encode_coord), (2, region.encode_size)):
+        at = [place for place, numbers in values.items() if len(numbers) == length]
+        if at:
+            pinned = device.type == "cuda"
+            rows = torch.tensor(at, pin_memory=pinned).to(device, non_blocking=True)
+            numbers = torch.tensor([values[place] for place in at], pin_memory=pinned).to(device, non_blocking=True)
+            embeddings.index_copy_(0, rows, encode(numbers).to(embeddings.dtype))

@@ -1,9 +1,8 @@
 """Holds the engine to a golden folder's answers: pipelined, with all prompts of all images in flight at once.
 
-What the public surface cannot ask yet (reasoning, spatial references, no image) is counted as `not supported`. Where
-the coordinate token falls behind the end token and neither is the most likely of all, the reference goes on and the
-engine stops (a score below one half): its objects are the first of the reference's, and the rest is counted as `stopped
-sooner`.
+Where the coordinate token falls behind the end token and neither is the most likely of all, the reference goes on and
+the engine stops (a score below one half): its objects are the first of the reference's, and the rest is counted as
+`stopped sooner`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from saccade.engine.engine import Engine
 from saccade.engine.evaluation.quantity import ANYTHING, Quantity
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models.protocol import LoadedModel
-from saccade.engine.results import Result
+from saccade.engine.results import Reasoning, Result, Text
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Caption, Detect, Point, Query, TextTask
 
@@ -32,12 +31,14 @@ MAX_OBJECTS, MAX_TOKENS = 6, 24
 
 @dataclass(slots=True, frozen=True)
 class _Call:
-    """What was asked of an image, and what the reference answered: a text, or objects by their numbers."""
+    """What was asked of an image or of none, and what the reference answered: a text, or objects by their numbers."""
 
     where: str
-    task: Task | None
+    task: Task
     ids: list[int] | None
     answer: Any
+    reasoning: Any = None
+    blank: bool = False
 
 
 def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]], exact: bool) -> list[Quantity]:
@@ -53,34 +54,48 @@ def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]
         LookupError, TypeError: if a case is of another form.
     """
     close, equal = (1e-6, 0.0) if exact else (ANYTHING, ANYTHING)  # the reference computes corners in Python's doubles
-    ids, boxes, points, texts = (
+    ids, boxes, points, texts, reasoning, grounding = (
         Quantity("prompt ids", 0.0),
         Quantity("engine boxes", close),
         Quantity("engine points", close),
         Quantity("engine texts", equal),
+        Quantity("reasoning texts", equal),
+        Quantity("reasoning points", close),
     )
-    sooner, unsupported = Quantity("stopped sooner", ANYTHING), Quantity("not supported", ANYTHING)
+    sooner, bos = Quantity("stopped sooner", ANYTHING), loaded.model.limits.bos_id
     info = ModelInfo.of(loaded, folder.name, folder, None)
     with Engine(loaded, info, config=EngineConfig(depth=2)) as engine:
         # The tasks of an image share its prefill, as far as what was asked distinguishes their answers.
         batches = [batch for case in cases for batch in _batches(folder, case)]
-        futures = [engine.submit(image, [call.task for call in calls if call.task]) for image, calls in batches]
+        futures = [engine.submit(image, [call.task for call in calls]) for image, calls in batches]
         for (_, calls), future in zip(batches, futures, strict=True):
             result = future.result()
             for call in calls:
-                unsupported.add(float(call.task is None), call.where)
-                if call.task is None:
-                    continue
                 if call.ids is not None:
-                    ids.add(0.0 if call.task.prompt(loaded.prompts) == call.ids else math.inf, call.where)
+                    asked = [*([bos] if call.blank else []), *call.task.prompt(loaded.prompts)]
+                    ids.add(0.0 if asked == call.ids else math.inf, call.where)
                 if isinstance(call.answer, str):
-                    (text,) = (one.text for one in result.texts if one.prompt == _title(call.task))
-                    texts.add(0.0 if text == call.answer else math.inf, call.where)
+                    (text,) = (one for one in result.texts if one.prompt == _title(call.task))
+                    texts.add(0.0 if text.text == call.answer else math.inf, call.where)
+                    if call.reasoning is not None:
+                        _compare_reasoning(text, reasoning, grounding, call)
                 else:
                     quantity = boxes if isinstance(call.task, Detect) else points
                     _compare_objects(quantity, sooner, _numbers(result, call.task), call)
-    counted = [one for one in (sooner, unsupported) if one.differing]
-    return [one for one in (ids, boxes, points, texts) if one.compared] + counted
+    compared = [one for one in (ids, boxes, points, texts, reasoning, grounding) if one.compared]
+    return compared + ([sooner] if sooner.differing else [])
+
+
+def _compare_reasoning(text: Text, texts: Quantity, grounding: Quantity, call: _Call) -> None:
+    mine = text.reasoning or Reasoning("")
+    texts.add(0.0 if mine.text == call.reasoning["text"] else math.inf, call.where)
+    wanted = [(one["start_idx"], one["end_idx"], len(one["points"])) for one in call.reasoning["grounding"]]
+    if [(one.start, one.end, len(one.points)) for one in mine.grounding] != wanted:
+        grounding.add(math.inf, call.where)
+        return
+    for ours, theirs in zip(mine.grounding, call.reasoning["grounding"], strict=True):
+        for a, b in zip(ours.points, theirs["points"], strict=True):
+            grounding.add(max(abs(a[0] - b[0]), abs(a[1] - b[1])), call.where)
 
 
 def _compare_objects(quantity: Quantity, sooner: Quantity, got: list[list[float]], call: _Call) -> None:
@@ -107,18 +122,20 @@ def _title(task: Task) -> str:
     return task.title
 
 
-def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8], list[_Call]]]:
-    """The calls of a case, together where no two of them ask the same."""
+def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
+    """The calls of a case, together where no two of them ask the same, with their image or None."""
     name = str(case["image"])
     image = read_image(folder / name)
-    batches: list[dict[tuple[str, str], _Call]] = []
+    batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []
     for call in _calls(name, case):
-        key = (call.task.skill, call.task.asked) if call.task else ("", call.where + str(call.ids))
-        batch = next((one for one in batches if key not in one), None)
+        title = call.task.title if isinstance(call.task, TextTask) else call.task.asked
+        key = (call.task.skill, title)
+        batch = next((one for blank, one in batches if blank == call.blank and key not in one), None)
         if batch is None:
-            batches.append(batch := {})
+            batch = {}
+            batches.append((call.blank, batch))
         batch[key] = call
-    return [(image, list(batch.values())) for batch in batches]
+    return [(None if blank else image, list(batch.values())) for blank, batch in batches]
 
 
 def _calls(name: str, case: dict[str, Any]) -> Iterator[_Call]:
@@ -144,10 +161,10 @@ def _reference_call(name: str, call: dict[str, Any]) -> _Call:
     kind, result = str(call["kind"]), call["result"]
     where = f"{name} {kind} '{call.get('question') or call.get('object') or call.get('length')}'"
     ids = [int(one) for one in call["prompts"][0]["ids"]]
-    if call.get("reasoning") or call.get("spatial_refs") or "image" in call:
-        return _Call(where, None, ids, None)
     if kind == "query":
-        return _Call(where, Query(call["question"], MAX_TOKENS), ids, str(result["answer"]))
+        refs = tuple(tuple(ref) for ref in call.get("spatial_refs") or ())
+        task = Query(call["question"], MAX_TOKENS, reasoning=bool(call.get("reasoning")), refs=refs)
+        return _Call(where, task, ids, str(result["answer"]), result.get("reasoning"), "image" in call)
     if kind == "caption":
         return _Call(where, Caption(call["length"], MAX_TOKENS), ids, str(result["caption"]))
     if kind == "detect":

@@ -122,7 +122,7 @@ def _attend_kernel(
     d = tl.arange(0, WIDTH)
     real = d < D
     position = tl.load(positions + row)
-    own = position + GAP  # the row's own cell; no query is inside the prefix
+    own = tl.where(position < PREFIX, position, position + GAP)  # the row's own cell; without an image also the former
     table = tables + tl.load(owners + row) * tables_stride
     end = own if WRITE else own + 1
     share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
@@ -280,7 +280,7 @@ class PagedAttention:
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu) queries, keys and values, not rotated; and
                 what goes through GELU on the way.
-            positions: (rows,) int32, all behind the prefix.
+            positions: (rows,) int32; behind the prefix, or in a sequence that has none.
             owners: (rows,) int32 row of `tables` that is each one's.
             tables: (any, pages) int32.
             keys: (n_pages, n_kv_heads, page_size, head_dim), one layer of the pool.

@@ -19,6 +19,28 @@ if TYPE_CHECKING:
 Tiling = tuple[int, int]
 """Tiles (rows, columns) of an image."""
 
+Ref = tuple[float, float] | tuple[float, float, float, float]
+"""A part of an image that a question is about: a point (x, y) or a box (x1, y1, x2, y2), as fractions."""
+
+
+@dataclass(slots=True, frozen=True)
+class ReasoningTokens:
+    """Tokens by which a model reasons.
+
+    Attributes:
+        answer: ends the reasoning.
+        suffix: is fed between the reasoning and the answer; begins with `answer`.
+        forbidden: are never sampled while reasoning, its first token excepted.
+        coord: brings a coordinate.
+        grounds: begin a piece of text that coordinates belong to.
+    """
+
+    answer: int
+    suffix: tuple[int, ...]
+    forbidden: tuple[int, ...]
+    coord: int
+    grounds: frozenset[int]
+
 
 @dataclass(slots=True, frozen=True)
 class ModelLimits:
@@ -32,6 +54,7 @@ class ModelLimits:
         n_layers, n_kv_heads, head_dim: shape of the keys and of the values of one position.
         bos_id: the token in front of an image's tokens.
         suppressed_ids: tokens that are never sampled in free text after its first token.
+        coord_id: the token that brings a coordinate in a reasoning; -1 if there is none.
         repeat_iou: a box that overlaps an earlier one of its answer by more than this is dropped; None keeps all.
     """
 
@@ -44,6 +67,7 @@ class ModelLimits:
     head_dim: int
     bos_id: int
     suppressed_ids: tuple[int, ...] = ()
+    coord_id: int = -1
     repeat_iou: float | None = None
 
 
@@ -71,8 +95,21 @@ class Prompts(Protocol):
         """Ids that ask for all objects of a name."""
         ...
 
-    def query(self, question: str) -> list[int]:
-        """Ids that ask a question."""
+    def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
+        """Ids that ask a question about parts of an image, to be reasoned about or answered at once."""
+        ...
+
+    def query_values(self, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+        """What stands in `query` in place of tokens, by places: (coordinate,) or (width, height), in 0..1."""
+        ...
+
+    @property
+    def reasoning(self) -> ReasoningTokens | None:
+        """The tokens by which the model reasons; None if it has not learned it."""
+        ...
+
+    def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
+        """Ids that ask where the person with an eye at (x, y) looks, and what stands in place of some."""
         ...
 
     def caption(self, length: str) -> list[int]:

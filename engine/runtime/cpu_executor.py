@@ -7,6 +7,7 @@ can be launched before the one ahead of it is read. `cuda_executor` does the sam
 from __future__ import annotations
 
 from collections import abc
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,14 +16,22 @@ from numpy.typing import NDArray
 from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
 from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.plain_runner import SAMPLED, PlainSampling, suppress, take_tokens
+from saccade.engine.backends.plain_runner import (
+    SAMPLED,
+    PlainSampling,
+    put_values,
+    suppress,
+    take_coordinates,
+    take_tokens,
+)
 from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import set_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
-from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, greedy
+from saccade.engine.runtime.sampling_inputs import GREEDY, SamplingInputs, TokenSampler, with_scores
+from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
@@ -46,6 +55,7 @@ class CpuExecutor:
         self._state = torch.zeros(rows, limits.dim, dtype=model.dtype)
         self._sampled = torch.zeros(depth, rows, SAMPLED)
         self._host = torch.zeros(depth, rows, SAMPLED)
+        self._scores = torch.zeros(2, depth, rows, MAX_SCORED)  # log probabilities, and what is copied of them
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # batch slots and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
@@ -69,6 +79,9 @@ class CpuExecutor:
 
     def launch(self, slot: int, step: Step[ImageCrops]) -> None:
         """Put a step's forward on the compute stream."""
+        if not step.sequences:
+            self._compute.run(torch.inference_mode()(partial(self._write_prefixes, step, step.imaged, step.images)))
+            return
         phases = [int(row.phase) for row in step.sequences]
         batch_slots = [row.sequence.batch_slot for row in step.sequences]
         rows = torch.tensor([batch_slots, phases])
@@ -91,18 +104,22 @@ class CpuExecutor:
                 [[*row.sequence.prompt, *[0] * (longest - len(row.sequence.prompt))] for row in step.sequences]
             )
             lengths = torch.tensor([len(row.sequence.prompt) for row in step.sequences])
-            images = step.images
-            prefixes = torch.tensor([list(request.pages) for request in step.requests])
-            image_slots = [request.adapter_slot for request in step.requests]
-            image_adapters = torch.tensor(image_slots) if any(image_slots) else None
+            imaged, images = step.imaged, step.images
+            values = {
+                number * longest + place: numbers
+                for number, row in enumerate(step.sequences)
+                for place, numbers in row.sequence.values.items()
+            }
 
             def forward() -> None:
                 self._rows[slot] = rows
                 set_threads(self._threads)
-                self._write_prefixes(step.requests, images, prefixes, image_adapters)
+                self._write_prefixes(step, imaged, images)
                 self._use_threads(len(positions) * longest)
                 at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
-                hidden = self._text(adapters)(self.model.text.embed(prompts), at, cache, cache.before(at))
+                x = self.model.text.embed(prompts)
+                put_values(self.model.region, x.view(-1, x.shape[-1]), values)
+                hidden = self._text(adapters)(x, at, cache, cache.before(at))
                 self._hidden[slot] = hidden[torch.arange(len(lengths)), lengths - 1]
 
         self._compute.run(torch.inference_mode()(forward))
@@ -114,18 +131,21 @@ class CpuExecutor:
         """
         present = {row.phase for row in step.sequences}
         count = len(step.sequences)
-        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute) if present & TEXT_PHASES else greedy
-        self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, sampler)))
+        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute) if present & TEXT_PHASES else GREEDY
+        if count:
+            self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, sampler)))
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
             self._host[slot, :count].copy_(self._sampled[slot, :count])
+            if sampler.scored is not None:
+                self._scores[1, slot].copy_(self._scores[0, slot])
 
         self._copy.run(copy)
         self._ready[slot] = self._copy.record()
 
-    def read(self, slot: int, step: Step[ImageCrops]) -> list[tuple[float, float, float]]:
-        """Wait for a step's values, one triple a sequence.
+    def read(self, slot: int, step: Step[ImageCrops]) -> list[Sampled]:
+        """Wait for a step's values, one tuple a sequence.
 
         Raises:
             BaseException: what any part of the step has raised.
@@ -133,7 +153,7 @@ class CpuExecutor:
         ready = self._ready[slot]
         assert ready is not None
         ready.synchronize()
-        return [(a, b, c) for a, b, c in self._host[slot, : len(step.sequences)].tolist()]
+        return with_scores(self._host[slot], self._scores[1, slot], step)
 
     def time_step(self, rows: int, position: int, repeats: int) -> list[float] | None:
         """None: a CPU has no clock of its own."""
@@ -156,18 +176,27 @@ class CpuExecutor:
         """The decoder for sequences with adapters in the given slots."""
         if slots is None:
             return self._decoder
+        return self._adapter_bank().text(slots)
+
+    def _adapter_bank(self) -> AdapterBank:
         if self._bank is None:
             self._bank = AdapterBank(self.model.text, *self._adapter_room)
-        return self._bank.text(slots)
+        return self._bank
 
     def _write_prefixes(
         self,
+        step: Step[ImageCrops],
         requests: abc.Sequence[ImageRequest[ImageCrops]],
         images: abc.Sequence[ImageCrops],
-        pages: torch.Tensor,
-        adapters: torch.Tensor | None,
     ) -> None:
-        """Encode images, and write the keys and values of their prefixes to their pages."""
+        """Encode the images of some requests, and write the keys and values of their prefixes to their pages."""
+        slots = [request.adapter_slot for request in requests]
+        decoder = self._text(torch.tensor(slots) if any(slots) else None)
+        for request in step.requests:
+            if request.adapter is not None:
+                self._adapter_bank().fill(request.adapter_slot, request.adapter)
+        if not images:
+            return
         model, vision, text = self.model, self.model.vision, self.model.text
         tokens: list[torch.Tensor | None] = [None] * len(images)
         single = [i for i, image in enumerate(images) if image.tiling == (1, 1)]
@@ -182,10 +211,7 @@ class CpuExecutor:
                 tokens[i] = vision.join(features, image.tiling)
         bos = text.embed(torch.full((len(images), 1), model.limits.bos_id))
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
-        decoder = self._text(adapters)
-        for request in requests:
-            if request.adapter is not None and self._bank is not None:
-                self._bank.fill(request.adapter_slot, request.adapter)
+        pages = torch.tensor([list(request.pages) for request in requests])
         decoder.write_kv(x, CpuPagedRows(self.cache, pages, x.shape[1]))
 
     def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler) -> None:
@@ -200,7 +226,14 @@ class CpuExecutor:
             self._plain.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if present & TEXT_PHASES:
             logits = suppress(self._plain.logits(hidden), phases, self._suppressed)
-            take_tokens(self.model.text, sampler(logits), phases, batch_slots, sampled, self._state)
+            token = sampler.draw(logits)
+            take_tokens(self.model.text, token, phases, batch_slots, sampled, self._state)
+            if sampler.grounded is not None:
+                wanted = (sampler.grounded > 0) & (token == self.model.limits.coord_id)
+                take_coordinates(self.model.region, hidden, wanted, batch_slots, sampled, self._state)
+            if sampler.scored is not None:
+                scores = sampler.scores(logits)
+                self._scores[0, slot, : len(scores), : scores.shape[1]] = scores
 
     def _tables(self, rows: abc.Sequence[ScheduledSequence[ImageCrops]], length: int) -> list[list[int]]:
         """Pages of each row that hold `length` positions; page 0 where there is none."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -23,7 +22,15 @@ from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.backends.plain_runner import SAMPLED, PlainRunner, Runner, suppress, take_tokens
+from saccade.engine.backends.plain_runner import (
+    SAMPLED,
+    PlainRunner,
+    Runner,
+    put_values,
+    suppress,
+    take_coordinates,
+    take_tokens,
+)
 from saccade.engine.backends.select import cuda_runner
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import Model
@@ -31,23 +38,28 @@ from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES, CudaCrops, CudaImageEncoder, Graphs, bucket_of
 from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
 from saccade.engine.runtime.executor import Progress
-from saccade.engine.runtime.sampling_inputs import SamplingInputs, greedy
-from saccade.engine.runtime.step_inputs import StepInputs
-from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.runtime.sampling_inputs import GREEDY, SamplingInputs, TokenSampler, with_scores
+from saccade.engine.runtime.step_inputs import PromptTokens, StepInputs, put_prompts
+from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
+from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph
 _COORDS, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
-_KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, Phase.TOKEN: _TEXT, Phase.LATER_TOKEN: _TEXT}
+_KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
 
 
 class _Slot:
     """A step's outputs, on the device and on the host, and the graphs that write them."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocab: int, model: Model) -> None:
+        device, dim = model.device, model.limits.dim
         self.sampled = torch.zeros(rows, SAMPLED, device=device)
         self.logits = torch.zeros(rows, vocab, device=device)
+        self.hidden = torch.zeros(rows, dim, dtype=model.dtype, device=device)  # what the logits were made of
+        self.scores = torch.zeros(rows, MAX_SCORED, device=device)
         self.host = torch.zeros(rows, SAMPLED, pin_memory=True)
+        self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=True)
         self.decode: Graphs = {}
         self.first: Graphs = {}
         self.ready: Event | None = None
@@ -57,8 +69,7 @@ class CudaExecutor:
     """`executor.Executor` on one CUDA device.
 
     Args:
-        model: the model.
-        config: sizes.
+        model, config: the model, and sizes.
         n_pages: pages of the cache; page 0 is for what is written and never read.
         texts: whether it is asked for text as well.
         progress: called while graphs are captured.
@@ -85,6 +96,7 @@ class CudaExecutor:
             ids=(PROMPT_TOKEN_SIZES[-1],),
             positions=(PROMPT_TOKEN_SIZES[-1],),
             owners=(PROMPT_TOKEN_SIZES[-1],),
+            valued=(PROMPT_TOKEN_SIZES[-1],),
             lasts=(rows,),
             batch_slots=(rows,),
             tables=(rows, width),
@@ -97,9 +109,10 @@ class CudaExecutor:
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64, device=device)
         self._tables = buffer(rows + 1, width, dtype=torch.int32)
         self._state = buffer(rows + 1, limits.dim)
+        self._values = buffer(PROMPT_TOKEN_SIZES[-1], limits.dim)  # where a prompt has no tokens but coordinates, sizes
         self._last = buffer(rows, limits.dim)  # hidden states at the ends of a prefill's prompts
         vocab = limits.vocab_size if texts else 1
-        self._slots = [_Slot(rows, vocab, device) for _ in range(depth)]
+        self._slots = [_Slot(rows, vocab, model) for _ in range(depth)]
         self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
@@ -130,28 +143,34 @@ class CudaExecutor:
 
         To be called once the step ahead is committed.
         """
-        held, count = self._slots[slot], len(step.sequences)
+        held, count, sampler = self._slots[slot], len(step.sequences), GREEDY
         if any(row.phase in TEXT_PHASES for row in step.sequences):
             sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
-            if sampler is not greedy:
-
-                def sample() -> None:
-                    batch_slots, phases = self._sent(count)
-                    token = sampler(held.logits[:count])
-                    take_tokens(self.model.text, token, phases, batch_slots, held.sampled[:count], self._state)
-
-                with torch.inference_mode():
-                    self._compute.run(sample)
+        if sampler is not GREEDY:
+            self._compute.run(torch.inference_mode()(partial(self._sample_tokens, held, count, sampler)))
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
             held.host[:count].copy_(held.sampled[:count], non_blocking=True)
+            if sampler.scored is not None:
+                held.host_scores[:count].copy_(held.scores[:count], non_blocking=True)
 
         self._copy.run(copy)
         held.ready = self._copy.record()
 
-    def read(self, slot: int, step: Step[CudaCrops]) -> list[tuple[float, float, float]]:
-        """Wait for a step's values, one triple a sequence.
+    def _sample_tokens(self, held: _Slot, count: int, sampler: TokenSampler) -> None:
+        """Sample again, by more than the likeliest of all tokens."""
+        (batch_slots, phases), logits, sampled = self._sent(count), held.logits[:count], held.sampled[:count]
+        token = sampler.draw(logits)
+        take_tokens(self.model.text, token, phases, batch_slots, sampled, self._state)
+        if sampler.grounded is not None:
+            wanted = (sampler.grounded > 0) & (token == self.model.limits.coord_id)
+            take_coordinates(self.model.region, held.hidden[:count], wanted, batch_slots, sampled, self._state)
+        if sampler.scored is not None:
+            held.scores[:count, : sampler.scored.shape[1]] = sampler.scores(logits)
+
+    def read(self, slot: int, step: Step[CudaCrops]) -> list[Sampled]:
+        """Wait for a step's values, one tuple a sequence.
 
         Raises:
             BaseException: what any part of the step has raised.
@@ -159,7 +178,7 @@ class CudaExecutor:
         held = self._slots[slot]
         assert held.ready is not None
         held.ready.synchronize()
-        return [(a, b, c) for a, b, c in held.host[: len(step.sequences)].tolist()]
+        return with_scores(held.host, held.host_scores, step)
 
     def close(self) -> None:
         """Wait for the work on the streams."""
@@ -252,63 +271,49 @@ class CudaExecutor:
             self._runner.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if kind & _TEXT:
             logits = slot.logits[: len(hidden)].copy_(self._runner.logits(hidden))
+            slot.hidden[: len(hidden)].copy_(hidden)
             suppress(logits, phases, self._suppressed)
-            take_tokens(self.model.text, greedy(logits), phases, batch_slots, sampled, self._state)
+            take_tokens(self.model.text, GREEDY.draw(logits), phases, batch_slots, sampled, self._state)
 
     # ---- prefill
 
     def _prefill(self, slot: int, step: Step[CudaCrops]) -> None:
-        requests, rows = step.requests, step.sequences
+        rows = step.sequences
         # Keeps the device busy for milliseconds, in which the rest is put together.
         self._images.encode(step.images, self._compute.stream)
-        host = self._prefills.host[slot]
-        for name in ("prefixes", "lasts", "tables"):
-            host[name].fill(0)
-        host["batch_slots"].fill(self._spare)
-        for number, request in enumerate(requests):
-            host["prefixes"][number] = request.pages
-        ids = list(chain.from_iterable(row.sequence.prompt for row in rows))
-        owners = [row.sequence.batch_slot for row in rows for _ in row.sequence.prompt]
-        positions = [row.position + i for row in rows for i in range(len(row.sequence.prompt))]
-        host["lasts"][: len(rows)] = np.cumsum([len(row.sequence.prompt) for row in rows]) - 1
-        host["batch_slots"][: len(rows)] = [row.sequence.batch_slot for row in rows]
-        for number, row in enumerate(rows):
-            pages = (*row.sequence.request.pages, *row.sequence.pages)
-            host["tables"][number, : len(pages)] = pages
-        bucket, count = next((size for size in PROMPT_TOKEN_SIZES if size >= len(ids)), None), len(ids)
-        adapted = any(request.adapter_slot for request in requests)
-        if bucket is not None:
-            host["ids"][:count], host["ids"][count:bucket] = ids, 0
-            host["positions"][:count], host["positions"][count:bucket] = positions, self.cache.prefix_length
-            host["owners"][:count], host["owners"][count:bucket] = owners, self._spare
+        prompts = put_prompts(self._prefills.host[slot], step, self._spare, self.cache.prefix_length)
+        count = len(prompts.ids)
+        bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= count), None)
+        adapted = any(request.adapter_slot for request in step.requests)
         self._prefills.send(slot)
         if bucket is None or adapted:
-            self._prefill_without_graph(requests, rows, self._upload([ids, positions, owners]), adapted)
+            self._prefill_without_graph(step, prompts, adapted)
         else:
-            self._prefill_graphs[bucket_of(IMAGE_BATCH_SIZES, len(requests)), bucket].replay()
+            put_values(self.model.region, self._values, prompts.values)
+            self._prefill_graphs[bucket_of((0, *IMAGE_BATCH_SIZES), len(step.imaged)), bucket].replay()
+        if not rows:
+            return
         whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(rows)
         self._send(slot, rows, whole)
         self._slots[slot].first[whole, kind].replay()
 
-    def _prefill_without_graph(
-        self,
-        requests: abc.Sequence[ImageRequest[CudaCrops]],
-        rows: abc.Sequence[ScheduledSequence[CudaCrops]],
-        sent: torch.Tensor,
-        adapted: bool,
-    ) -> None:
+    def _prefill_without_graph(self, step: Step[CudaCrops], prompts: PromptTokens, adapted: bool) -> None:
         """What `_prefill_graphs` do, for long prompts and for adapters."""
-        ids, positions, owners = sent
+        ids, positions, owners = self._upload([prompts.ids, prompts.positions, prompts.owners])
         self._write_tables()
-        images, prefixes = self._prefixes(len(requests))
-        runner = self._adapted([request.adapter_slot for request in requests]) if adapted else self._runner
-        for request in requests:
+        imaged = step.imaged
+        runner = self._adapted([request.adapter_slot for request in imaged]) if adapted else self._runner
+        for request in step.requests:
             if request.adapter is not None and self._bank is not None:
                 self._bank.fill(request.adapter_slot, request.adapter)
-        runner.prefill(images, prefixes, None, positions, owners, self._tables)
-        slots = [row.sequence.request.adapter_slot for row in rows for _ in row.sequence.prompt]
+        if imaged:
+            runner.prefill(*self._prefixes(len(imaged)), None, positions, owners, self._tables)
+        if not step.sequences:
+            return
+        slots = [row.sequence.request.adapter_slot for row in step.sequences for _ in row.sequence.prompt]
         runner = self._adapted(slots) if adapted else self._runner
         x = self.model.text.embed(ids)
+        put_values(self.model.region, x, prompts.values)
         hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
         self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
 
@@ -337,7 +342,7 @@ class CudaExecutor:
             firsts += [_TEXT, _TEXT | _COORDS]
             kinds += [_TEXT, _TEXT | _COORDS, _TEXT | _SIZES, _TEXT | _COORDS | _SIZES]
         jobs = self._images.capture_jobs()
-        for n in IMAGE_BATCH_SIZES:
+        for n in (0, *IMAGE_BATCH_SIZES):
             for tokens in PROMPT_TOKEN_SIZES:
                 jobs.append((self._prefill_graphs, (n, tokens), partial(self._prefill_step, n, tokens)))
         for slot in self._slots:
@@ -371,10 +376,13 @@ class CudaExecutor:
     def _prefill_step(self, n: int, tokens: int) -> None:
         inputs = self._prefills.device
         self._write_tables()
-        images, prefixes = self._prefixes(n)
         x = self.model.text.embed(inputs["ids"][:tokens])
+        x = torch.where(inputs["valued"][:tokens].unsqueeze(1) > 0, self._values[:tokens], x)
         positions, owners = inputs["positions"][:tokens], inputs["owners"][:tokens]
-        hidden = self._runner.prefill(images, prefixes, x, positions, owners, self._tables)
+        if n:
+            hidden = self._runner.prefill(*self._prefixes(n), x, positions, owners, self._tables)
+        else:
+            hidden = self._runner.forward_tokens(x, positions, owners, self._tables, together=True)
         assert hidden is not None
         self._last.copy_(F.embedding(inputs["lasts"], hidden))
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine.runtime.device_streams import Stream
+from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.step import ImageT, Step
 
 Progress = Callable[[int, int], None]
@@ -38,8 +39,8 @@ class Executor(Protocol[ImageT]):
         """
         ...
 
-    def read(self, slot: int, step: Step[ImageT]) -> list[tuple[float, float, float]]:
-        """Wait for a step's values, one triple a sequence.
+    def read(self, slot: int, step: Step[ImageT]) -> list[Sampled]:
+        """Wait for a step's values, one tuple a sequence.
 
         Raises:
             BaseException: what any part of the step has raised.

@@ -11,15 +11,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Generic, TypeVar
 
 from saccade.engine.errors import EngineClosedError, EngineError
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.monitor import Monitor
+from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.scheduler import Scheduler
-from saccade.engine.scheduling.step import ImageRequest, ImageT, Step, StepKind
+from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Step, StepKind
 from saccade.engine.scheduling.step_slots import StepSlots
 
 T = TypeVar("T")
@@ -76,6 +77,32 @@ class StepLoop(Generic[ImageT]):
         """End an image request as soon as possible; does nothing if it is over."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.cancel(request, error))
+
+    def keep_prefix(self, image: ImageT, adapter: Adapter | None) -> KeptPrefix:
+        """Prefill an image for several requests to read, and wait for it.
+
+        Raises:
+            EngineError: whatever has ended it, such as that there are no pages for it.
+        """
+        kept, over = KeptPrefix(), Future[None]()
+
+        def done(request: ImageRequest[ImageT], error: BaseException | None) -> None:
+            over.set_result(None) if error is None else over.set_exception(error)
+
+        request = ImageRequest(image, [], done, adapter=adapter, keeps=kept)
+        try:
+            self.add(request)
+            over.result()
+        except BaseException:  # also an interrupt while it waits
+            self.cancel(request, CancelledError())
+            self.release_prefix(kept)
+            raise
+        return kept
+
+    def release_prefix(self, kept: KeptPrefix) -> None:
+        """Release a kept prefix; does nothing once the loop has ended."""
+        with suppress(EngineClosedError):
+            self._post(lambda: self._scheduler.release_prefix(kept))
 
     def run_idle(self, work: Callable[[], T]) -> T:
         """Run something in the loop's thread, and wait for it.

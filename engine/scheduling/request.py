@@ -22,7 +22,7 @@ from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.crop_pace import CropPace
 from saccade.engine.scheduling.slicing import Window, windows
-from saccade.engine.scheduling.step import ImageRequest, ImageT, Sequence
+from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Sequence
 from saccade.engine.scheduling.task import OnText, Task, shorten
 
 
@@ -39,7 +39,7 @@ class Request(Generic[ImageT]):
     """An image with its tasks.
 
     Args:
-        image: (height, width, 3) uint8 RGB.
+        image: (height, width, 3) uint8 RGB; None for a kept prefix, or for tasks that need no image.
         tasks: what to ask.
         tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well.
         limits: the model's.
@@ -48,6 +48,8 @@ class Request(Generic[ImageT]):
         pace: how long that takes.
         max_prompts: most prompts of an image request; more are asked in further ones.
         future: of the result.
+        prefix: a kept prefix to ask about, of an image of `size`.
+        size: width and height of that in pixels.
         adapter: what all answers are computed with besides the model.
         deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
         on_text: called with each piece of its texts as it comes, in the step loop's thread.
@@ -60,7 +62,7 @@ class Request(Generic[ImageT]):
 
     def __init__(
         self,
-        image: NDArray[np.uint8],
+        image: NDArray[np.uint8] | None,
         tasks: abc.Sequence[Task],
         tiles: int,
         limits: ModelLimits,
@@ -70,6 +72,8 @@ class Request(Generic[ImageT]):
         max_prompts: int,
         future: Future[Result],
         *,
+        prefix: KeptPrefix | None = None,
+        size: tuple[int, int] = (0, 0),
         adapter: Adapter | None = None,
         deadline: float = math.inf,
         on_text: OnText | None = None,
@@ -79,26 +83,32 @@ class Request(Generic[ImageT]):
         self._on_over = on_over
         self._started = time.monotonic()
         self._tasks = tuple(tasks)
-        self._height, self._width = image.shape[:2]
+        self._width: int
+        self._height: int
+        self._width, self._height = size if image is None else (image.shape[1], image.shape[0])
+        self._blank = image is None and prefix is None
         self._limits, self._prompts = limits, prompts
         self._on_text = on_text
         self._parts: list[_Part[ImageT]] = []
         asked = [i for i, task in enumerate(self._tasks) if not task.empty]
         tiled = [i for i in asked if self._tasks[i].tiled]
-        places = windows(self._width, self._height, tiles if tiled else 1)
+        whole = Window(0, 0, self._width, self._height)
+        places = [whole] if image is None else windows(self._width, self._height, tiles if tiled else 1)
         left = sum(window.pixels for window in places)
         for number, window in enumerate(places):
             chosen = tiled if number else asked
             sequences = [self._sequence(i) for i in chosen]  # checks the prompts before the image is cut
             begun = time.monotonic()
             _require_time(left, deadline - begun, pace)
-            view = image[window.y : window.y + window.height, window.x : window.x + window.width]
-            prepared = prepare(np.ascontiguousarray(view))
-            pace.measured(window.pixels, time.monotonic() - begun)
+            prepared = None
+            if image is not None:
+                view = image[window.y : window.y + window.height, window.x : window.x + window.width]
+                prepared = prepare(np.ascontiguousarray(view))
+                pace.measured(window.pixels, time.monotonic() - begun)
             left -= window.pixels
             for start in range(0, max(1, len(chosen)), max_prompts):
                 part = slice(start, start + max_prompts)
-                image_request = ImageRequest(prepared, sequences[part], self._image_done, deadline, adapter)
+                image_request = ImageRequest(prepared, sequences[part], self._image_done, deadline, adapter, prefix)
                 self._parts.append(_Part(window, tuple(chosen[part]), image_request))
         self._left = len(self._parts)
         self._crops_ms = (time.monotonic() - self._started) * 1e3
@@ -110,18 +120,20 @@ class Request(Generic[ImageT]):
 
     def _sequence(self, number: int) -> Sequence[ImageT]:
         limits, prompts, task = self._limits, self._prompts, self._tasks[number]
-        ids = task.prompt(prompts)
+        ids, values = task.prompt(prompts), task.values(prompts)
         if not ids:
             raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
         self._check_tokens(ids, task)
+        if self._blank:
+            ids = [limits.bos_id, *ids]
         # The last thing sampled is never fed back, hence one step more than there are positions.
-        room = limits.max_context - limits.prefix_length - len(ids) + 1
+        room = limits.max_context - (0 if self._blank else limits.prefix_length) - len(ids) + 1
         output = task.output(prompts, room, self._on_text)
         self._check_tokens(output.vocabulary(), task)
         if output.steps < 1:
-            most = limits.max_context - limits.prefix_length
+            most = room + len(ids) - 1
             raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the image")
-        return Sequence(tuple(ids), output)
+        return Sequence(tuple(ids), output, values)
 
     def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
         # Checked here: on a GPU an id past the table would end the whole device context, not one request.

@@ -17,11 +17,20 @@ import math
 from collections import abc, deque
 from typing import Generic
 
-from saccade.engine.errors import DeadlineError, RequestTooLargeError
+from saccade.engine.errors import DeadlineError, EngineError, RequestTooLargeError
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.scheduling.adapter_slots import AdapterSlots
+from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.page_pool import PagePool
-from saccade.engine.scheduling.step import ImageRequest, ImageT, ScheduledSequence, Sequence, Step, StepKind
+from saccade.engine.scheduling.step import (
+    ImageRequest,
+    ImageT,
+    KeptPrefix,
+    ScheduledSequence,
+    Sequence,
+    Step,
+    StepKind,
+)
 
 
 class Scheduler(Generic[ImageT]):
@@ -53,6 +62,7 @@ class Scheduler(Generic[ImageT]):
         self._batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._images_per_prefill = images_per_prefill
         self._capacity = pool.n_free
+        self._kept_pages = 0
         self._adapters, self._n_adapters = AdapterSlots(n_adapters), n_adapters
         self._waiting: deque[ImageRequest[ImageT]] = deque()
         self._decoding: list[Sequence[ImageT]] = []
@@ -108,24 +118,47 @@ class Scheduler(Generic[ImageT]):
         except Exception as error:  # an output state's mistake is its own request's
             self._refuse(request, error)
             return
-        if pages > self._capacity or len(request.sequences) > self._n_batch_slots:
+        if request.reads is not None:
+            if not request.reads.pages:
+                self._refuse(request, EngineError("this encoded image is closed"))
+                return
+            self.pool.share(request.reads.pages)
+            request.pages = request.reads.pages
+        left = self._capacity - self._kept_pages
+        if pages > left or len(request.sequences) > self._n_batch_slots:
             message = (
                 f"{len(request.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
-                f"there are {self._capacity}, for {self._n_batch_slots} prompts at most: ask less at a time"
+                f"there are {left}, for {self._n_batch_slots} prompts at most: ask less at a time"
             )
+            self._refuse(request, RequestTooLargeError(message))
+        elif request.keeps is not None and self._kept_pages + self._prefix_pages > self._capacity // 2:
+            message = "encoded images hold half of the cache's pages already: close some of them"
             self._refuse(request, RequestTooLargeError(message))
         elif request.adapter is not None and not self._n_adapters:
             message = "there is no slot for an adapter: load with adapter_slots=1 or more"
             self._refuse(request, RequestTooLargeError(message))
         else:
             self._waiting.append(request)
+            self._kept_pages += self._prefix_pages if request.keeps is not None else 0
             if request.deadline < math.inf:
                 self._timed[request] = None
                 self._soonest = min(self._soonest, request.deadline)
 
     def _refuse(self, request: ImageRequest[ImageT], error: BaseException) -> None:
-        request.image = None
+        self._drop_waiting(request)
         self._end(request, error)
+
+    def _drop_waiting(self, request: ImageRequest[ImageT]) -> None:
+        """Free what a request holds that is not admitted: its image, and a kept prefix that it reads."""
+        request.image = None
+        self.pool.release(request.pages)
+        request.pages = ()
+
+    def release_prefix(self, kept: KeptPrefix) -> None:
+        """Release a kept prefix; requests that read it already go on. A second time it does nothing."""
+        self.pool.release(kept.pages)
+        self._kept_pages -= len(kept.pages)
+        kept.pages = ()
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed; a single comparison while there are none."""
@@ -146,16 +179,16 @@ class Scheduler(Generic[ImageT]):
         return step
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Ask what each sequence may sample. To be called once the step ahead is committed: it depends on that."""
+        """Ask what each token may be. To be called once the step ahead is committed: it depends on that."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
-                    scheduled.allowed = scheduled.sequence.output.allowed()
+                    scheduled.rule = scheduled.sequence.output.rule()
                 except Exception as error:  # an output state's mistake is its own request's
                     self.cancel(scheduled.sequence.request, error)
 
-    def commit(self, step: Step[ImageT], sampled: abc.Sequence[tuple[float, float, float]]) -> None:
-        """Hand a step's values (one triple a sequence) to its sequences; end those that are complete."""
+    def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
+        """Hand a step's values (one tuple a sequence) to its sequences; end those that are complete."""
         _drop_images(step)
         for scheduled, values in zip(step.sequences, sampled, strict=True):
             sequence = scheduled.sequence
@@ -171,14 +204,28 @@ class Scheduler(Generic[ImageT]):
                 continue
             if complete:
                 self._finish(sequence)
+        for request in step.requests:
+            if request.keeps is not None:
+                self._keep(request, request.keeps)
+
+    def _keep(self, request: ImageRequest[ImageT], kept: KeptPrefix) -> None:
+        """Hand over a prefix that has been prefilled, or free it if nobody wants it any more."""
+        self._adapters.release(request.adapter_slot)
+        kept.pages = request.pages
+        if request.over:
+            self.release_prefix(kept)
+        else:
+            self._end(request, None)
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
         """End all requests of a step that failed; nothing of it may be running any more."""
         _drop_images(step)
         for scheduled in step.sequences:
             scheduled.sequence.inflight_refs -= 1
-        for request in dict.fromkeys(scheduled.sequence.request for scheduled in step.sequences):
+        for request in dict.fromkeys([*step.requests, *(scheduled.sequence.request for scheduled in step.sequences)]):
             self.cancel(request, error)
+            if request.keeps is not None:
+                self._keep(request, request.keeps)
         for scheduled in step.sequences:
             self._release(scheduled.sequence)
 
@@ -188,7 +235,8 @@ class Scheduler(Generic[ImageT]):
             return
         if not request.admitted:
             self._waiting.remove(request)
-            request.image = None
+            self._drop_waiting(request)
+            self._kept_pages -= self._prefix_pages if request.keeps is not None else 0
         self._end(request, error)
         for sequence in request.sequences:
             if not sequence.finalized:
@@ -219,8 +267,9 @@ class Scheduler(Generic[ImageT]):
             if short or slot is None:
                 break
             self._waiting.popleft()
-            if not request.sequences:
-                request.admitted, request.image = True, None
+            if not request.sequences and request.keeps is None:
+                request.admitted = True
+                self._drop_waiting(request)
                 self._end(request, None)
                 continue
             self._admit(request, slot)
@@ -247,6 +296,7 @@ class Scheduler(Generic[ImageT]):
                 failed.append((sequence.request, error))
                 continue
             if phase is not None:
+                sequence.position -= sequence.output.back
                 scheduled.append(ScheduledSequence(sequence, phase, sequence.position))
                 sequence.position += 1
         if failed:
@@ -267,14 +317,17 @@ class Scheduler(Generic[ImageT]):
     def _admit(self, request: ImageRequest[ImageT], adapter_slot: int) -> None:
         request.admitted = True
         request.adapter_slot = adapter_slot
-        request.pages = self.pool.allocate(self._prefix_pages)
+        if request.image is not None:
+            request.pages = self.pool.allocate(self._prefix_pages)
+        if request.keeps is not None:
+            self._adapters.acquire(adapter_slot, request.adapter)
         for number, sequence in enumerate(request.sequences):
             if number:
                 self.pool.share(request.pages)
             self._adapters.acquire(adapter_slot, request.adapter)
             sequence.batch_slot = self._batch_slots.pop()
             sequence.pages = self.pool.allocate(sequence.n_pages)
-            sequence.position = self._prefix_length
+            sequence.position = self._prefix_length if request.has_prefix else 0
 
     def _finish(self, sequence: Sequence[ImageT]) -> None:
         sequence.finalized = True
@@ -298,11 +351,14 @@ class Scheduler(Generic[ImageT]):
         request.done(request, error)
 
     def _private_pages(self, sequence: Sequence[ImageT]) -> int:
-        # The last value sampled is never fed back, hence one position fewer than steps.
-        return -(-(len(sequence.prompt) + max(0, sequence.output.steps - 1)) // self._page_size)
+        length = len(sequence.prompt) + sequence.output.positions
+        if not sequence.request.has_prefix and length > self._prefix_length:
+            length += self._prefix_pages * self._page_size - self._prefix_length  # which nothing uses
+        return -(-length // self._page_size)
 
     def _pages_of(self, request: ImageRequest[ImageT]) -> int:
-        return self._prefix_pages + sum(sequence.n_pages for sequence in request.sequences)
+        prefix = self._prefix_pages if request.image is not None else 0
+        return prefix + sum(sequence.n_pages for sequence in request.sequences)
 
 
 def _drop_images(step: Step[ImageT]) -> None:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter
-from saccade.engine.scheduling.output_state import OutputState
+from saccade.engine.scheduling.output_state import ANY_TOKEN, OutputState, TokenRule
 
 ImageT = TypeVar("ImageT")
 """An image as the executor takes it."""
@@ -22,6 +22,8 @@ class Sequence(Generic[ImageT]):
 
     Attributes:
         prompt: token ids.
+        values: what stands in the prompt in place of the embeddings of some of its tokens, by their places: one number
+            is a coordinate, two are a size.
         output: says what each step samples, and holds the answer.
         request: the image it is about.
         n_pages: private pages that the whole answer may need; set once, when the request is queued.
@@ -34,6 +36,7 @@ class Sequence(Generic[ImageT]):
 
     prompt: tuple[int, ...]
     output: OutputState
+    values: abc.Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     request: ImageRequest[ImageT] = field(init=False)
     n_pages: int = 0
     batch_slot: int = -1
@@ -44,8 +47,19 @@ class Sequence(Generic[ImageT]):
 
 
 @dataclass(slots=True, eq=False)
+class KeptPrefix:
+    """An image's prefix that outlives the request that has prefilled it; see `Scheduler.release_prefix`.
+
+    Attributes:
+        pages: held once for it; none before its prefill is committed, and once it is released.
+    """
+
+    pages: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
 class ImageRequest(Generic[ImageT]):
-    """An image and the prompts on it.
+    """An image and the prompts on it; or a kept prefix and the prompts behind it; or prompts without an image.
 
     Attributes:
         image: for the executor; None once its prefill is committed or the request is over before that, so that a future
@@ -54,6 +68,9 @@ class ImageRequest(Generic[ImageT]):
         done: called once when every sequence is complete, or with the error that ended the request.
         deadline: `time.monotonic()` at which the request ends if it is not over.
         adapter: what its prefix and its answers are computed with besides the model.
+        reads: a prefix that is there already, in place of an image.
+        keeps: what its image's prefix is kept as; it has no prompts then.
+        has_prefix: whether the prompts stand behind an image's prefix.
         pages: pages of the image's prefix, held once by each sequence.
         adapter_slot: where its adapter is on the device, held likewise.
         admitted: its prefill has been planned.
@@ -66,6 +83,9 @@ class ImageRequest(Generic[ImageT]):
     done: abc.Callable[[ImageRequest[ImageT], BaseException | None], None]
     deadline: float = math.inf
     adapter: Adapter | None = None
+    reads: KeptPrefix | None = None
+    keeps: KeptPrefix | None = None
+    has_prefix: bool = field(init=False)
     pages: tuple[int, ...] = ()
     adapter_slot: int = NO_SLOT
     admitted: bool = False
@@ -74,6 +94,7 @@ class ImageRequest(Generic[ImageT]):
     prefilled_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.has_prefix = self.image is not None or self.reads is not None
         for sequence in self.sequences:
             sequence.request = self
 
@@ -93,13 +114,13 @@ class ScheduledSequence(Generic[ImageT]):
         sequence: whose.
         phase: what is sampled.
         position: of the token that is fed (decode), or of the prompt's first one (prefill).
-        allowed: token ids that may be sampled, None for any; set by `Scheduler.finalize`.
+        rule: what a token may be; set by `Scheduler.finalize`.
     """
 
     sequence: Sequence[ImageT]
     phase: Phase
     position: int
-    allowed: abc.Sequence[int] | None = None
+    rule: TokenRule = ANY_TOKEN
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,6 +133,11 @@ class Step(Generic[ImageT]):
     requests: tuple[ImageRequest[ImageT], ...] = ()
 
     @property
+    def imaged(self) -> list[ImageRequest[ImageT]]:
+        """The requests with an image to encode; to be asked before the step is committed."""
+        return [request for request in self.requests if request.image is not None]
+
+    @property
     def images(self) -> list[ImageT]:
-        """The requests' images, which are there until the step is committed."""
+        """Their images."""
         return [request.image for request in self.requests if request.image is not None]

@@ -6,7 +6,7 @@ A task is a plain value. It knows no more of a model than `Prompts`; it knows no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from saccade.engine.models.protocol import ModelLimits, Prompts
@@ -56,9 +56,18 @@ class Task(ABC):
         """
         return [self]
 
+    @property
+    def needs_image(self) -> bool:
+        """Whether it can only be asked of an image."""
+        return True
+
     @abstractmethod
     def prompt(self, prompts: Prompts) -> list[int]:
         """Token ids that ask it."""
+
+    def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
+        """What stands in the prompt in place of the embeddings of some tokens, see `Sequence.values`."""
+        return {}
 
     @abstractmethod
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

@@ -37,8 +37,9 @@ from saccade.engine.model_loader import open_model
 from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.phase import Phase
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.scheduling.output_state import OutputState, TextOutput
+from saccade.engine.scheduling.output_state import OutputState, Sampled, TokenRule
 from saccade.engine.scheduling.task import Answers, OnText
+from saccade.engine.scheduling.text_output import TextOutput
 from tests.support.engine import TINY, Held, noise, random_model, write_model
 
 WAIT_S = 60
@@ -127,11 +128,11 @@ class BrokenOutput(TextOutput):
         self._fail("next_phase")
         return super().next_phase()
 
-    def allowed(self) -> Sequence[int] | None:
-        self._fail("allowed")
-        return super().allowed()
+    def rule(self) -> TokenRule:
+        self._fail("rule")
+        return super().rule()
 
-    def commit(self, sampled: tuple[float, float, float]) -> bool:
+    def commit(self, sampled: Sampled) -> bool:
         self._fail("commit")
         return super().commit(sampled)
 
@@ -183,7 +184,7 @@ class BrokenTask(Task):
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3])
 @pytest.mark.parametrize(
-    "part", ["prompt", "output", "steps", "next_phase", "allowed", "commit", "finish", "collect", "none"]
+    "part", ["prompt", "output", "steps", "next_phase", "rule", "commit", "finish", "collect", "none"]
 )
 def test_a_task_that_raises_ends_its_own_request_only(tiny: Engine, part: str, calls: int) -> None:
     held = Held(tiny, IMAGE)
@@ -250,7 +251,7 @@ def test_futures_that_are_kept_keep_no_crops(tiny: Engine, monkeypatch: pytest.M
     tasks: list[Task] = [GOOD, Query("?", 3)]
     futures = [tiny.submit(IMAGE, tasks) for _ in range(3)]
     futures += [tiny.submit(IMAGE, tasks, deadline_s=1e-3), tiny.submit(IMAGE, tasks, tiles=2, deadline_s=1e-3)]
-    futures += [tiny.submit(IMAGE, [BrokenTask(part)]) for part in ("allowed", "commit", "collect")]
+    futures += [tiny.submit(IMAGE, [BrokenTask(part)]) for part in ("rule", "commit", "collect")]
     images = [noise(16, 16, seed) for seed in (1, 2)]
     refused = [weakref.ref(image) for image in images]
     futures += [tiny.submit(images[0], [Query("why? " * 40)]), tiny.submit(images[1], tasks, deadline_s=-1.0)]

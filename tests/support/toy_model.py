@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.models.protocol import Cache, ImageCrops, LoadedModel, ModelLimits, Tiling
+from saccade.engine.models.protocol import Cache, ImageCrops, LoadedModel, ModelLimits, Ref, Tiling
 from saccade.engine.models.registry import register_architecture
 
 EOS, BOS, FIRST = 0, 1, 10
@@ -178,8 +178,16 @@ class ToyPrompts:
     def objects(self, skill: str, label: str) -> list[int]:
         return self.wrap(skill, label)
 
-    def query(self, question: str) -> list[int]:
+    reasoning = None
+
+    def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         return self.wrap("query", question)
+
+    def query_values(self, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+        raise NotImplementedError
+
+    def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
+        raise NotImplementedError
 
     def caption(self, length: str) -> list[int]:
         raise NotImplementedError

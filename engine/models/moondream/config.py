@@ -204,6 +204,7 @@ class MoondreamConfig:
             head_dim=text.head_dim,
             bos_id=self.tokenizer.bos_id,
             suppressed_ids=(self.tokenizer.answer_id,),
+            coord_id=self.tokenizer.coord_id,
             repeat_iou=self.repeat_iou,
         )
 

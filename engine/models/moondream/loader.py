@@ -22,7 +22,8 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
     """
     model = load(folder, device, dtype)
     config = model.config
-    prompts = MoondreamPrompts(config.tokenizer, tokenizer_of(folder, config.text.vocab_size))
+    tokenizer = tokenizer_of(folder, config.text.vocab_size)
+    prompts = MoondreamPrompts(config.tokenizer, tokenizer, closed=config.classes is not None)
     return LoadedModel(model, prompts, config.classes, _synonyms(folder), MoondreamCosts(config))
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.config import TokenizerConfig
+from saccade.engine.models.protocol import ReasoningTokens, Ref
 
 FIRST_CODE_POINT = 100
 _SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
@@ -74,28 +75,70 @@ class CodePointTokenizer:
 
 
 class MoondreamPrompts:
-    """Prompts of one model: the config's templates around encoded words."""
+    """Prompts of one model: the config's templates around encoded words; a `closed` one knows names only."""
 
-    __slots__ = ("_query_suffixes", "_templates", "_tokenizer", "eos_id")
+    __slots__ = ("_closed", "_config", "_templates", "_tokenizer", "eos_id")
 
-    def __init__(self, config: TokenizerConfig, tokenizer: TextTokenizer) -> None:
-        self._templates = config.templates
-        self._query_suffixes = config.query_suffixes
+    def __init__(self, config: TokenizerConfig, tokenizer: TextTokenizer, closed: bool = False) -> None:
+        self._closed = closed
+        self._config, self._templates = config, config.templates
         self.eos_id = config.eos_id
         self._tokenizer = tokenizer
 
     def can(self, skill: str) -> bool:
-        """Whether the model has a template for 'detect', 'point', 'query' or 'caption'."""
+        """Whether the model has a template for 'detect', 'point', 'query' or 'caption'.
+
+        For 'gaze' there is none: it is asked in words, of every model that points at what words say.
+        """
+        if skill == "gaze":
+            return bool(self._templates.get("point")) and not self._closed
         return bool(self._templates.get(skill))
 
     def objects(self, skill: str, label: str) -> list[int]:
         """Ids that ask for all objects of a name; `skill` is 'detect' or 'point'."""
         return self.wrap(skill, f" {label}")
 
-    def query(self, question: str) -> list[int]:
-        """Ids that ask a question: no space before it, and behind it the suffix as often as the reference has it."""
-        template = self._templates["query"]
-        return [*template["prefix"], *self.ids(question), *self._query_suffixes * template["suffix"]]
+    def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
+        """Ids that ask a question: no space before it, and behind it the suffix as often as the reference has it.
+
+        With `reasoning` the thinking token stands in place of the last suffix.
+        """
+        template, config = self._templates["query"], self._config
+        marks = [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
+        last = [config.thinking_id] if reasoning else template["suffix"]
+        before = (config.query_suffixes - 1) * template["suffix"]
+        return [*template["prefix"], *marks, *self.ids(question), *before, *last]
+
+    def query_values(self, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+        """Centres of what the question is about, and sizes of boxes, behind the prefix."""
+        numbers: list[tuple[float, ...]] = []
+        for ref in refs:
+            if len(ref) == 2:
+                numbers += [(ref[0],), (ref[1],)]
+            else:
+                x1, y1, x2, y2 = ref
+                numbers += [((x1 + x2) / 2,), ((y1 + y2) / 2,), (x2 - x1, y2 - y1)]
+        return dict(enumerate(numbers, start=len(self._templates["query"]["prefix"])))
+
+    @property
+    def reasoning(self) -> ReasoningTokens | None:
+        """The config's tokens; None for checkpoints of before, whose answers do not begin behind the answer token."""
+        config, suffix = self._config, tuple((self._templates.get("query") or {}).get("suffix", ()))
+        if suffix[:1] != (config.answer_id,):
+            return None
+        return ReasoningTokens(
+            config.answer_id,
+            suffix,
+            (config.eos_id, config.size_id),
+            config.coord_id,
+            frozenset({config.start_ground_points_id, config.end_ground_id}),
+        )
+
+    def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
+        """Ids and coordinates as the reference's `detect_gaze` puts them: in words, not by a template."""
+        before, after = self.ids("\n\nPoint:"), self.ids(" gaze\n\n")
+        ids = [*before, self._config.coord_id, self._config.coord_id, *after]
+        return ids, {len(before): (eye[0],), len(before) + 1: (eye[1],)}
 
     def caption(self, length: str) -> list[int]:
         """Ids that ask for a description of some length."""

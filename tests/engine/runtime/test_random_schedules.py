@@ -18,21 +18,21 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from saccade.engine.errors import DeadlineError, EngineClosedError
+from saccade.engine.models.protocol import ReasoningTokens
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.output_state import (
     BoxesOutput,
-    ChoiceOutput,
     ObjectsOutput,
     OutputState,
     PointsOutput,
     Sampling,
-    TextOutput,
 )
 from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence
-from tests.support.engine.stand_in import EOS, FaultError, Faulty, StandIn, ViolationError, alone
+from saccade.engine.scheduling.text_output import ChoiceOutput, ReasoningOutput, TextOutput
+from tests.support.engine.stand_in import COORD, EOS, FaultError, Faulty, StandIn, ViolationError, alone
 
 PAGE, PREFIX, ROOM = 4, 10, 24
 WAIT_S = 30.0
@@ -60,7 +60,13 @@ class Asked:
         if self.kind == "points":
             return PointsOutput(self.length, self.conf, ROOM)
         if self.kind == "choice":
-            return ChoiceOutput(EOS, OPTIONS[self.length % 3], ROOM, self.sampling)
+            return ChoiceOutput(OPTIONS[self.length % 3], ROOM, self.sampling)
+        if self.kind == "reasoning":
+            tokens = ReasoningTokens(3, (3, 1, 2)[: 1 + self.length % 3], (EOS,), COORD, frozenset({2, 4}))
+            answer: OutputState = TextOutput(EOS, 4, 4, self.sampling)
+            if self.stop % 2:
+                answer = ChoiceOutput(OPTIONS[self.length % 3], 5, self.sampling)
+            return ReasoningOutput(answer, tokens, self.length, str, self.sampling)
         return TextOutput(EOS, 2 * self.length, ROOM, self.sampling, lambda token: token == self.stop)
 
 
@@ -86,7 +92,7 @@ class Workload:
 
 asked = st.builds(
     Asked,
-    st.sampled_from(["boxes", "points", "text", "text", "choice"]),
+    st.sampled_from(["boxes", "points", "text", "text", "choice", "reasoning"]),
     st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple),
     st.integers(1, 5),
     st.sampled_from([0.1, 0.5, 0.7]),
@@ -122,6 +128,10 @@ class Outcome:
 
 
 def answer_of(output: OutputState) -> object:
+    if isinstance(output, ReasoningOutput):
+        return output.reasoning, answer_of(output.answer)
+    if isinstance(output, ChoiceOutput):
+        return [dict(node.children) for node in output._nodes]
     return output.objects if isinstance(output, ObjectsOutput) else output.tokens  # type: ignore[attr-defined]
 
 

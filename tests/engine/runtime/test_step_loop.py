@@ -24,10 +24,11 @@ from saccade.engine.models.moondream.prompts import CodePointTokenizer, Moondrea
 from saccade.engine.models.protocol import ImageCrops
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.step_loop import StepLoop
-from saccade.engine.scheduling.output_state import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput, TextOutput
+from saccade.engine.scheduling.output_state import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput
 from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence
+from saccade.engine.scheduling.text_output import TextOutput
 from tests.support.engine import GOLDEN, NANO, noise
 
 PAGE = 16

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saccade.engine.phase import Phase
-from saccade.engine.scheduling.output_state import BoxesOutput, ChoiceOutput, PointsOutput, TextOutput
+from saccade.engine.scheduling.output_state import BoxesOutput, PointsOutput
+from saccade.engine.scheduling.text_output import TextOutput
 
 EOS = 0
 
@@ -25,23 +26,6 @@ def test_an_answer_ends_where_the_context_does() -> None:
     assert BoxesOutput(50, 0.5, max_steps=8).steps == 6
     assert PointsOutput(50, 0.5, max_steps=8).steps == 8
     assert TextOutput(EOS, 50, max_steps=8).steps == 8
-
-
-def test_a_choice_is_made_where_only_one_is_left() -> None:
-    options = {(7,): "a", (7, 8): "b", (9, 5, 5): "c", (9, 6): "d"}
-    for tokens, seen in (
-        ([7, EOS], [{7, 9}, {EOS, 8}]),
-        ([7, 8], [{7, 9}, {EOS, 8}]),
-        ([9, 5, 5], [{7, 9}, {5, 6}, {5}]),
-    ):
-        output = ChoiceOutput(EOS, options, 3)
-        assert output.steps == 3
-        for n, token in enumerate(tokens, 1):
-            assert set(output.allowed()) == seen[n - 1]
-            assert output.commit((token, 0, 0)) == (n == len(tokens))
-        assert output.tokens == [token for token in tokens if token != EOS]
-        assert output.choice == options[tuple(output.tokens)]
-    assert ChoiceOutput(EOS, options, 2).steps == 0
 
 
 def test_text_ends_when_the_listener_has_heard_enough() -> None:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from saccade.engine.errors import DeadlineError
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
-from saccade.engine.scheduling.output_state import BoxesOutput, ObjectsOutput, PointsOutput, TextOutput
+from saccade.engine.scheduling.output_state import BoxesOutput, ObjectsOutput, PointsOutput
 from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence, Step, StepKind
 from saccade.engine.scheduling.step_slots import SlotState, StepSlots
+from saccade.engine.scheduling.text_output import TextOutput
 
 EOS = 0
 PAGE, PREFIX = 4, 10

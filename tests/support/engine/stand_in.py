@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.scheduling.adapter_slots import Adapter
-from saccade.engine.scheduling.output_state import OutputState, Sampling
+from saccade.engine.scheduling.output_state import OutputState, Sampled, Sampling, TokenRule
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
-Values = tuple[float, float, float]
-EOS, VOCAB = 0, 6
+EOS, COORD, VOCAB = 0, 5, 6
 
 
 class ViolationError(Exception):
@@ -40,20 +39,23 @@ def begin(image: int, adapter: Adapter | None, prompt: Sequence[int]) -> int:
     return mix(image, 0 if adapter is None else 1 + ord(adapter.name), *prompt)
 
 
-def decide(state: int, phase: Phase, sampling: Sampling, number: int, allowed: Sequence[int] | None) -> Values:
+def decide(state: int, phase: Phase, sampling: Sampling, number: int, rule: TokenRule) -> Sampled:
     """What a step samples from a state; `number` is its place in the sequence."""
-    h = mix(state, phase)
+    h = mix(state, min(phase, Phase.TOKEN))
     if phase >= Phase.TOKEN:
-        tokens = sorted(range(VOCAB) if allowed is None else allowed)
+        tokens = sorted({*range(VOCAB)} - {*rule.forbidden} if rule.allowed is None else rule.allowed)
+        scores = [-(mix(h, token) % 997) / 100 for token in rule.scored]
         if sampling.temperature > 0:
             h = mix(sampling.seed, number)
-        return float(tokens[h % len(tokens)]), 0.0, 0.0
+        token = tokens[h % len(tokens)]
+        coordinate = h % 983 / 983 if rule.grounded and token == COORD else 0.0
+        return float(token), coordinate, 0.0, *scores
     if phase is Phase.X_OR_EOS:
         return h % 997 / 997 * 4 - 1, h % 991 / 991, 0.0
     return h % 983 / 983, h % 977 / 977, 0.0
 
 
-def carry_on(state: int, values: Values) -> int:
+def carry_on(state: int, values: Sampled) -> int:
     """State after what was sampled has been fed."""
     return mix(state, *(hash(value) & (1 << 64) - 1 for value in values))
 
@@ -62,7 +64,7 @@ def alone(image: int, adapter: Adapter | None, prompt: Sequence[int], output: Ou
     """The answer of a loop that knows no steps in flight; `start` is the place of the prompt."""
     state, number = begin(image, adapter, prompt), start + len(prompt) - 1
     while (phase := output.next_phase()) is not None:
-        values = decide(state, phase, output.sampling, number, output.allowed())
+        values = decide(state, phase, output.sampling, number, output.rule())
         if output.commit(values):
             return
         state, number = carry_on(state, values), number + 1
@@ -168,8 +170,8 @@ class StandIn:
         self._flying: dict[int, list[_Fed]] = {}  # launched and not read
         self._images: dict[ImageRequest[int], int] = {}
         self._steps = [0] * depth
-        self._sampled: list[list[Values]] = [[] for _ in range(depth)]
-        self._host: list[list[Values]] = [[] for _ in range(depth)]
+        self._sampled: list[list[Sampled]] = [[] for _ in range(depth)]
+        self._host: list[list[Sampled]] = [[] for _ in range(depth)]
         self._ready: list[Event | None] = [None] * depth
 
     @property
@@ -196,13 +198,13 @@ class StandIn:
         except ViolationError as error:
             self._compute.run(_raiser(error))
         outputs = [row.sequence.output for row in step.sequences]
-        allowed = [row.allowed for row in step.sequences]
+        rules = [row.rule for row in step.sequences]
 
         def sample() -> None:
             self.guard.write(slot, number)
             self._sampled[slot] = []
-            for fed, output, ids in zip(rows, outputs, allowed, strict=True):
-                values = decide(self._batch_slots[fed.batch_slot], fed.row.phase, output.sampling, fed.number, ids)
+            for fed, output, rule in zip(rows, outputs, rules, strict=True):
+                values = decide(self._batch_slots[fed.batch_slot], fed.row.phase, output.sampling, fed.number, rule)
                 self._batch_slots[fed.batch_slot] = carry_on(self._batch_slots[fed.batch_slot], values)
                 self._sampled[slot].append(values)
 
@@ -215,7 +217,7 @@ class StandIn:
         self._copy.run(copy)
         self._ready[slot] = self._copy.record()
 
-    def read(self, slot: int, step: Step[int]) -> list[Values]:
+    def read(self, slot: int, step: Step[int]) -> list[Sampled]:
         ready = self._ready[slot]
         assert ready is not None
         self._flying.pop(slot, None)

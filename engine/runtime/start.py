@@ -1,0 +1,47 @@
+"""From a model and sizes to an executor on the model's device, and the loop that runs its steps. Knows no requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from saccade.engine.backends.paged_cache import pages_for
+from saccade.engine.config import EngineConfig
+from saccade.engine.models.protocol import Model
+from saccade.engine.runtime.cpu_executor import CpuExecutor
+from saccade.engine.runtime.cpu_settings import keep_freed_memory
+from saccade.engine.runtime.executor import Executor, Progress
+from saccade.engine.runtime.step_loop import StepLoop
+from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.scheduler import Scheduler
+
+
+def start(
+    model: Model, config: EngineConfig, *, texts: bool, progress: Progress | None = None
+) -> tuple[Executor[Any], StepLoop[Any]]:
+    """Allocate what a model needs to run, and start the thread that runs it.
+
+    Args:
+        model: on its device.
+        config: sizes.
+        texts: whether it is asked for text.
+        progress: called while a GPU is prepared.
+    """
+    n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences)
+    executor: Executor[Any]
+    if model.device.type == "cuda":
+        from saccade.engine.runtime.cuda_executor import CudaExecutor
+
+        executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
+        together = config.images_per_prefill
+    else:
+        keep_freed_memory()
+        executor = CpuExecutor(model, config, n_pages)
+        together = 1  # on a CPU a batch of images is no faster than one by one
+    pool = PagePool(n_pages)
+    pool.allocate(1)  # page 0 is where the executor writes what is never read
+    scheduler: Scheduler[Any] = Scheduler(
+        pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
+    )
+    loop = StepLoop(executor, scheduler, config.depth)
+    loop.monitor.attach(executor.streams)
+    return executor, loop

@@ -1,0 +1,279 @@
+"""The tasks that are answered in words: questions and captions. Knows no devices and no threads."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+from saccade.engine.errors import PromptError
+from saccade.engine.results import ResultPart, Text
+from saccade.engine.scheduling.detokenizer import Detokenizer
+from saccade.engine.scheduling.output_state import OutputState, Sampling
+from saccade.engine.scheduling.task import Answers, OnText, Task, shorten
+from saccade.engine.scheduling.text_output import ChoiceOutput, ReasoningOutput, TextOutput
+from saccade.engine.tasks.table import is_number, register_task, require_count, require_text
+
+if TYPE_CHECKING:
+    from saccade.engine.models.protocol import ModelLimits, Prompts, Ref
+
+CaptionLength = Literal["short", "normal", "long"]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TextTask(Task):
+    """How free text is generated: what `Query` and `Caption` share. Given by name only.
+
+    Attributes:
+        temperature: 0 takes the most likely token each time; 1 samples from the model's own distribution.
+        top_p: sample from the fewest most likely tokens whose probabilities reach this; above 0, to 1 for all.
+        stop: strings that end the text; it is cut before the first of them. One may be given as it is.
+        seed: the same seed gives the same answer to the same request; None is another one each time.
+
+    Raises:
+        ValueError: if one of them is of another type or out of its range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: str | tuple[str, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not is_number(self.temperature) or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature is 0 or more; got {self.temperature!r}")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is above 0 and at most 1; got {self.top_p!r}")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        for one in self.stop:
+            require_text("a stop string", one)
+        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+            raise ValueError(f"seed is a whole number; got {self.seed!r}")
+
+    def sampling(self) -> Sampling:
+        """How its tokens are sampled, with a seed of its own if none was given."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
+        return Sampling(self.temperature, self.top_p, seed)
+
+    def text_output(self, prompts: Prompts, max_tokens: int, max_steps: int, on_text: OnText | None) -> OutputState:
+        """Free text."""
+        return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
+
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
+        """The text, empty if nothing was wanted; with the reasoning and the probabilities that were."""
+        text, tokens, cut, reasoning, probabilities = "", 0, False, None, None
+        for output, _ in answers:
+            answer = output
+            if isinstance(output, ReasoningOutput):
+                reasoning, answer, tokens = output.reasoning, output.answer, output.n_tokens
+            if isinstance(answer, ChoiceOutput):
+                text, probabilities = answer.choice, answer.probabilities
+                tokens += answer.n_tokens
+            else:
+                assert isinstance(answer, _FreeText)
+                text, cut = answer.detokenizer.text, len(answer.tokens) == answer.steps
+                tokens += len(answer.tokens)
+        return [Text(self.title, text, tokens, cut, reasoning, probabilities)]
+
+    @property
+    def title(self) -> str:
+        """What was asked, as the result lists it."""
+        return self.asked
+
+
+@register_task
+@dataclass(slots=True, frozen=True)
+class Query(TextTask):
+    """Answer `question` in free text of at most `max_tokens` tokens, or with one of `choices`. Needs no image.
+
+    Attributes:
+        choices: if any, the answer is one of these strings, with a probability for each; `max_tokens` and `stop` mean
+            nothing for it. A choice counts with and without a space before it, its first letter small or capital.
+        reasoning: let the model reason first, in at most `max_tokens` more tokens; where the context has no room for
+            both, a quarter of it is left to the answer.
+        refs: what the question is about: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+    """
+
+    skill = "query"
+
+    question: str
+    max_tokens: int = 768
+    choices: tuple[str, ...] = ()
+    reasoning: bool = False
+    refs: tuple[Ref, ...] = ()
+
+    def __post_init__(self) -> None:
+        TextTask.__post_init__(self)
+        require_text("question", self.question)
+        require_count("max_tokens", self.max_tokens)
+        if isinstance(self.choices, str):
+            raise ValueError(f"choices are several strings; got one, '{self.choices}'")
+        object.__setattr__(self, "choices", tuple(self.choices))
+        for choice in self.choices:
+            require_text("a choice", choice)
+        if not isinstance(self.reasoning, bool):
+            raise ValueError(f"reasoning is True or False; got {self.reasoning!r}")
+        try:
+            object.__setattr__(self, "refs", tuple(_ref(one) for one in self.refs))
+        except TypeError:
+            raise ValueError(f"refs are several points or boxes; got {self.refs!r}") from None
+
+    @classmethod
+    def parse(cls, text: str, max_objects: int, conf: float) -> Self:
+        """The task for a question, with what stands in brackets behind it: `[yes|no]`, `[reasoning]` or both."""
+        question, options = text.strip(), []
+        while found := _BRACKETS.fullmatch(question):
+            question, inside = found[1].strip(), found[2]
+            options.append(inside)
+        reasoning = "reasoning" in options
+        lists = [inside for inside in options if inside != "reasoning"]
+        if len(lists) > 1 or len(options) - len(lists) > 1:
+            raise ValueError(f"give one list of choices, such as [yes|no], at the end of '{text}'")
+        choices = tuple(choice.strip() for choice in lists[0].split("|")) if lists else ()
+        return cls(question, choices=choices, reasoning=reasoning)
+
+    @property
+    def asked(self) -> str:
+        """The question as `parse` takes it."""
+        choices = f" [{'|'.join(self.choices)}]" if self.choices else ""
+        return f"{self.question}{choices}{' [reasoning]' if self.reasoning else ''}"
+
+    @property
+    def title(self) -> str:
+        """The question."""
+        return self.question
+
+    @property
+    def empty(self) -> bool:
+        """Whether no token is wanted."""
+        return self.max_tokens == 0 and not self.choices
+
+    @property
+    def needs_image(self) -> bool:
+        """Whether it is about parts of one."""
+        return bool(self.refs)
+
+    def prompt(self, prompts: Prompts) -> list[int]:
+        """Token ids that ask the question."""
+        return prompts.query(self.question, self.refs, self.reasoning)
+
+    def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
+        """What the question is about."""
+        return prompts.query_values(self.refs) if self.refs else {}
+
+    def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
+        """Free text, or one of the choices; behind a reasoning if there is one."""
+        if not self.reasoning:
+            return self._answer(prompts, max_steps, on_text)
+        tokens = prompts.reasoning
+        if tokens is None:
+            raise PromptError("this model has not learned to reason: ask without reasoning")
+        left = max_steps - len(tokens.suffix)
+        kept = max(map(len, self._options(prompts))) if self.choices else min(self.max_tokens, max(1, left // 4))
+        reasoned = max(0, min(self.max_tokens, left - kept))
+        answer = self._answer(prompts, left - reasoned, on_text)
+        return ReasoningOutput(answer, tokens, reasoned, prompts.text, answer.sampling)
+
+    def _answer(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
+        if not self.choices:
+            return self.text_output(prompts, self.max_tokens, max_steps, on_text)
+        try:
+            return ChoiceOutput(self._options(prompts), max_steps, self.sampling(), on_text)
+        except ValueError as error:
+            raise PromptError(str(error)) from None
+
+    def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
+        """The choices' spellings as tokens; one that two choices share is that of the choice that is written so."""
+        options: dict[tuple[int, ...], str] = {}
+        for spell in _SPELLINGS:
+            for choice in self.choices:
+                ids = tuple(prompts.ids(spell(choice)))
+                if not ids or prompts.eos_id in ids:
+                    raise PromptError(f"'{shorten(choice)}' cannot be a choice: the model would end before or in it")
+                options.setdefault(ids, choice)
+        return options
+
+
+@register_task
+@dataclass(slots=True, frozen=True)
+class Caption(TextTask):
+    """Describe the image in free text of at most `max_tokens` tokens."""
+
+    skill = "caption"
+
+    length: CaptionLength = "normal"
+    max_tokens: int = 768
+
+    def __post_init__(self) -> None:
+        TextTask.__post_init__(self)
+        if self.length not in get_args(CaptionLength):
+            raise ValueError(f"length is one of {', '.join(get_args(CaptionLength))}; got {self.length!r}")
+        require_count("max_tokens", self.max_tokens)
+
+    @classmethod
+    def parse(cls, text: str, max_objects: int, conf: float) -> Self:
+        """The task for a length."""
+        length: Any = text
+        return cls(length)
+
+    @property
+    def asked(self) -> str:
+        """The length."""
+        return self.length
+
+    @property
+    def title(self) -> str:
+        """The length, named as one of a caption."""
+        return f"caption: {self.length}"
+
+    @property
+    def empty(self) -> bool:
+        """Whether no token is wanted."""
+        return self.max_tokens == 0
+
+    def prompt(self, prompts: Prompts) -> list[int]:
+        """Token ids that ask for a description."""
+        return prompts.caption(self.length)
+
+    def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
+        """Free text."""
+        return self.text_output(prompts, self.max_tokens, max_steps, on_text)
+
+
+class _FreeText(TextOutput):
+    """Free text, detokenized while its tokens come."""
+
+    __slots__ = ("detokenizer",)
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        max_tokens: int,
+        max_steps: int,
+        sampling: Sampling,
+        stop: tuple[str, ...],
+        on_text: OnText | None,
+    ) -> None:
+        self.detokenizer = Detokenizer(prompts.text, stop, on_text)
+        super().__init__(prompts.eos_id, max_tokens, max_steps, sampling, self.detokenizer.add, self.detokenizer.end)
+
+
+_BRACKETS = re.compile(r"(.*\S)\s*\[([^\[\]]*\|[^\[\]]*|reasoning)\]", re.DOTALL)
+_SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda choice: choice,
+    lambda choice: f" {choice}",
+    lambda choice: choice[0].swapcase() + choice[1:],
+    lambda choice: f" {choice[0].swapcase()}{choice[1:]}",
+)
+
+
+def _ref(value: Any) -> Ref:
+    numbers = tuple(value)
+    if len(numbers) not in (2, 4) or not all(is_number(one) and 0 <= one <= 1 for one in numbers):
+        raise ValueError(f"a ref is a point (x, y) or a box (x1, y1, x2, y2) of numbers from 0 to 1; got {value!r}")
+    if len(numbers) == 4 and not (numbers[0] <= numbers[2] and numbers[1] <= numbers[3]):
+        raise ValueError(f"a box is (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2; got {value!r}")
+    return numbers
