@@ -149,7 +149,7 @@ class Text:
     tokens: int = field(default=0, compare=False)
     cut: bool = field(default=False, compare=False)
     reasoning: Reasoning | None = None
-    probabilities: Mapping[str, float] | None = None
+    probabilities: Mapping[str, float] | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,4 @@
-"""The tasks that find objects: boxes, points, and where somebody looks. Knows no devices and no threads."""
+"""The tasks that find objects: boxes, points, and what a person looks at. Knows no devices and no threads."""
 
 from __future__ import annotations
 

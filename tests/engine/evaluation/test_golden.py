@@ -81,11 +81,12 @@ def test_the_whole_shared_set_is_reproduced() -> None:
 
 def test_the_engine_answers_as_the_reference() -> None:
     quantities = {quantity.name: quantity for quantity in check(shared("moondream-talk"))}
-    assert set(quantities) == {"prompt ids", *ENGINE, "stopped sooner", "not supported"}
+    assert set(quantities) == {"prompt ids", *ENGINE, "reasoning texts", "reasoning points", "stopped sooner"}
     assert all(quantity.ok for quantity in quantities.values())
-    assert quantities["engine texts"].compared == 36
+    assert quantities["prompt ids"].compared == 87
+    assert quantities["engine texts"].compared == 63
     assert quantities["stopped sooner"].differing == 4
-    assert quantities["not supported"].differing == 27
+    assert quantities["reasoning points"].compared == 6
 
 
 def test_moondream_3_reproduces_its_reference_from_shards() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query
 from saccade.engine.evaluation.golden import check
-from saccade.engine.tasks import Task
+from saccade.engine.scheduling.task import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
 
 pytestmark = [

@@ -1,4 +1,4 @@
-"""Answers in words: probabilities of choices, and reasoning whose steps are told apart once the one ahead is read."""
+"""Answers in words: probabilities of choices, and reasoning, whose steps are known once the one ahead is read."""
 
 from __future__ import annotations
 
