@@ -13,7 +13,8 @@ import pytest
 from saccade.engine import Engine
 from saccade.engine.results import Result
 from saccade.engine.scheduling.step import StepKind
-from saccade.engine.tasks import Detect, Task
+from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks import Detect
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_run import Run
