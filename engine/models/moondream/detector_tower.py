@@ -90,7 +90,8 @@ class DetectorTower(CropReader):
         self.judge = Judge(config.n_classes)
         self.feature = nn.Linear(neck, width)
         self.evidence = nn.Linear(config.n_classes + 2, width)
-        self.label = nn.Embedding(config.n_classes, width)
+        # Not nn.Embedding(…), whose random start imports 1.9 s of torch._dynamo where the model is built without memory.
+        self.label = nn.Embedding.from_pretrained(torch.zeros(config.n_classes, width), freeze=False)
         self.box = nn.Linear(2 * OCTAVES * 4, width)
         self.before = nn.Linear(2 * OCTAVES * 4, width, bias=False)
         self.begins = nn.Parameter(torch.zeros(width))  # what the first of a class holds in place of one before
