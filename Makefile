@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 # Most tests wait for a camera, a browser or a process: two at a time take half as long, also on two cores. A module's tests
 # stay together, since they share what is slow to start.
-PYTEST ?= -n 2 --dist loadfile
+PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
