@@ -90,7 +90,7 @@ class DetectorTower(CropReader):
         self.judge = Judge(config.n_classes)
         self.feature = nn.Linear(neck, width)
         self.evidence = nn.Linear(config.n_classes + 2, width)
-        # Not nn.Embedding(…), whose random start imports 1.9 s of torch._dynamo where the model is built without memory.
+        # Not nn.Embedding(…): its random start imports 1.9 s of torch._dynamo where a model is built without memory.
         self.label = nn.Embedding.from_pretrained(torch.zeros(config.n_classes, width), freeze=False)
         self.box = nn.Linear(2 * OCTAVES * 4, width)
         self.before = nn.Linear(2 * OCTAVES * 4, width, bias=False)

@@ -1,4 +1,4 @@
-"""The engine's steps against the plain loop: whatever shares a batch, however far pdl, the answers are the same."""
+"""The engine's steps against the plain loop: whatever shares a batch, however far ahead, the answers are the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from saccade.engine.scheduling.page_pool import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence
 from saccade.engine.scheduling.text_output import TextOutput
-from tests.support.engine import GOLDEN, NANO, noise
+from tests.support.engine import GOLDEN, noise
 
 PAGE = 16
 WAIT_S = 60.0
@@ -64,14 +64,17 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def nano() -> Moondream:
-    """In double precision: on noise two bins are often as likely as each other in float32, whose roundings differ."""
-    return load(NANO, torch.device("cpu"), torch.float64)
+def tiny() -> Moondream:
+    """In double precision: on noise two bins are often as likely as each other in float32, whose roundings differ.
+
+    Not nano: convolutions in double precision take 2.7 s an image.
+    """
+    return load(GOLDEN, torch.device("cpu"), torch.float64)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["blocking", "pipelined"])
-def rig(nano: Moondream, request: pytest.FixtureRequest) -> Iterator[Rig]:
-    rig = Rig(nano, request.param)
+def rig(tiny: Moondream, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    rig = Rig(tiny, request.param)
     yield rig
     rig.close()
 
@@ -94,11 +97,11 @@ def alike(got: list[DecodedObject], wanted: list[DecodedObject]) -> bool:
     return all(abs(a.score - b.score) < 1e-5 for a, b in zip(got, wanted, strict=True))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 @example(seed=41194)  # two bins as likely as each other in float32
-def test_requests_in_one_batch_answer_as_the_plain_loop(nano: Moondream, rig: Rig, seed: int) -> None:
-    dice, generator = random.Random(seed), Generator(nano, nano.config.tokenizer.eos_id)
+def test_requests_in_one_batch_answer_as_the_plain_loop(tiny: Moondream, rig: Rig, seed: int) -> None:
+    dice, generator = random.Random(seed), Generator(tiny, tiny.config.tokenizer.eos_id)
     requests, wanted, dropped = [], [], set()
     for number in range(dice.randint(1, 4)):
         image = noise(40 + 8 * number, 60, seed % 1000 + number)
@@ -109,7 +112,7 @@ def test_requests_in_one_batch_answer_as_the_plain_loop(nano: Moondream, rig: Ri
             ids = [7 if sized else 8, dice.randint(10, 40), 3]
             answers.append(Sequence[ImageCrops](tuple(ids), (BoxesOutput if sized else PointsOutput)(most, conf, 60)))
             expected.append(plainly(generator, prefix, ids, sized, most, conf))
-        requests.append(rig.request(crops_of(nano, image), answers))
+        requests.append(rig.request(crops_of(tiny, image), answers))
         wanted.append(expected)
     for request in requests:
         rig.loop.add(request)
@@ -177,9 +180,9 @@ def test_the_golden_answers_hold_in_a_mixed_batch(depth: int) -> None:
         assert got == objects
 
 
-def test_what_can_never_fit_fails_alone(nano: Moondream) -> None:
-    rig = Rig(nano, 2, n_pages=40)
-    crops = crops_of(nano, noise(32, 32))
+def test_what_can_never_fit_fails_alone(tiny: Moondream) -> None:
+    rig = Rig(tiny, 2, n_pages=76)
+    crops = crops_of(tiny, noise(32, 32))
     huge = rig.request(crops, [Sequence((7, 10, 3), BoxesOutput(50, 0.0, 400)) for _ in range(4)])
     small = rig.request(crops, [Sequence((7, 10, 3), BoxesOutput(2, 0.0, 400))])
     rig.loop.add(huge)
@@ -190,12 +193,12 @@ def test_what_can_never_fit_fails_alone(nano: Moondream) -> None:
     assert rig.ended[small] is None
 
 
-def test_when_pages_are_short_requests_wait_for_their_turn(nano: Moondream) -> None:
-    rig = Rig(nano, 2, n_pages=45)  # room for two requests at a time
+def test_when_pages_are_short_requests_wait_for_their_turn(tiny: Moondream) -> None:
+    rig = Rig(tiny, 2, n_pages=118)  # room for two requests at a time
     image = noise(32, 32)
-    generator = Generator(nano, nano.config.tokenizer.eos_id)
+    generator = Generator(tiny, tiny.config.tokenizer.eos_id)
     wanted = plainly(generator, generator.prefix(generator.image_tokens(image)), [7, 10, 3], True, 3, 0.0)
-    requests = [rig.request(crops_of(nano, image), [Sequence((7, 10, 3), BoxesOutput(3, 0.0, 400))]) for _ in range(6)]
+    requests = [rig.request(crops_of(tiny, image), [Sequence((7, 10, 3), BoxesOutput(3, 0.0, 400))]) for _ in range(6)]
     for request in requests:
         rig.loop.add(request)
     rig.wait(requests)
@@ -206,9 +209,9 @@ def test_when_pages_are_short_requests_wait_for_their_turn(nano: Moondream) -> N
         assert alike(output.objects, wanted)
 
 
-def test_an_error_on_the_stream_ends_its_requests_only(nano: Moondream) -> None:
-    rig = Rig(nano, 2)
-    crops = crops_of(nano, noise(32, 32))
+def test_an_error_on_the_stream_ends_its_requests_only(tiny: Moondream) -> None:
+    rig = Rig(tiny, 2)
+    crops = crops_of(tiny, noise(32, 32))
     bad = rig.request(crops, [Sequence((7, 10_000, 3), BoxesOutput(2, 0.0, 400))])  # no such token
     rig.loop.add(bad)
     rig.wait([bad])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +136,10 @@ def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
             status, regions = ask("PUT", "/streams/door/zones", {"zones": {"all": "0,0,1,0,1,1,0,1"}, "lines": {}})
             assert (status, regions["zones"]["all"]["anchor"]) == (200, "bottom")
             totals: dict[str, Any] = {}
+            deadline = time.monotonic() + LONG_S
             while not totals.get("zones", {}).get("all", {}).get("person"):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
                 totals = ask("GET", "/streams/door/counts")[1]["totals"]
             assert totals["zones"]["all"]["person"]["entered"] >= 1
             assert ask("GET", "/streams/door/counts?since=nan")[0] == 422
