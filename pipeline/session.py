@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from saccade.pipeline.core.bounded_queue import NEWEST
@@ -21,6 +21,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.store import EventStore, StoreError
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
 from saccade.sinks import SupportsEvents
@@ -43,6 +44,7 @@ class Session:
         each: the outputs of which every stream has its own.
         shared: the outputs that all streams share.
         events: where the events of those that are configured go.
+        store: keeps them.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Session:
         each: Sequence[Target] = (),
         shared: Sequence[Target] = (),
         events: EventHub | None = None,
+        store: EventStore | None = None,
     ) -> None:
         self.streams = streams
         self.events = events or EventHub()
@@ -59,6 +62,7 @@ class Session:
             if isinstance(sink, SupportsEvents):
                 self.events.add(sink.write_event)
         self.endless = not first
+        self._store = store
         self._waiting = dict(first or {})
         self._each = list(each)
         self._server: HttpServer | None = None
@@ -85,7 +89,9 @@ class Session:
             StreamError: if its name is taken, or too many streams run.
         """
         with (
-            open_stream(config, self.streams.engine, check=check, events=self.events) as stream,
+            open_stream(
+                config, self.streams.engine, check=check, events=self.events, history=self._store is not None
+            ) as stream,
             stream.reserve(self.streams) as name,
         ):
             targets = _own_targets(config, self._each, name)
@@ -132,6 +138,7 @@ class Session:
             tls=tls,
             allow_sources=allow_sources,
             add=self.add,
+            events=self._store,
             routes=console.routes(),
             public=console.public,
             on_cleanup=[console.whep.close],
@@ -178,8 +185,10 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         check_open(place[0], token)
     with ExitStack() as stack:
         events = EventHub()
+        store = stack.enter_context(_opened_store(config, events))
         stack.callback(events.close)
-        streams = _named([stack.enter_context(open_stream(one, events=events)) for one in config.each()])
+        kept = store is not None
+        streams = _named([stack.enter_context(open_stream(one, events=events, history=kept)) for one in config.each()])
         own = {name: _own_targets(stream.config, each, name) for name, stream in streams.items()}
         every = [*shared, *(target for targets in own.values() for target in targets)]
         every += [target for name, stream in streams.items() for target in _written_by_stages(stream.config, name)]
@@ -202,12 +211,28 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
                     on_failure.callback(output.sink.close)
             videos = BroadcastSink()
             viewing = [Output(videos, NEWEST, viewing=True)] if place else []
-            session = Session(Streams(engine, [*common, *viewing]), streams, each, shared, events)
+            session = Session(Streams(engine, [*common, *viewing]), streams, each, shared, events, store)
             on_failure.pop_all()
         stack.callback(session.close)
         if place:
             session.serve(place, token, tls, config.allow_sources, videos)
         yield session
+
+
+@contextmanager
+def _opened_store(config: RunConfig, events: EventHub) -> Iterator[EventStore | None]:
+    """The store that is configured, which keeps what comes to the hub; None if none is."""
+    if config.store is None:
+        yield None
+        return
+    max_bytes = None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
+    try:
+        store = EventStore(Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes)
+    except StoreError as error:
+        raise ConfigError(f"--store: {error}") from None
+    events.add(store.write, history=True)
+    with closing(store):
+        yield store
 
 
 def _named(streams: Sequence[OpenedStream]) -> dict[str, OpenedStream]:

@@ -133,6 +133,7 @@ def open_stream(
     repeat: bool = False,
     check: CheckSource | None = None,
     events: EventHub | None = None,
+    history: bool = False,
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -143,6 +144,7 @@ def open_stream(
         check: called with each live address before it is connected to, those of redirects among them; raises
             `SourceError` to refuse it.
         events: where events of the stream's rules go; None for nowhere.
+        history: have the paths of tracks and the counts of minutes go there as well.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -160,7 +162,10 @@ def open_stream(
             analysis.need_tracks()
         if events is not None:
             began = config.began.timestamp() if config.began else None
-            stages.append(EventStage(config.rules, events.publish, file_began=began, flush=events.flush))
+            minutes = analysis.minutes if history else None
+            stages.append(
+                EventStage(config.rules, events.publish, file_began=began, flush=events.flush, minutes=minutes)
+            )
         elif config.rules:
             raise ConfigError("there is nowhere for events to go: rules are for `saccade run`")
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []

@@ -283,6 +283,18 @@ class RunConfig(StreamConfig):
         metavar="ENTRY",
         flags=("--allow-source",),
     )
+    store: Text | None = setting(
+        None,
+        "Folder to keep events in, searchable, with the counts of minutes and the paths of tracks.",
+        more="Served under /events by http. One process at a time writes it; what is stored outlives a killed one.",
+        metavar="DIR",
+    )
+    store_keep: Seconds | None = setting(
+        None, "How old stored events may become: 30d; a rule may have `keep` of its own.", metavar="TIME"
+    )
+    store_max_gb: float | None = setting(
+        None, "Size of all clips and snapshots beyond which the oldest events are deleted.", metavar="GB", gt=0
+    )
     http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
     http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
 

@@ -11,7 +11,15 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from saccade.pipeline.events.record import Change, RuleList, make_event_record
+from saccade.pipeline.events.record import (
+    Change,
+    History,
+    MinuteCounts,
+    RuleList,
+    TrackPath,
+    make_event_record,
+    make_history_record,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +37,21 @@ class EventHub:
     """
 
     def __init__(self) -> None:
-        self._waiting: queue.Queue[Change | RuleList | threading.Event | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[Change | RuleList | History | threading.Event | None] = queue.Queue(MAX_WAITING)
         self._lock = threading.Lock()  # over what follows
-        self._listeners: list[tuple[Listener, str | None]] = []
+        self._listeners: list[tuple[Listener, str | None, bool]] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         self._failing: set[int] = set()
         self.dropped = 0
         """Changes lost because too many were waiting."""
 
-    def add(self, listener: Listener, stream: str | None = None) -> Callable[[], None]:
-        """Have a listener called for every change, or for those of one stream; return what ends that."""
-        entry = listener, stream
+    def add(self, listener: Listener, stream: str | None = None, *, history: bool = False) -> Callable[[], None]:
+        """Have a listener called for every change, or for those of one stream; return what ends that.
+
+        With `history` it is called for the paths of tracks and the counts of minutes as well.
+        """
+        entry = listener, stream, history
         with self._lock:
             self._listeners.append(entry)
 
@@ -50,7 +61,7 @@ class EventHub:
 
         return remove
 
-    def publish(self, change: Change | RuleList) -> None:
+    def publish(self, change: Change | RuleList | History) -> None:
         """Hand a change on; returns at once."""
         with self._lock:
             if self._closed:
@@ -91,9 +102,13 @@ class EventHub:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            record = make_event_record(item)
+            past = isinstance(item, TrackPath | MinuteCounts)
+            record = (
+                make_history_record(item) if isinstance(item, TrackPath | MinuteCounts) else make_event_record(item)
+            )
             with self._lock:
-                listeners = [one for one, stream in self._listeners if stream in (None, record["stream"])]
+                entries = [one for one in self._listeners if one[1] in (None, record["stream"])]
+            listeners = [listener for listener, _, history in entries if history or not past]
             for listener in listeners:
                 try:
                     listener(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 SCHEMA = "saccade/event/1"
@@ -80,10 +80,41 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """Which rules a stream has from now on."""
+    """Which rules a stream has from now on, and for how many seconds their events are stored where not as all are."""
 
     stream: str
     rules: tuple[str, ...]
+    keep_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class TrackPath:
+    """Where a track has been, from its first frame to its last; `path` has times and places as fractions."""
+
+    stream: str
+    number: int
+    label: str
+    first_time: float
+    last_time: float
+    top_score: float
+    path: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(slots=True, frozen=True)
+class MinuteCounts:
+    """What was counted in a minute of a stream; `counts` is plain values for JSON."""
+
+    stream: str
+    start: int
+    counts: Mapping[str, Any]
+
+
+History = TrackPath | MinuteCounts
+
+
+def make_history_record(part: History) -> dict[str, Any]:
+    """The record of a part of a stream's history, ready for `json.dumps`."""
+    return {"type": "track" if isinstance(part, TrackPath) else "minute", **asdict(part)}
 
 
 def new_id(start_time: float, chance: Callable[[], float] = random.random) -> str:
@@ -95,7 +126,8 @@ def new_id(start_time: float, chance: Callable[[], float] = random.random) -> st
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
     """The record of a change, ready for `json.dumps`. Boxes in pixels and as fractions, as in the record of a frame."""
     if isinstance(change, RuleList):
-        return {"schema": SCHEMA, "type": "rules", "stream": change.stream, "rules": list(change.rules)}
+        listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
+        return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}
     event = change.event
     pixels = None
     if event.box is not None:

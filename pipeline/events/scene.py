@@ -8,8 +8,9 @@ from datetime import datetime, time
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Box, Result, Spot
-from saccade.pipeline.analytics.track import time_of
+from saccade.pipeline.analytics.track import bottom_of, time_of
 from saccade.pipeline.analytics.tracker import TrackerSettings
+from saccade.pipeline.events.record import TrackPath
 from saccade.sinks.overlay.scene import Line, Zone
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 KEEP_S = TrackerSettings().lost_s
 """For how long a track that is not seen is still there, in seconds: as long as its number may come back."""
 
+_PATH_STEP_S = 0.5
+_PATH_PLACES = 256
 _POINT = 0.05  # half the side of a point's box, as a fraction of the image
 
 
@@ -89,13 +92,16 @@ class SceneReader:
     def __init__(self, file_began: float) -> None:
         self._file_began = file_began
         self._tracks: dict[int, Track] = {}
+        self._paths: dict[int, _Path] = {}
+        self._ended: list[TrackPath] = []
         self._last_s = 0.0
 
     def read(self, frame: Frame, result: Result) -> Scene:
         """The scene of the next frame."""
         seconds = time_of(frame)
         if seconds < self._last_s:  # a clock that began again, as where a file is played over and over
-            self._tracks.clear()
+            for track in list(self._tracks.values()):
+                self._drop(track, frame.stream)
         self._last_s = seconds
         zones = {zone.name: zone.dwell_s for zone in result.extras.get(Zone.key, ()) if isinstance(zone, Zone)}
         lines = {line.name: line.crossed for line in result.extras.get(Line.key, ()) if isinstance(line, Line)}
@@ -107,10 +113,12 @@ class SceneReader:
                 self._tracks[one.track_id] = Track(
                     one.track_id, one.label, one.score, _box_of(one), one.zones, one.speed or 0.0, first_s, seconds
                 )
+                path = self._paths.setdefault(one.track_id, _Path(frame.captured_at))
+                path.add(frame.captured_at, bottom_of(one), one.score)
         inside = {number for dwell_s in zones.values() for number in dwell_s}
         for number, track in list(self._tracks.items()):
             if number not in inside and seconds - track.seen_s > KEEP_S:
-                del self._tracks[number]
+                self._drop(track, frame.stream)
             elif seconds != track.seen_s:
                 held = tuple(name for name in zones if number in zones[name])
                 self._tracks[number] = replace(track, zones=held)
@@ -126,6 +134,39 @@ class SceneReader:
             zones,
             lines,
         )
+
+    def take_ended(self) -> list[TrackPath]:
+        """The paths of the tracks that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def end(self, stream: str) -> None:
+        """End all tracks, since no frame comes any more."""
+        for track in list(self._tracks.values()):
+            self._drop(track, stream)
+
+    def _drop(self, track: Track, stream: str) -> None:
+        del self._tracks[track.number]
+        path = self._paths.pop(track.number)
+        times = path.first_time, path.last_time, path.top_score
+        self._ended.append(TrackPath(stream, track.number, track.label, *times, tuple(path.places)))
+
+
+class _Path:
+    """Where a track has been: a place every half a second, and after 256 of them one in twice the time."""
+
+    def __init__(self, first_time: float) -> None:
+        self.first_time = self.last_time = first_time
+        self.top_score = 0.0
+        self.places: list[tuple[float, float, float]] = []
+        self._step_s = _PATH_STEP_S
+
+    def add(self, time: float, place: tuple[float, float], score: float) -> None:
+        self.last_time, self.top_score = time, max(self.top_score, score)
+        if not self.places or time - self.places[-1][0] >= self._step_s:
+            self.places.append((round(time, 3), round(place[0], 4), round(place[1], 4)))
+            if len(self.places) > _PATH_PLACES:
+                self.places, self._step_s = self.places[::2], 2 * self._step_s
 
 
 def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:

@@ -24,6 +24,7 @@ class RuleSettings(BaseModel):
     name: Text = Field(description="what its events are called: letters, digits, '.', '_' and '-'")
     when: Text = Field(description="the condition, such as person in door for 10s")
     cooldown: Seconds = Field(0.0, description="for how long after an event none begins")
+    keep: Seconds | None = Field(None, description="for how long its events are stored, if not as all are")
 
     @field_validator("name")
     @classmethod

@@ -8,18 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Result
+from saccade.pipeline.analytics.counts import MINUTE_S, Minute
 from saccade.pipeline.events.machine import RuleMachine
-from saccade.pipeline.events.record import Change, RuleList
+from saccade.pipeline.events.record import Change, History, MinuteCounts, RuleList
 from saccade.pipeline.events.scene import SceneReader
 from saccade.pipeline.events.settings import RuleSettings
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
 
-Publish = Callable[[Change | RuleList], None]
+Publish = Callable[[Change | RuleList | History], None]
 """Takes a change of an event, at once: whatever may block is done elsewhere."""
 
 
@@ -32,6 +34,8 @@ class EventStage:
         names: how the model calls a label of a rule.
         file_began: Unix time at which a file begins, for `between`; by default now.
         flush: called when the stream has ended, after its last change.
+        minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
+            as well: its minutes, if it is live, and the paths of its tracks.
     """
 
     def __init__(
@@ -42,9 +46,13 @@ class EventStage:
         names: Callable[[str], Collection[str]] | None = None,
         file_began: float | None = None,
         flush: Callable[[], object] | None = None,
+        minutes: Callable[[float], list[Minute]] | None = None,
     ) -> None:
         self._publish = publish
         self._flush = flush
+        self._minutes = minutes
+        self._minute: int | None = None  # start of the one that goes on
+        self._stream = ""
         self.names = names
         """How the model calls a label of a rule; holds for rules that are set afterwards."""
         self._reader = SceneReader(time.time() if file_began is None else file_began)
@@ -67,12 +75,14 @@ class EventStage:
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is, once its scene has been shown to every rule."""
         rules = self.rules
-        if not rules and not self._machines:
+        if not rules and not self._machines and self._minutes is None:
             return result
+        self._stream = frame.stream
         scene = self._reader.read(frame, result)
         if rules is not self._shown:
             self._shown = rules
-            self._publish(RuleList(frame.stream, tuple(rule.name for rule in rules)))
+            keep_s = {rule.name: rule.keep for rule in rules if rule.keep is not None}
+            self._publish(RuleList(frame.stream, tuple(rule.name for rule in rules), keep_s))
         machines = {rule.name: self._machine_of(rule, frame.stream) for rule in rules}
         for name, machine in self._machines.items():
             if machines.get(name) is not machine:
@@ -80,6 +90,8 @@ class EventStage:
         self._machines = machines
         for machine in machines.values():
             self._tell(machine.step(scene))
+        if self._minutes is not None:
+            self._tell_history(frame.captured_at if frame.capture_clock != "file" else None)
         return result
 
     def close(self) -> None:
@@ -87,6 +99,9 @@ class EventStage:
         for machine in self._machines.values():
             self._tell(machine.end())
         self._machines = {}
+        if self._minutes is not None:
+            self._reader.end(self._stream)
+            self._tell_history(float("inf") if self._minute is not None else None)
         if self._flush is not None:
             self._flush()
 
@@ -96,6 +111,19 @@ class EventStage:
             return old
         names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
         return RuleMachine(rule, stream, names)
+
+    def _tell_history(self, captured_at: float | None) -> None:
+        """Publish the tracks that have ended, and at a time of capture the minutes that have."""
+        for path in self._reader.take_ended():
+            self._publish(path)
+        if captured_at is None or self._minutes is None:
+            return
+        if self._minute is not None and captured_at >= self._minute + MINUTE_S:
+            for one in self._minutes(self._minute):
+                if one.start + MINUTE_S <= captured_at:
+                    self._publish(MinuteCounts(self._stream, one.start, asdict(one.counts)))
+        if captured_at != float("inf") and (self._minute is None or captured_at >= self._minute + MINUTE_S):
+            self._minute = int(captured_at // MINUTE_S) * MINUTE_S
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:

@@ -20,8 +20,10 @@ from aiohttp import web
 from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.server.analytics_api import AnalyticsApi
 from saccade.pipeline.server.api.asker import Asker
+from saccade.pipeline.server.api.events import EventsApi
 from saccade.pipeline.server.api.moondream import MoondreamApi
 from saccade.pipeline.server.api.openai_chat import OpenAiApi
 from saccade.pipeline.server.rules_api import RulesApi
@@ -54,6 +56,7 @@ class HttpServer(AppServer):
         on_cleanup: called on the event loop after the last request.
         allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
             the server, else nothing.
+        events: whose events are served; None for none.
         add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
     Raises:
@@ -75,6 +78,7 @@ class HttpServer(AppServer):
         on_cleanup: Sequence[Hook] = (),
         allow_sources: Sequence[str] = (),
         add: AddStream | None = None,
+        events: EventStore | None = None,
     ) -> None:
         check_open(host, token)
         self._token = token
@@ -88,6 +92,8 @@ class HttpServer(AppServer):
             asker = Asker(streams.engine)
             application.add_routes([*MoondreamApi(asker).routes(), *OpenAiApi(asker).routes()])
             application.add_routes(RulesApi(streams, self._auth).routes())
+        if events is not None:
+            application.add_routes(EventsApi(events, self._auth).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)

@@ -101,6 +101,25 @@ def test_what_rules_name_is_detected_by_itself() -> None:
     assert config.asked == [("detect", "car"), ("detect", "person"), ("detect", "dog")]
 
 
+def test_a_run_stores_events_and_serves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = {"source": str(DEMO_CLIP), "start": 8, "end": 10.5, "rules": ["visitor=person for 0.5s"], "vid_stride": 2}
+    with opened_session(load(None, {**keys, "http": "127.0.0.1:0", "store": "kept"})) as session:
+        assert session._server is not None
+        assert all(run.join(LONG_S) for run in session.start())
+        assert session._store is not None
+        session._store.flush()
+        status, page = request("GET", f"{session._server.url}/events?q=pers&rule=visitor")
+        assert (status, [one["label"] for one in page["events"]]) == (200, ["person"])
+        _, event = request("GET", f"{session._server.url}/events/{page['events'][0]['id']}")
+        assert event["end_time"] is not None
+        assert [path["track_id"] for path in event["paths"]] == event["tracks"]
+        assert len(event["paths"][0]["path"]) > 2
+        again = opened_session(load(None, {**keys, "store": "kept"}))
+        with pytest.raises(ConfigError, match="--store: kept: another process stores events there"), again:
+            pass
+
+
 def request(method: str, url: str, body: Any = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)

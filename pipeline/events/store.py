@@ -1,0 +1,346 @@
+"""Events, tracks and counts that stay: SQLite in a folder, with the images and clips of events beside it.
+
+    FOLDER/events.db           what is in `store_query.SCHEMA`; written by one thread, read by any
+    FOLDER/media/ID.jpg, .mp4  named after their event; NAME.part while they are written
+
+Whatever was committed outlives `kill -9`: on the next start events that went on then are ended, media of none are
+deleted, and media that were whole but not yet noted are. Knows records of events; not who made them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import queue
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from saccade.pipeline.events.store_query import SCHEMA, SCHEMA_VERSION, EventQuery
+
+log = logging.getLogger(__name__)
+
+MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
+PRUNE_S = 60.0
+_MAX_WAITING = 10_000
+_BATCH = 500  # changes in one transaction
+_LONG_S = 10.0
+_ID = re.compile(r"[\w.-]{1,100}")
+
+Write = Callable[[sqlite3.Connection], Any]
+
+
+class StoreError(Exception):
+    """A store cannot be used. The message is one line for the user."""
+
+
+class EventStore:
+    """The store in a folder, which one process at a time may write. Every method is callable from any thread.
+
+    Args:
+        folder: made if it is not there.
+        keep_s: events older than this are deleted, but for rules with a time of their own; None to keep all.
+        max_bytes: of all media; beyond it those of the oldest events are deleted with them; None for no limit.
+
+    Raises:
+        StoreError: if the folder cannot be used, or another process writes it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_s: float | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.media_folder = folder / "media"
+        self._path = folder / "events.db"
+        self._keep_s, self._max_bytes = keep_s, max_bytes
+        self._rule_keep_s: dict[tuple[str, str], float] = {}  # by stream and rule
+        try:
+            self.media_folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{folder}: events cannot be stored there: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                self._connect().close()
+            self._recover()
+        except BlockingIOError:
+            os.close(self._lock_file)
+            raise StoreError(f"{folder}: another process stores events there") from None
+        except (sqlite3.Error, OSError) as error:
+            os.close(self._lock_file)
+            raise StoreError(f"{folder}: events cannot be stored there: {error}") from None
+        self._waiting: queue.Queue[tuple[Write, Future[Any]] | None] = queue.Queue(_MAX_WAITING)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="saccade store", daemon=True)
+        self._thread.start()
+
+    # ---- writing
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Store the record of an event, of a track or of a minute's counts; waits where too many do.
+
+        Of the type `rules`, it says for how long events of a rule are kept.
+        """
+        kind = record["type"]
+        if kind == "rules":
+            self._rule_keep_s |= {(record["stream"], rule): keep_s for rule, keep_s in record["keep_s"].items()}
+        if kind in ("begin", "update", "end"):
+            self._do(lambda db: _write_event(db, record, self._expiry(record)))
+        elif kind == "track":
+            columns = ("stream", "number", "label", "first_time", "last_time", "top_score")
+            values = [*(record[name] for name in columns), json.dumps(record["path"]), time.time()]
+            self._do(lambda db: db.execute("INSERT INTO tracks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values))
+        elif kind == "minute":
+            row = record["stream"], record["start"], json.dumps(record["counts"]), time.time()
+            self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row))
+
+    def note_media(self, event: str, kind: str) -> None:
+        """Note that a file of an event is whole, or has gone."""
+        self._do(lambda db: self._note(db, event, kind))
+
+    def delete(self, event: str) -> bool:
+        """Delete an event with its media; False if there is none of that id."""
+        return bool(self._do(lambda db: self._delete(db, [event])).result(_LONG_S))
+
+    def flush(self) -> None:
+        """Return when everything written so far is stored."""
+        self._do(lambda db: None).result(_LONG_S)
+
+    def prune(self) -> int:
+        """Delete what is too old or too much; return how many events."""
+        count: int = self._do(self._prune).result(_LONG_S)
+        return count
+
+    def close(self) -> None:
+        """Store what waits, and end. A second call does nothing."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.put(None)
+        self._thread.join(_LONG_S)
+        with suppress(queue.Empty):
+            while True:
+                self._readers.get_nowait().close()
+        os.close(self._lock_file)
+
+    # ---- reading
+
+    def search(self, query: EventQuery) -> list[dict[str, Any]]:
+        """The records of events, newest first."""
+        with self._reading() as db:
+            return [json.loads(record) for (record,) in db.execute(*query.to_sql())]
+
+    def get(self, event: str) -> dict[str, Any] | None:
+        """The record of an event with the paths of its tracks; None if there is none of that id."""
+        with self._reading() as db:
+            found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
+            if found is None:
+                return None
+            record: dict[str, Any] = json.loads(found[0])
+            marks = ", ".join("?" * len(record["tracks"]))
+            end = record["frame_time"] if record["end_time"] is None else record["end_time"]
+            rows = db.execute(
+                f"SELECT number, label, path FROM tracks WHERE stream = ? AND number IN ({marks})"
+                " AND first_time <= ? AND last_time >= ? ORDER BY stored_at",
+                (record["stream"], *record["tracks"], end, record["since"]),
+            )
+            record["paths"] = [{"track_id": n, "label": label, "path": json.loads(path)} for n, label, path in rows]
+            return record
+
+    def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
+        """What was counted in each minute that begins at a time or later."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT start, counts FROM minutes WHERE stream = ? AND start >= ? ORDER BY start LIMIT 10080",
+                (stream, since),
+            )
+            return [{"start": start, **json.loads(counts)} for start, counts in rows]
+
+    def media(self, event: str, kind: str) -> Path | None:
+        """The file of an event, `snapshot` or `clip`; None if there is none."""
+        path = self.media_path(event, kind)
+        return path if path is not None and path.exists() else None
+
+    def media_path(self, event: str, kind: str) -> Path | None:
+        """Where the file of an event belongs; None for what is no id."""
+        return self.media_folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
+
+    # ---- within
+
+    def _do(self, write: Write) -> Future[Any]:
+        done: Future[Any] = Future()
+        with self._closing:
+            if self._closed:
+                done.set_exception(StoreError("the store is closed"))
+                return done
+            self._waiting.put((write, done))
+        return done
+
+    def _work(self) -> None:
+        db = self._connect()
+        pruned_at = -PRUNE_S
+        ending = False
+        while not ending:
+            batch = []
+            with suppress(queue.Empty):
+                batch.append(self._waiting.get(timeout=PRUNE_S))
+                while len(batch) < _BATCH:
+                    batch.append(self._waiting.get_nowait())
+            ending = None in batch
+            self._commit(db, [item for item in batch if item is not None])
+            if time.monotonic() - pruned_at >= PRUNE_S:
+                pruned_at = time.monotonic()
+                self._commit(db, [(self._prune, Future())])
+        db.close()
+
+    def _commit(self, db: sqlite3.Connection, batch: list[tuple[Write, Future[Any]]]) -> None:
+        """Write a batch in one transaction; where that fails, one by one, so that one that fails costs no other."""
+        results: list[Any] = []
+        try:
+            with db:
+                results = [write(db) for write, _ in batch]
+        except (sqlite3.Error, OSError, KeyError, TypeError, ValueError) as error:
+            if len(batch) == 1:
+                log.warning("an event could not be stored: %s", error)
+                batch[0][1].set_exception(StoreError(str(error)))
+            else:
+                for one in batch:
+                    self._commit(db, [one])
+            return
+        for (_, done), result in zip(batch, results, strict=True):
+            done.set_result(result)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db = self._readers.get_nowait()
+        except queue.Empty:
+            db = self._connect()
+        try:
+            yield db
+        finally:
+            self._readers.put(db)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, timeout=_LONG_S, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")  # outlives a killed process; a power cut may cost the last seconds
+        return db
+
+    def _expiry(self, record: Mapping[str, Any]) -> float | None:
+        keep_s = self._rule_keep_s.get((record["stream"], record["rule"]), self._keep_s)
+        return None if keep_s is None else time.time() + keep_s
+
+    def _recover(self) -> None:
+        """Make the schema; end what went on when the last process ended; and bring media and events together."""
+        db = self._connect()
+        with db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise sqlite3.DatabaseError("it was written by a newer version of saccade")
+            db.executescript(SCHEMA)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for event, text in db.execute("SELECT id, record FROM events WHERE end_time IS NULL").fetchall():
+                record = json.loads(text)
+                record |= {"type": "end", "end_time": record["frame_time"], "count": 0}
+                values = record["end_time"], json.dumps(record), event
+                db.execute("UPDATE events SET end_time = ?, record = ? WHERE id = ?", values)
+            for path in self.media_folder.iterdir():
+                known = db.execute("SELECT 1 FROM events WHERE id = ?", (path.stem,)).fetchone()
+                if path.suffix not in MEDIA.values() or known is None:
+                    path.unlink()
+            for (event,) in db.execute("SELECT id FROM events WHERE pending").fetchall():
+                for kind in MEDIA:
+                    self._note(db, event, kind)
+        db.close()
+
+    def _note(self, db: sqlite3.Connection, event: str, kind: str) -> None:
+        row = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
+        path = self.media(event, kind)
+        if row is None:
+            if path is not None:  # its event was deleted meanwhile
+                path.unlink(missing_ok=True)
+            return
+        record = json.loads(row[0])
+        record[f"has_{kind}"] = path is not None
+        record[kind] = f"/events/{event}/{kind}{MEDIA[kind]}" if path is not None else None
+        pending = any(record[f"has_{name}"] and self.media(event, name) is None for name in MEDIA)
+        total = sum(one.stat().st_size for name in MEDIA if (one := self.media(event, name)) is not None)
+        values = json.dumps(record), total, pending, event
+        db.execute("UPDATE events SET record = ?, bytes = ?, pending = ? WHERE id = ?", values)
+
+    def _delete(self, db: sqlite3.Connection, events: list[str]) -> int:
+        count = 0
+        for event in events:
+            row = db.execute("SELECT row FROM events WHERE id = ?", (event,)).fetchone()
+            if row is None:
+                continue
+            db.execute("DELETE FROM words WHERE rowid = ?", row)
+            db.execute("DELETE FROM events WHERE row = ?", row)
+            count += 1
+            for kind in MEDIA:
+                if (path := self.media(event, kind)) is not None:
+                    path.unlink(missing_ok=True)
+        return count
+
+    def _prune(self, db: sqlite3.Connection) -> int:
+        now = time.time()
+        old = db.execute("SELECT id FROM events WHERE expires_at < ? AND end_time IS NOT NULL", (now,))
+        count = self._delete(db, [event for (event,) in old.fetchall()])
+        if self._keep_s is not None:
+            for table in ("tracks", "minutes"):
+                db.execute(f"DELETE FROM {table} WHERE stored_at < ?", (now - self._keep_s,))
+        if self._max_bytes is not None:
+            total = db.execute("SELECT coalesce(sum(bytes), 0) FROM events").fetchone()[0]
+            beyond = []
+            for event, size in db.execute("SELECT id, bytes FROM events WHERE bytes > 0 ORDER BY row"):
+                if total <= self._max_bytes:
+                    break
+                total -= size
+                beyond.append(event)
+            count += self._delete(db, beyond)
+        return count
+
+
+def _write_event(db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
+    """Insert or update an event."""
+    zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
+    found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
+    text = " ".join((record["label"], record["rule"], *found))
+    indexed = record["stream"], record["rule"], record["label"], zones, text
+    old = db.execute("SELECT row, stream, rule, label, zones, text FROM events WHERE id = ?", (record["id"],))
+    if (row := old.fetchone()) is None:
+        pending = any(record[f"has_{kind}"] for kind in MEDIA)
+        columns = (record["id"], *indexed, record["start_time"], record["end_time"], time.time(), expires_at, pending)
+        names = "id, stream, rule, label, zones, text, start_time, end_time, stored_at, expires_at, pending, record"
+        marks = ", ".join("?" * 12)
+        number = db.execute(f"INSERT INTO events ({names}) VALUES ({marks})", (*columns, json.dumps(record))).lastrowid
+        db.execute(
+            "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)", (number, *indexed)
+        )
+        return
+    number, *words = row
+    db.execute(
+        "UPDATE events SET label = ?, zones = ?, text = ?, end_time = ?, record = ? WHERE row = ?",
+        (record["label"], zones, text, record["end_time"], json.dumps(record), number),
+    )
+    if tuple(words) != indexed:
+        db.execute("DELETE FROM words WHERE rowid = ?", (number,))
+        db.execute(
+            "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)", (number, *indexed)
+        )

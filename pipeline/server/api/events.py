@@ -1,0 +1,130 @@
+"""Stored events over HTTP, as routes for any aiohttp application.
+
+    GET    /events?stream=&rule=&label=&zone=&since=&q=&limit=&after=    {"events": […], "after": ID or null}
+    GET    /events/ID                 the record, with the paths of its tracks
+    GET    /events/ID/clip.mp4        in ranges, if asked for; so does /events/ID/snapshot.jpg
+    DELETE /events/ID                 204
+    GET    /streams/NAME/history?since=    what was counted in each stored minute
+
+Authentication is elsewhere (`saccade.pipeline.server.http_server`). Reading the store is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+
+from aiohttp import web
+
+from saccade.pipeline.events.store import MEDIA, EventStore
+from saccade.pipeline.events.store_query import EventQuery
+from saccade.sources.http.auth import HttpAuth, refusal
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "token")
+
+
+class EventsApi:
+    """The routes.
+
+    Args:
+        store: what is read.
+        auth: answers preflight requests.
+    """
+
+    def __init__(self, store: EventStore, auth: HttpAuth) -> None:
+        self._store = store
+        self._auth = auth
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """All of them."""
+        media = [f"{kind}{suffix}" for kind, suffix in MEDIA.items()]
+        return [
+            web.get("/events", self._list),
+            web.get("/events/{id}", self._show),
+            web.delete("/events/{id}", self._delete),
+            *(web.get(f"/events/{{id}}/{name}", self._send) for name in media),
+            web.get("/streams/{name}/history", self._history),
+            *(web.options(path, self._preflight) for path in ("/events", "/events/{id}")),
+            *(web.options(f"/events/{{id}}/{name}", self._preflight) for name in media),
+        ]
+
+    async def _list(self, request: web.Request) -> web.Response:
+        try:
+            query = _query_of(dict(request.query))
+        except ValueError as error:
+            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
+        events = await asyncio.to_thread(self._store.search, query)
+        more = events[-1]["id"] if len(events) == query.limit else None
+        return web.json_response({"events": events, "after": more})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        record = await asyncio.to_thread(self._store.get, request.match_info["id"])
+        if record is None:
+            raise _no_event(request)
+        return web.json_response(record)
+
+    async def _send(self, request: web.Request) -> web.StreamResponse:
+        kind = request.path.rpartition("/")[2].partition(".")[0]
+        path = await asyncio.to_thread(self._store.media, request.match_info["id"], kind)
+        if path is None:
+            raise refusal(
+                web.HTTPNotFound, f"there is no {kind} of event '{request.match_info['id'][:80]}', or not yet"
+            )
+        types = {"clip": "video/mp4", "snapshot": "image/jpeg"}
+        return web.FileResponse(path, headers={"Content-Type": types[kind], "Cache-Control": "private, max-age=60"})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        if not await asyncio.to_thread(self._store.delete, request.match_info["id"]):
+            raise _no_event(request)
+        return web.Response(status=204)
+
+    async def _history(self, request: web.Request) -> web.Response:
+        try:
+            since = _time_of(request.query.get("since", "0"))
+        except ValueError as error:
+            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
+        minutes = await asyncio.to_thread(self._store.counts, request.match_info["name"], since)
+        return web.json_response({"minutes": minutes})
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        return await self._auth.preflight(request, "GET, DELETE", "application/json")
+
+
+def _query_of(given: dict[str, str]) -> EventQuery:
+    """The query of a request; raises ValueError, in half a line for the user, if it is none."""
+    if unknown := next((name for name in given if name not in _KNOWN), None):
+        raise ValueError(f"there is no filter '{unknown[:40]}'; known: {', '.join(_KNOWN[:-1])}")
+    limit = given.get("limit", "50")
+    if not limit.isdecimal() or len(limit) > 9:
+        raise ValueError("limit should be a whole number, such as 50")
+    return EventQuery(
+        given.get("stream"),
+        given.get("rule"),
+        given.get("label"),
+        given.get("zone"),
+        _time_of(given["since"]) if "since" in given else None,
+        given.get("q", ""),
+        given.get("after"),
+        int(limit),
+    )
+
+
+def _time_of(text: str) -> float:
+    """A time in seconds, or how long ago: `1795262111`, `15m`, `1d`."""
+    if found := _AGO.fullmatch(text):
+        return time.time() - float(found[1]) * _UNITS[found[2]]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError("since should be a time in seconds, such as 1795262111, or how long ago, such as 1d")
+    return seconds
+
+
+def _no_event(request: web.Request) -> web.HTTPException:
+    return refusal(web.HTTPNotFound, f"there is no event '{request.match_info['id'][:80]}'")

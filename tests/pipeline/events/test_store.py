@@ -1,0 +1,258 @@
+"""What is stored and found again, what is deleted when, and what is left after a process was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.pipeline.events.record import MinuteCounts, TrackPath, make_history_record
+from saccade.pipeline.events.store import EventStore, StoreError
+from saccade.pipeline.events.store_query import EventQuery
+from tests.support import REPO
+from tests.support.command import environment
+from tests.support.sinks.rule_events import BEGIN, RULES
+
+LONG_S = 60  # far beyond what any of these needs; only so that a hang fails
+
+
+def event(number: int, kind: str = "end", **values: Any) -> dict[str, Any]:
+    times = {"start_time": 1000.0 + number, "end_time": 1001.0 + number if kind == "end" else None}
+    return {**BEGIN, **times, "type": kind, "id": f"e{number}", **values}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EventStore]:
+    with_events = EventStore(tmp_path / "store")
+    yield with_events
+    with_events.close()
+
+
+def ids(store: EventStore, **query: Any) -> list[str]:
+    return [one["id"] for one in store.search(EventQuery(**query))]
+
+
+EVENTS = [
+    event(0, label="person", stream="door", rule="visitor", entered_zones=["hall"]),
+    event(1, label="truck", stream="yard", rule="parked", entered_zones=["gate", "hall"], attributes={"c": "dark red"}),
+    event(2, label="truck", stream="yard", rule="parked", entered_zones=[], answers={"q?": "It is a blue-green one."}),
+    event(3, label="dog", stream="yard-2", rule="visitor", entered_zones=["hall_2"], sub_label="Bello"),
+]
+
+FOUND = {
+    "everything, newest first": ({}, [3, 2, 1, 0]),
+    "a stream, exactly": ({"stream": "yard"}, [2, 1]),
+    "a rule": ({"rule": "visitor"}, [3, 0]),
+    "a label": ({"label": "truck"}, [2, 1]),
+    "a zone, exactly": ({"zone": "hall"}, [1, 0]),
+    "a zone with a dash": ({"zone": "hall_2"}, [3]),
+    "a word of an attribute": ({"words": "RED"}, [1]),
+    "a word of an answer": ({"words": "green"}, [2]),
+    "a name": ({"words": "bello"}, [3]),
+    "the beginning of the last word": ({"words": "truck re"}, [1]),
+    "a label is a word, too": ({"words": "truck"}, [2, 1]),
+    "two conditions": ({"stream": "yard", "zone": "gate"}, [1]),
+    "conditions that no event has both": ({"stream": "door", "label": "truck"}, []),
+    "since a time": ({"since": 1002.0}, [3, 2]),
+    "since a time to come": ({"since": time.time() + 1e6}, []),
+    "so many": ({"limit": 2}, [3, 2]),
+    "the next page": ({"after": "e2"}, [1, 0]),
+    "after one that is not there": ({"after": "none"}, []),
+    "what would be syntax": ({"words": 'red" OR label:* NOT ('}, []),
+    "nothing but syntax": ({"words": '"*()'}, [3, 2, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_events_are_found(store: EventStore, case: str) -> None:
+    for one in EVENTS:
+        store.write(one)
+    store.flush()
+    query, numbers = FOUND[case]
+    assert ids(store, **query) == [f"e{number}" for number in numbers]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=8))
+def test_any_words_are_searched_for(words: str, stream: str) -> None:
+    with sqlite3.connect(":memory:") as db:
+        from saccade.pipeline.events.store_query import SCHEMA
+
+        db.executescript(SCHEMA)
+        with suppress(UnicodeEncodeError):  # half a character, which no request can hold
+            assert db.execute(*EventQuery(words=words, stream=stream, label=words).to_sql()).fetchall() == []
+
+
+def test_an_event_is_brought_up_to_date(store: EventStore) -> None:
+    store.write(event(1, "begin", label="person"))
+    store.write(event(1, "update", label="rider", attributes={"colour": "yellow"}, entered_zones=["hall", "door"]))
+    store.write(event(1, label="rider", attributes={"colour": "yellow"}, entered_zones=["hall", "door"]))
+    store.flush()
+    assert ids(store, words="yellow", label="rider", zone="door") == ["e1"]
+    assert ids(store, label="person") == []
+    found = store.get("e1")
+    assert found is not None
+    assert (found["type"], found["end_time"]) == ("end", 1002.0)
+    assert store.get("e2") is None
+
+
+def test_paths_and_counts_are_kept(store: EventStore) -> None:
+    path = ((1003.0, 0.5, 0.9), (1003.5, 0.6, 0.9))
+    for begins in (900.0, 1002.0):  # numbers begin again with each run
+        track = TrackPath("door", 7, "person", begins, begins + 5, 0.9, path)
+        store.write(make_history_record(track))
+    counts = {"objects": {"person": 1}, "zones": {}, "lines": {}}
+    store.write(make_history_record(MinuteCounts("door", 960, counts)))
+    store.write({**event(1), "since": 1001.0})
+    store.flush()
+    found = store.get("e1")
+    assert found is not None
+    assert found["paths"] == [{"track_id": 7, "label": "person", "path": [list(place) for place in path]}]
+    assert store.counts("door", 0) == [{"start": 960, **counts}]
+    assert store.counts("door", 961) == store.counts("yard", 0) == []
+    assert asdict(track)["number"] == 7
+
+
+def put(store: EventStore, name: str, size: int = 10) -> Path:
+    path = store.media_folder / name
+    path.write_bytes(b"x" * size)
+    return path
+
+
+def test_media_belong_to_their_event(store: EventStore) -> None:
+    store.write(event(1, has_clip=True, clip="/events/e1/clip.mp4"))
+    clip = put(store, "e1.mp4")
+    store.note_media("e1", "clip")
+    store.flush()
+    assert store.media("e1", "clip") == clip
+    assert store.media("e1", "snapshot") is None
+    assert store.media("../events", "clip") is None
+    assert store.delete("e1")
+    assert not store.delete("e1")
+    assert not clip.exists()
+    assert ids(store) == ids(store, words="person") == []
+    put(store, "e1.mp4")  # a clip that was being written when its event was deleted
+    store.note_media("e1", "clip")
+    store.flush()
+    assert list(store.media_folder.iterdir()) == []
+
+
+def test_retention_by_age_and_rule(tmp_path: Path) -> None:
+    store = EventStore(tmp_path, keep_s=0.2)
+    store.write({**RULES, "keep_s": {"no helmet": 3600.0}})
+    store.write(event(1, rule="visitor"))
+    store.write(event(2, rule="no helmet"))
+    store.write(event(3, "begin", rule="visitor"))  # goes on
+    store.write(make_history_record(TrackPath("door", 7, "person", 0, 1, 0.9, ())))
+    store.flush()
+    time.sleep(0.3)
+    assert store.prune() == 1
+    assert ids(store) == ["e3", "e2"]
+    store.close()
+
+
+def test_retention_by_size_deletes_the_oldest(tmp_path: Path) -> None:
+    store = EventStore(tmp_path, max_bytes=250)
+    for number in range(5):
+        store.write(event(number))
+        if number != 1:
+            put(store, f"e{number}.jpg", 100)
+            store.note_media(f"e{number}", "snapshot")
+    assert store.prune() == 2
+    assert ids(store) == ["e4", "e3", "e1"]
+    assert sorted(path.name for path in store.media_folder.iterdir()) == ["e3.jpg", "e4.jpg"]
+    store.close()
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    with pytest.raises(StoreError, match="another process stores events there"):
+        EventStore(tmp_path)
+    store.close()
+    store.close()
+    EventStore(tmp_path).close()
+
+
+@pytest.mark.parametrize("content", [b"no database at all, and long enough to be seen as none" * 20, "folder"])
+def test_what_is_no_store_is_refused_in_one_line(tmp_path: Path, content: bytes | str) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "events.db").write_bytes(content)
+    else:
+        (tmp_path / "events.db").mkdir()
+    with pytest.raises(StoreError, match="events cannot be stored there") as raised:
+        EventStore(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not [thread for thread in threading.enumerate() if thread.name == "saccade store"]
+
+
+def test_one_bad_record_costs_no_other(store: EventStore, caplog: pytest.LogCaptureFixture) -> None:
+    store.write({"type": "end", "rule": "x", "stream": "y"})
+    for number in range(3):
+        store.write(event(number))
+    store.flush()
+    assert len(ids(store)) == 3
+    assert "could not be stored" in caplog.text
+
+
+WRITER = """
+import json, sys, time
+from pathlib import Path
+from saccade.pipeline.events.store import EventStore
+from tests.pipeline.events.test_store import event, put
+store = EventStore(Path(sys.argv[1]))
+number = 0
+while True:
+    store.write(event(number, "begin", has_clip=True, clip="x"))
+    (store.media_folder / f"e{number}.mp4.part").write_bytes(b"x" * 9999)
+    if number % 3:
+        (store.media_folder / f"e{number}.mp4.part").rename(store.media_folder / f"e{number}.mp4")
+    if number % 3 == 2:
+        store.note_media(f"e{number}", "clip")
+    if number % 2:
+        store.write(event(number, has_clip=True, clip="x"))
+    if number % 7 == 3:
+        store.delete(f"e{number - 1}")
+    store.flush()
+    print(number, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("after", [1, 4, 11])
+def test_a_kill_loses_nothing_that_was_stored(tmp_path: Path, after: int) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPO, env=environment(), text=True) as process:
+        assert process.stdout is not None
+        stored = -1
+        while stored < after:
+            stored = int(process.stdout.readline())
+        time.sleep(0.0007 * after)  # wherever it is then
+        os.kill(process.pid, signal.SIGKILL)
+        stored = max([stored, *map(int, process.stdout.read().split())])
+    store = EventStore(tmp_path)
+    found = {one["id"]: one for one in store.search(EventQuery(limit=500))}
+    deleted = {f"e{number - 1}" for number in range(stored + 1) if number % 7 == 3}
+    wanted = {f"e{number}" for number in range(stored + 1)} - deleted
+    assert wanted <= found.keys() <= wanted | {f"e{stored + 1}"}  # the last may have been, or not
+    assert all(one["end_time"] is not None for one in found.values())
+    media = {path.name for path in store.media_folder.iterdir()}
+    assert media == {f"{name}.mp4" for name, one in found.items() if one["has_clip"]}
+    assert {f"e{number}.mp4" for number in range(stored + 1) if number % 3} - {
+        f"{name}.mp4" for name in deleted
+    } <= media
+    assert json.loads(json.dumps(found))
+    store.close()

@@ -1,0 +1,123 @@
+"""Stored events over HTTP: filters, pages, media in ranges, deletion; and who may not."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.pipeline.events.record import MinuteCounts, make_history_record
+from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.server.http_server import HttpServer
+from tests.pipeline.events.test_store import EVENTS, event, put
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EventStore]:
+    with_events = EventStore(tmp_path)
+    for one in EVENTS:
+        with_events.write(one)
+    with_events.flush()
+    yield with_events
+    with_events.close()
+
+
+@pytest.fixture
+def server(store: EventStore) -> Iterator[HttpServer]:
+    one = HttpServer(None, port=0, events=store)
+    yield one
+    one.close()
+
+
+def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=30) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def listed(server: HttpServer, query: str) -> tuple[list[str], str | None]:
+    status, _, body = ask(f"{server.url}/events{query}")
+    assert status == 200
+    page = json.loads(body)
+    return [one["id"] for one in page["events"]], page["after"]
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("", (["e3", "e2", "e1", "e0"], None)),
+        ("?stream=yard&label=truck", (["e2", "e1"], None)),
+        ("?q=dark%20r", (["e1"], None)),
+        ("?zone=hall&rule=visitor", (["e0"], None)),
+        ("?since=1d", ([], None)),
+        ("?since=1002", (["e3", "e2"], None)),
+        ("?limit=3", (["e3", "e2", "e1"], "e1")),
+        ("?limit=3&after=e1", (["e0"], None)),
+    ],
+)
+def test_events_are_listed(server: HttpServer, query: str, page: tuple[list[str], str | None]) -> None:
+    assert listed(server, query) == page
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=0", "limit should be from 1 to 500, got 0"),
+        ("limit=many", "limit should be a whole number"),
+        ("since=yesterday", "since should be a time in seconds"),
+        ("since=nan", "since should be a time in seconds"),
+        ("colour=red", "there is no filter 'colour'; known: stream, rule"),
+    ],
+)
+def test_a_bad_filter_is_one_line(server: HttpServer, query: str, message: str) -> None:
+    status, _, body = ask(f"{server.url}/events?{query}")
+    assert (status, json.loads(body)["error"].startswith(message)) == (422, True)
+
+
+def test_an_event_its_media_and_its_deletion(server: HttpServer, store: EventStore) -> None:
+    store.write(event(9, has_clip=True, has_snapshot=True))
+    store.flush()
+    base = f"{server.url}/events/e9"
+    assert ask(f"{base}/clip.mp4")[0] == 404
+    put(store, "e9.mp4").write_bytes(bytes(range(256)))
+    put(store, "e9.jpg")
+    assert json.loads(ask(base)[2])["id"] == "e9"
+    status, headers, body = ask(f"{base}/clip.mp4", Range="bytes=16-31")
+    assert (status, headers["Content-Type"], body) == (206, "video/mp4", bytes(range(16, 32)))
+    assert headers["Content-Range"] == "bytes 16-31/256"
+    assert ask(f"{base}/clip.mp4", Range="bytes=900-")[0] == 416
+    assert ask(f"{base}/snapshot.jpg")[1]["Content-Type"] == "image/jpeg"
+    assert ask(base, "DELETE")[0] == 204
+    for path in ("", "/clip.mp4", "/snapshot.jpg"):
+        assert ask(f"{base}{path}")[0] == 404
+    assert ask(base, "DELETE")[0] == 404
+    assert ask(f"{server.url}/events/..%2Fevents/clip.mp4")[0] == 404
+
+
+def test_stored_minutes_are_listed(server: HttpServer, store: EventStore) -> None:
+    start = int(time.time() // 60) * 60
+    counts = {"objects": {"person": 2}, "zones": {}, "lines": {}}
+    store.write(make_history_record(MinuteCounts("door", start, counts)))
+    store.flush()
+    assert json.loads(ask(f"{server.url}/streams/door/history?since=1h")[2]) == {
+        "minutes": [{"start": start, **counts}]
+    }
+    assert ask(f"{server.url}/streams/door/history?since=x")[0] == 422
+
+
+def test_events_need_the_token_where_there_is_one(store: EventStore) -> None:
+    server = HttpServer(None, port=0, token="sesame", events=store)
+    try:
+        assert ask(f"{server.url}/events")[0] == 401
+        assert ask(f"{server.url}/events", Authorization="Bearer sesame")[0] == 200
+        assert ask(f"{server.url}/events?token=sesame&limit=1")[0] == 200
+    finally:
+        server.close()
