@@ -21,6 +21,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.store import EventStore, StoreError
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
@@ -45,6 +46,7 @@ class Session:
         shared: the outputs that all streams share.
         events: where the events of those that are configured go.
         store: keeps them.
+        media: writes their clips and snapshots.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Session:
         shared: Sequence[Target] = (),
         events: EventHub | None = None,
         store: EventStore | None = None,
+        media: MediaWriter | None = None,
     ) -> None:
         self.streams = streams
         self.events = events or EventHub()
@@ -63,6 +66,7 @@ class Session:
                 self.events.add(sink.write_event)
         self.endless = not first
         self._store = store
+        self._media = media
         self._waiting = dict(first or {})
         self._each = list(each)
         self._server: HttpServer | None = None
@@ -90,7 +94,12 @@ class Session:
         """
         with (
             open_stream(
-                config, self.streams.engine, check=check, events=self.events, history=self._store is not None
+                config,
+                self.streams.engine,
+                check=check,
+                events=self.events,
+                history=self._store is not None,
+                media=self._media,
             ) as stream,
             stream.reserve(self.streams) as name,
         ):
@@ -153,6 +162,8 @@ class Session:
         try:
             with ExitStack() as everything:  # from the last to the first, whatever one of them raises
                 everything.callback(self.events.close)
+                if self._media:
+                    everything.callback(self._media.close)
                 everything.callback(self.streams.close)
                 for stream in self._waiting.values():
                     everything.callback(stream.close)
@@ -187,8 +198,14 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         events = EventHub()
         store = stack.enter_context(_opened_store(config, events))
         stack.callback(events.close)
+        media = None
+        if store is not None:
+            media = MediaWriter(store.media_folder, events.publish)
+            stack.callback(media.close)
         kept = store is not None
-        streams = _named([stack.enter_context(open_stream(one, events=events, history=kept)) for one in config.each()])
+        streams = _named(
+            [stack.enter_context(open_stream(one, events=events, history=kept, media=media)) for one in config.each()]
+        )
         own = {name: _own_targets(stream.config, each, name) for name, stream in streams.items()}
         every = [*shared, *(target for targets in own.values() for target in targets)]
         every += [target for name, stream in streams.items() for target in _written_by_stages(stream.config, name)]
@@ -211,7 +228,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
                     on_failure.callback(output.sink.close)
             videos = BroadcastSink()
             viewing = [Output(videos, NEWEST, viewing=True)] if place else []
-            session = Session(Streams(engine, [*common, *viewing]), streams, each, shared, events, store)
+            session = Session(Streams(engine, [*common, *viewing]), streams, each, shared, events, store, media)
             on_failure.pop_all()
         stack.callback(session.close)
         if place:

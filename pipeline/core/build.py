@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
@@ -24,9 +25,11 @@ from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.events.clips import COPIED
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.recorder import MediaWriter, Recorder
 from saccade.pipeline.events.stage import EventStage, event_stage
-from saccade.sources import HwAccel, Source, Transport, open_source
+from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource
 
 if TYPE_CHECKING:
@@ -134,6 +137,7 @@ def open_stream(
     check: CheckSource | None = None,
     events: EventHub | None = None,
     history: bool = False,
+    media: MediaWriter | None = None,
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -144,6 +148,7 @@ def open_stream(
         check: called with each live address before it is connected to, those of redirects among them; raises
             `SourceError` to refuse it.
         events: where events of the stream's rules go; None for nowhere.
+        media: writes clips and snapshots of events; None for none.
         history: have the paths of tracks and the counts of minutes go there as well.
 
     Raises:
@@ -163,8 +168,16 @@ def open_stream(
         if events is not None:
             began = config.began.timestamp() if config.began else None
             minutes = analysis.minutes if history else None
+            recorder = _recorder(config, source, media) if media is not None and config.clips else None
             stages.append(
-                EventStage(config.rules, events.publish, file_began=began, flush=events.flush, minutes=minutes)
+                EventStage(
+                    config.rules,
+                    events.publish,
+                    file_began=began,
+                    flush=events.flush,
+                    minutes=minutes,
+                    recorder=recorder,
+                )
             )
         elif config.rules:
             raise ConfigError("there is nowhere for events to go: rules are for `saccade run`")
@@ -176,6 +189,15 @@ def open_stream(
             stream.resolve_tasks(engine)
         on_failure.pop_all()
     return stream
+
+
+def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
+    """What records the events of a stream: from its packets if it is live, from the file if it is one."""
+    path = Path(source.info.url) if not source.info.live and source.info.codec in COPIED else None
+    recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=path)
+    if isinstance(source, LiveSource):
+        source.on_packet = recorder.ring.add
+    return recorder
 
 
 def add_stream(

@@ -14,9 +14,7 @@ from typing import Any
 from saccade.pipeline.events.record import (
     Change,
     History,
-    MinuteCounts,
     RuleList,
-    TrackPath,
     make_event_record,
     make_history_record,
 )
@@ -49,7 +47,7 @@ class EventHub:
     def add(self, listener: Listener, stream: str | None = None, *, history: bool = False) -> Callable[[], None]:
         """Have a listener called for every change, or for those of one stream; return what ends that.
 
-        With `history` it is called for the paths of tracks and the counts of minutes as well.
+        With `history` it is called for the paths of tracks, the counts of minutes and media that are whole as well.
         """
         entry = listener, stream, history
         with self._lock:
@@ -102,10 +100,8 @@ class EventHub:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            past = isinstance(item, TrackPath | MinuteCounts)
-            record = (
-                make_history_record(item) if isinstance(item, TrackPath | MinuteCounts) else make_event_record(item)
-            )
+            past = not isinstance(item, Change | RuleList)
+            record = make_event_record(item) if isinstance(item, Change | RuleList) else make_history_record(item)
             with self._lock:
                 entries = [one for one in self._listeners if one[1] in (None, record["stream"])]
             listeners = [listener for listener, _, history in entries if history or not past]

@@ -109,12 +109,22 @@ class MinuteCounts:
     counts: Mapping[str, Any]
 
 
-History = TrackPath | MinuteCounts
+@dataclass(slots=True, frozen=True)
+class MediaDone:
+    """A file of an event, its `clip` or `snapshot`, is whole, or could not be written."""
+
+    stream: str
+    event: str
+    kind: str
+
+
+History = TrackPath | MinuteCounts | MediaDone
+_HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media"}
 
 
 def make_history_record(part: History) -> dict[str, Any]:
     """The record of a part of a stream's history, ready for `json.dumps`."""
-    return {"type": "track" if isinstance(part, TrackPath) else "minute", **asdict(part)}
+    return {"type": _HISTORY[type(part)], **asdict(part)}
 
 
 def new_id(start_time: float, chance: Callable[[], float] = random.random) -> str:

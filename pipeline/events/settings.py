@@ -84,6 +84,15 @@ class EventSettings(BaseModel):
         flags=("--rule",),
     )
 
+    clips: bool = setting(True, "Keep a clip and a snapshot of each event that is stored.")
+    clip_before: Seconds = setting(5.0, "Seconds of video that a clip has before its event.", metavar="SECONDS", le=60)
+    clip_after: Seconds = setting(
+        5.0,
+        "Seconds of video that a clip has after its event.",
+        more="Clips are cut from what the camera sent, from the key frame before on, and nothing is coded again.",
+        metavar="SECONDS",
+        le=60,
+    )
     began: datetime | None = setting(
         None,
         "Local time at which a file began, for rules with `between`: 2026-01-01 21:50; by default now.",

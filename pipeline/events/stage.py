@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import MINUTE_S, Minute
 from saccade.pipeline.events.machine import RuleMachine
 from saccade.pipeline.events.record import Change, History, MinuteCounts, RuleList
+from saccade.pipeline.events.recorder import Recorder
 from saccade.pipeline.events.scene import SceneReader
 from saccade.pipeline.events.settings import RuleSettings
 
@@ -34,6 +35,7 @@ class EventStage:
         names: how the model calls a label of a rule.
         file_began: Unix time at which a file begins, for `between`; by default now.
         flush: called when the stream has ended, after its last change.
+        recorder: keeps clips and snapshots of the events; None for none.
         minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
             as well: its minutes, if it is live, and the paths of its tracks.
     """
@@ -47,9 +49,12 @@ class EventStage:
         file_began: float | None = None,
         flush: Callable[[], object] | None = None,
         minutes: Callable[[float], list[Minute]] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._publish = publish
         self._flush = flush
+        self._recorder = recorder
+        self._media: dict[str, tuple[str | None, str | None]] = {}  # paths over HTTP, by event
         self._minutes = minutes
         self._minute: int | None = None  # start of the one that goes on
         self._stream = ""
@@ -90,6 +95,10 @@ class EventStage:
         self._machines = machines
         for machine in machines.values():
             self._tell(machine.step(scene))
+            if self._recorder is not None and machine.event is not None:
+                self._recorder.note(machine.event, frame)
+        if self._recorder is not None:
+            self._recorder.advance(frame.captured_at)
         if self._minutes is not None:
             self._tell_history(frame.captured_at if frame.capture_clock != "file" else None)
         return result
@@ -99,6 +108,8 @@ class EventStage:
         for machine in self._machines.values():
             self._tell(machine.end())
         self._machines = {}
+        if self._recorder is not None:
+            self._recorder.close()
         if self._minutes is not None:
             self._reader.end(self._stream)
             self._tell_history(float("inf") if self._minute is not None else None)
@@ -127,7 +138,17 @@ class EventStage:
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:
-            self._publish(change)
+            event = change.event
+            if self._recorder is not None:
+                if change.kind == "begin":
+                    clip = f"/events/{event.id}/clip.mp4" if self._recorder.has_clips else None
+                    self._media[event.id] = f"/events/{event.id}/snapshot.jpg", clip
+                snapshot, clip = self._media.get(event.id, (None, None))
+                event = replace(event, snapshot=snapshot, clip=clip)
+                if change.kind == "end":
+                    self._recorder.finish(event)
+                    self._media.pop(event.id, None)
+            self._publish(Change(change.kind, event))
 
 
 def event_stage(stages: Iterable[object]) -> EventStage | None:

@@ -104,6 +104,8 @@ class EventStore:
             columns = ("stream", "number", "label", "first_time", "last_time", "top_score")
             values = [*(record[name] for name in columns), json.dumps(record["path"]), time.time()]
             self._do(lambda db: db.execute("INSERT INTO tracks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values))
+        elif kind == "media":
+            self.note_media(record["event"], record["kind"])
         elif kind == "minute":
             row = record["stream"], record["start"], json.dumps(record["counts"]), time.time()
             self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row))

@@ -20,6 +20,7 @@ from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
+from saccade.sources.live.packets import PacketListener, SupportsPackets
 from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import RgbConverter
 from saccade.sources.urls import redact
@@ -67,6 +68,8 @@ class LiveSource(Source):
         self._reported: LinkStatus | None = None
         self._decoder = ""
         self._stats: StreamStats | None = None
+        self.on_packet: PacketListener | None = None
+        """Called with each coded frame of H.264 or H.265, before it is decoded; holds from the next connection on."""
         self._info = SourceInfo(
             codec="",
             width=0,
@@ -127,6 +130,8 @@ class LiveSource(Source):
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
         """The frames of one connection, until it fails or close()."""
         connection = self._opener(self._closed)
+        if self.on_packet is not None and isinstance(connection, SupportsPackets):
+            connection.on_packet = self.on_packet
         damaged_before = self._corrupt
         converter = RgbConverter()
         converted: object = None  # the last format that is known to be convertible

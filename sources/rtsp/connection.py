@@ -18,8 +18,10 @@ import av.error
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder, HwAccel
+from saccade.sources.live.packets import CodedPacket, PacketListener
 from saccade.sources.rtp.depacketizer import AccessUnit
 from saccade.sources.rtp.packet import signed
+from saccade.sources.rtp.rtcp import SenderReport
 from saccade.sources.rtsp.receiver import Receiver
 from saccade.sources.rtsp.session import open_session
 from saccade.sources.rtsp.tls import TlsPolicy
@@ -79,6 +81,8 @@ class RtspConnection:
         except BaseException:
             session.client.close()
             raise
+        self.on_packet: PacketListener | None = None
+        """Called with each coded frame."""
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
         self._key_time: int | None = None  # of the latest key frame
         self._key_interval_s: float | None = None
@@ -166,6 +170,10 @@ class RtspConnection:
         self._inside[self._time] = unit
         if len(self._inside) > _REMEMBERED:
             del self._inside[min(self._inside)]
+        report = self._receiver.report
+        if self.on_packet is not None:
+            at, sets = self._captured_at(unit, report), self._media.parameter_sets
+            self.on_packet(CodedPacket(self._codec, sets, unit.data, self._time, at, unit.key))
         began = time.monotonic()
         try:
             frames = self._decoder.decode(unit.data, self._time)
@@ -173,7 +181,6 @@ class RtspConnection:
             frames = []
             self._discard(self._time)
         self._receiver.note_decode(time.monotonic() - began)
-        report = self._receiver.report
         for frame in frames:
             source = self._inside.pop(frame.pts, unit) if frame.pts is not None else unit
             damaged = frame.is_corrupt or source.damaged
@@ -184,6 +191,11 @@ class RtspConnection:
             captured_at = report.plausible_capture(source.timestamp, arrived) if report else None
             self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost, damaged))
             self._lost = 0
+
+    def _captured_at(self, unit: AccessUnit, report: SenderReport | None) -> float:
+        arrived = time.time() - (time.monotonic() - unit.arrived_at)
+        known = report.plausible_capture(unit.timestamp, arrived) if report else None
+        return arrived if known is None else known
 
     def _discard(self, pts: int | None) -> None:
         """Count a frame that could not be decoded; frames predicted from it are useless, too."""

@@ -20,6 +20,7 @@ import av.error
 from saccade.sources.errors import LiveError, StreamEndedError
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder, HwAccel
+from saccade.sources.live.packets import CodedPacket, PacketListener
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.rtp.packet import signed
@@ -64,6 +65,8 @@ class WebRtcConnection:
         self._heard_at = time.monotonic()
         self._codec = ""
         self._decoder_name = ""
+        self.on_packet: PacketListener | None = None
+        """Called with each coded frame of H.264."""
         self.final = True
         """Whether the source ends with this peer, or waits for another one."""
         self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
@@ -178,6 +181,10 @@ class WebRtcConnection:
                 gpu = self._hwaccel if codec == "H264" else "none"
                 self._codec, decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
             timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
+            if self.on_packet is not None and codec == "H264":
+                captured_at = self._captured_at(coded) or time.time() - (time.monotonic() - coded.arrived)
+                key = is_key_frame(codec, coded.data)
+                self.on_packet(CodedPacket("h264", b"", coded.data, timestamp, captured_at, key))
             try:
                 frames = decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:

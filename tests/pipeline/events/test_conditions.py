@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.pipeline.events.conditions import Condition, parse
@@ -68,6 +68,7 @@ words = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(max_size=30), st.lists(words, max_size=8).map(" ".join)))
 def test_any_text_is_read_or_refused_with_a_place_in_it(text: str) -> None:
     with suppress(PlacedError):

@@ -1,0 +1,166 @@
+"""Clips of events, cut from coded packets without coding anything again: from a ring of a live stream's, or a file's.
+
+A clip begins at the key frame before its time. Knows packets, times and files; no events.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import av.error
+from av.container import InputContainer, OutputContainer
+
+from saccade.sources.live.packets import CodedPacket
+
+CLOCK = Fraction(1, 90000)
+COPIED = ("h264", "hevc", "av1", "vp9")
+"""Codecs that an MP4 for browsers holds."""
+
+_MOST_BYTES = 256 * 1024 * 1024  # of one stream: two minutes of 16 Mb/s
+_OPTIONS = {"movflags": "faststart"}
+
+
+class PacketRing:
+    """The newest packets of one live stream. Every method is callable from any thread.
+
+    It holds what was captured in the last `keep_s` seconds, from the key frame before on; more while something is held.
+
+    Args:
+        keep_s: for how long packets are kept that nothing holds.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._lock = threading.Lock()  # over what follows
+        self._packets: deque[CodedPacket] = deque()
+        self._keys: deque[float] = deque()  # capture times of the key frames among them
+        self._bytes = 0
+        self._held: dict[str, float] = {}
+
+    def add(self, packet: CodedPacket) -> None:
+        """Take the next packet; where its time falls back, as after a reconnect, what was before is dropped."""
+        with self._lock:
+            newest = self._packets[-1] if self._packets else None
+            if newest is not None and not -CLOCK.denominator < packet.pts - newest.pts < 60 * CLOCK.denominator:
+                self._packets.clear()
+                self._keys.clear()
+                self._bytes = 0
+            if packet.key:
+                self._keys.append(packet.captured_at)
+            elif not self._keys:
+                return
+            self._packets.append(packet)
+            self._bytes += len(packet.data)
+            oldest = min([packet.captured_at - self._keep_s, *self._held.values()])
+            while len(self._keys) > 1 and (self._keys[1] <= oldest or self._bytes > _MOST_BYTES):
+                self._drop_group()
+
+    @property
+    def newest(self) -> float | None:
+        """When the newest packet was captured; None if there is none."""
+        with self._lock:
+            return self._packets[-1].captured_at if self._packets else None
+
+    def hold(self, name: str, since: float) -> None:
+        """Keep what was captured from a time on, until `release`."""
+        with self._lock:
+            self._held[name] = since
+
+    def release(self, name: str) -> None:
+        """Keep it no longer."""
+        with self._lock:
+            self._held.pop(name, None)
+
+    def cut(self, begin: float, end: float) -> list[CodedPacket]:
+        """The packets captured between two times, from the key frame before the first on, or from the oldest one."""
+        with self._lock:
+            packets = [packet for packet in self._packets if packet.captured_at <= end]
+        first = 0
+        for number, packet in enumerate(packets):
+            if packet.key and packet.captured_at <= begin:
+                first = number
+        return packets[first:]
+
+    def _drop_group(self) -> None:
+        self._keys.popleft()
+        while True:
+            self._bytes -= len(self._packets.popleft().data)
+            if self._packets[0].key:
+                return
+
+
+def write_clip(packets: Sequence[CodedPacket], path: Path) -> float:
+    """Write packets, the first of which is a key frame, as an MP4; return how many seconds it shows.
+
+    Raises:
+        ValueError: if there is nothing to show.
+        OSError, FFmpegError: if it cannot be written.
+    """
+    if len(packets) < 2:
+        raise ValueError("there is no video of that time")
+    head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
+    with (
+        av.open(io.BytesIO(head), format=packets[0].codec) as shown,  # for the size and the parameter sets in it
+        av.open(str(path), "w", format="mp4", options=_OPTIONS) as out,
+    ):
+        stream = out.add_stream_from_template(shown.streams.video[0])
+        # In the order of decoding the times of presentation jump where frames are predicted from later ones.
+        times = sorted(packet.pts for packet in packets)
+        delay = max(time - packet.pts for time, packet in zip(times, packets, strict=True))
+        first = times[0]
+        for time, packet in zip(times, packets, strict=True):
+            coded = av.Packet(packet.data)
+            coded.stream, coded.time_base = stream, CLOCK
+            coded.pts, coded.dts = packet.pts + delay - first, time - first
+            coded.is_keyframe = packet.key
+            out.mux(coded)
+    return float((times[-1] - times[0]) * CLOCK)
+
+
+def copy_clip(source: Path, begin: float, end: float, path: Path) -> float:
+    """Write what a file shows between two times, in seconds as its frames have them; return how many seconds that is.
+
+    Raises:
+        ValueError: if it cannot be copied, or there is nothing to show.
+        OSError, FFmpegError: if one of the files cannot be read or written.
+    """
+    with (
+        av.open(f"file:{source}", metadata_errors="replace") as shown,
+        av.open(str(path), "w", format="mp4", options=_OPTIONS) as out,
+    ):
+        return _copy(shown, out, begin, end)
+
+
+def _copy(shown: InputContainer, out: OutputContainer, begin: float, end: float) -> float:
+    taken = shown.streams.video[0]
+    if taken.codec_context is None or taken.codec_context.name not in COPIED or taken.time_base is None:
+        raise ValueError("its video cannot be copied into an MP4")
+    base = taken.time_base
+    with suppress(av.error.FFmpegError):  # else from the beginning
+        shown.seek(max(0, round(Fraction(begin) / base)), stream=taken, backward=True)
+    stream = out.add_stream_from_template(taken)
+    first: int | None = None
+    last = 0
+    for packet in shown.demux(taken):
+        if packet.pts is None or packet.dts is None:
+            continue
+        if (packet.pts * base > end and packet.is_keyframe) or packet.dts * base > end:
+            break
+        if first is None:
+            if not packet.is_keyframe:
+                continue
+            first = packet.dts
+        packet.pts, packet.dts = packet.pts - first, packet.dts - first
+        last = max(last, packet.pts)
+        packet.stream = stream
+        out.mux(packet)
+    if first is None:
+        raise ValueError("there is no video of that time")
+    return float(last * base)

@@ -1,0 +1,80 @@
+"""Coded frames of a live source, to be kept as they came. Knows nothing of who keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import av
+import av.error
+from av.bitstream import BitStreamFilterContext
+from av.video.stream import VideoStream
+
+from saccade.sources.live.clock import LIVE_BASE
+
+CODECS = ("h264", "hevc")
+
+
+@dataclass(slots=True, frozen=True)
+class CodedPacket:
+    """One coded frame, in the order of decoding.
+
+    Attributes:
+        codec: FFmpeg's name, `h264` or `hevc`.
+        parameter_sets: what must be known before the first frame and may not be in `data`, behind start codes.
+        data: NAL units, each behind a start code (Annex B).
+        pts: time of presentation, in units of 1/90000 s that grow over one connection.
+        captured_at: Unix time in seconds, on the clock of `Frame.captured_at`.
+        key: whether decoding may begin here.
+    """
+
+    codec: str
+    parameter_sets: bytes
+    data: bytes
+    pts: int
+    captured_at: float
+    key: bool
+
+
+PacketListener = Callable[[CodedPacket], None]
+"""Takes each packet, in the thread that reads the source, and returns at once."""
+
+
+@runtime_checkable
+class SupportsPackets(Protocol):
+    """A connection that hands over what it decodes.
+
+    Attributes:
+        on_packet: called with each packet; None for nobody.
+    """
+
+    on_packet: PacketListener | None
+
+
+class PacketTap:
+    """Makes `CodedPacket`s of what FFmpeg demuxes, wherever its containers keep parameter sets and lengths.
+
+    Args:
+        stream: of one of `CODECS`.
+    """
+
+    def __init__(self, stream: VideoStream) -> None:
+        self._codec = stream.codec_context.name
+        self._sets = stream.codec_context.extradata or b""
+        self._filter: BitStreamFilterContext | None = None
+        if self._sets[:1] == b"\x01":  # a record of MP4 and FLV: lengths before units, and sets only there
+            self._filter = BitStreamFilterContext(f"{self._codec}_mp4toannexb", stream)
+            self._sets = b""  # the filter puts them before each key frame
+
+    def packets(self, packet: av.Packet[VideoStream], captured_at: float) -> Iterator[CodedPacket]:
+        """The packet as it is kept, which empties it; nothing of one without a time."""
+        if packet.pts is None or not packet.size:
+            return
+        pts, key = round(packet.pts * packet.time_base / LIVE_BASE), packet.is_keyframe
+        try:
+            ready = self._filter.filter(packet) if self._filter is not None else [packet]
+        except av.error.FFmpegError:
+            return
+        for one in ready:
+            yield CodedPacket(self._codec, self._sets, bytes(one), pts, captured_at, key)

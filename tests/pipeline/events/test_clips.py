@@ -1,0 +1,142 @@
+"""Clips cut from coded packets: where they begin, that nothing is coded again, and what a ring keeps."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
+from saccade.sources.live.packets import CodedPacket
+from tests.support.clips import number_of, numbered_image
+
+RATE, GOP = 10, 10
+
+
+def coded(count: int, *, frames_ahead: int = 0, codec: str = "h264", start: float = 1000.0) -> list[CodedPacket]:
+    """Packets of numbered images at 10 fps with a key frame a second, captured from a time on."""
+    coder = av.CodecContext.create({"h264": "libx264", "hevc": "libx265"}[codec], "w")
+    coder.width, coder.height, coder.pix_fmt = 160, 120, "yuv420p"
+    coder.framerate, coder.time_base = Fraction(RATE), Fraction(1, RATE)
+    quiet = {"x265-params": f"log-level=none:keyint={GOP}:bframes={frames_ahead}"} if codec == "hevc" else {}
+    coder.options = {"g": str(GOP), "bf": str(frames_ahead), "preset": "ultrafast", "forced-idr": "1", **quiet}
+    made = []
+    for number in range(count):
+        frame = av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24")
+        frame.pts = number
+        made += coder.encode(frame)
+    made += coder.encode(None)
+    return [
+        CodedPacket(codec, b"", bytes(one), (one.pts or 0) * 9000, start + number / RATE, one.is_keyframe)
+        for number, one in enumerate(made)
+    ]
+
+
+def shown(path: Path) -> list[tuple[float, int]]:
+    """Time and number of each frame."""
+    with av.open(str(path)) as container:
+        return [(frame.time or 0.0, number_of(frame.to_ndarray(format="rgb24"))) for frame in container.decode(video=0)]
+
+
+def filled(packets: list[CodedPacket], keep_s: float = 60) -> PacketRing:
+    ring = PacketRing(keep_s)
+    for packet in packets:
+        ring.add(packet)
+    return ring
+
+
+@pytest.mark.parametrize(("codec", "frames_ahead"), [("h264", 0), ("h264", 2), ("hevc", 0)])
+def test_a_clip_begins_at_the_key_before_its_time(tmp_path: Path, codec: str, frames_ahead: int) -> None:
+    packets = coded(60, codec=codec, frames_ahead=frames_ahead)
+    cut = filled(packets).cut(1002.5, 1004.45)
+    assert cut == packets[20:45]
+    seconds = write_clip(cut, tmp_path / "clip.mp4")
+    frames = shown(tmp_path / "clip.mp4")
+    assert seconds == pytest.approx(2.4, abs=0.31)
+    assert [number for _, number in frames[:20]] == list(range(20, 40))
+    assert frames[0][0] == pytest.approx(0, abs=0.21)
+    steps = np.diff([time for time, _ in frames])
+    assert steps[:20] == pytest.approx(0.1, abs=0.001)
+
+
+def test_what_is_written_is_what_the_camera_sent(tmp_path: Path) -> None:
+    packets = coded(20)
+    write_clip(packets, tmp_path / "clip.mp4")
+    written = (tmp_path / "clip.mp4").read_bytes()
+    for packet in packets[1:9]:
+        assert packet.data.rpartition(b"\0\0\1")[2] in written  # the slice behind its start code
+    assert written.index(b"moov") < written.index(b"mdat")  # so that a browser plays before it has all
+
+
+def test_parameter_sets_may_come_apart_from_the_frames(tmp_path: Path) -> None:
+    packets = coded(20)
+    head, start, slices = packets[0].data.rpartition(b"\0\0\1")
+    bare = CodedPacket("h264", head, start + slices, packets[0].pts, packets[0].captured_at, True)
+    write_clip([bare, *packets[1:]], tmp_path / "clip.mp4")
+    assert len(shown(tmp_path / "clip.mp4")) == 20
+
+
+def test_a_ring_keeps_so_many_seconds_and_what_is_held() -> None:
+    packets = coded(100)
+    ring = filled(packets[:50], keep_s=2.0)
+    assert ring.cut(0, 9e9) == packets[20:50]  # from the key before the last 2 s
+    ring.hold("event", 1002.5)
+    for packet in packets[50:90]:
+        ring.add(packet)
+    assert ring.cut(0, 9e9) == packets[20:90]
+    ring.release("event")
+    ring.release("event")
+    ring.add(packets[90])
+    assert ring.cut(0, 9e9)[0] == packets[70]
+    assert ring.newest == packets[90].captured_at
+
+
+def test_a_ring_begins_with_a_key_and_again_when_reconnected() -> None:
+    packets = coded(40)
+    ring = filled(packets[5:25])
+    assert ring.cut(0, 9e9) == packets[10:25]
+    again = coded(15, start=1100.0)
+    for packet in again:
+        ring.add(packet)
+    assert ring.cut(0, 9e9) == again
+    assert PacketRing(1).newest is None
+    assert PacketRing(1).cut(0, 9e9) == []
+
+
+def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    packets = coded(60)
+    most = sum(len(packet.data) for packet in packets[:25])
+    monkeypatch.setattr("saccade.pipeline.events.clips._MOST_BYTES", most)
+    ring = PacketRing(60)
+    ring.hold("event", 0)
+    for packet in packets:
+        ring.add(packet)
+    kept = ring.cut(0, 9e9)
+    assert kept[0].key
+    assert sum(len(packet.data) for packet in kept) <= most
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clips") / "numbers.mp4"
+    write_clip(coded(60), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "first", "last"), [(2.5, 4.0, 20, 40), (0.0, 1.0, 0, 10), (5.5, 99.0, 50, 59), (-3.0, 0.5, 0, 5)]
+)
+def test_a_clip_is_copied_out_of_a_file(
+    file: Path, tmp_path: Path, begin: float, end: float, first: int, last: int
+) -> None:
+    copy_clip(file, max(begin, 0.0), end, tmp_path / "clip.mp4")
+    numbers = [number for _, number in shown(tmp_path / "clip.mp4")]
+    assert numbers == list(range(first, last + 1))
+
+
+def test_no_video_is_an_error_and_not_a_broken_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no video of that time"):
+        write_clip([], tmp_path / "clip.mp4")

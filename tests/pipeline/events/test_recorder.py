@@ -1,0 +1,146 @@
+"""What is kept of events: the best image, and video from before to after; and what a slow or full disk does to it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from saccade.pipeline.events.record import Event, MediaDone
+from saccade.pipeline.events.recorder import MOST_S, MediaWriter, Recorder
+from saccade.sources import Frame
+from tests.pipeline.events.test_clips import coded, shown
+from tests.support.sinks.results import live_frame
+
+EVENT = Event(
+    "e1",
+    "rule",
+    "door",
+    "person",
+    (1,),
+    (),
+    (),
+    1003.0,
+    1003.5,
+    None,
+    1003.5,
+    "rtcp",
+    0.9,
+    0.9,
+    (0.2, 0.2, 0.6, 0.8),
+    200,
+    100,
+)
+
+
+def at(time: float, image: np.ndarray | None = None, **values: Any) -> tuple[Event, Frame]:
+    frame = replace(live_frame(0), captured_at=time)
+    if image is not None:
+        frame = replace(frame, image=image)
+    return replace(EVENT, frame_time=time, **values), frame
+
+
+def texture(contrast: float, seed: int = 0) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(128, contrast, (100, 200, 1))
+    return np.clip(noise, 0, 255).astype(np.uint8).repeat(3, axis=2)
+
+
+class Desk:
+    """A writer, a recorder and what is whole."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.done: list[MediaDone] = []
+        self.folder = folder
+        self.writer = MediaWriter(folder, self.done.append)
+        self.recorder = Recorder(self.writer, **settings)
+
+    def close(self) -> set[str]:
+        self.recorder.close()
+        self.writer.close()
+        self.writer.close()
+        assert not [one for one in threading.enumerate() if one.name == "saccade media"]
+        return {path.name for path in self.folder.iterdir()}
+
+
+def test_a_live_event_has_video_from_before_to_after(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, before_s=1.0, after_s=0.5)
+    assert not desk.recorder.has_clips
+    packets = coded(80)
+    for number, packet in enumerate(packets):
+        desk.recorder.ring.add(packet)
+        time = packet.captured_at
+        if number == 35:
+            desk.recorder.note(*at(time))
+            assert desk.recorder.has_clips
+        elif number == 40:
+            desk.recorder.note(*at(time))
+        elif number == 45:
+            desk.recorder.finish(replace(EVENT, end_time=1004.0, frame_time=1004.0))
+        desk.recorder.advance(time)
+    assert desk.close() == {"e1.jpg", "e1.mp4"}
+    numbers = [number for _, number in shown(tmp_path / "e1.mp4")]
+    assert numbers == list(range(20, 46))  # since 3.0 s, 1 s before that, from the key; 0.5 s after 4.0 s
+    assert MediaDone("door", "e1", "clip") in desk.done
+
+
+def test_an_event_without_end_has_a_clip_of_limited_length(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, before_s=0.0, after_s=0.0)
+    desk.recorder.note(*at(1003.5))
+    assert desk.recorder._recordings["e1"].end == 1003.5 + MOST_S
+    assert desk.close() == {"e1.jpg"}  # no packet ever came
+
+
+def test_the_sharpest_largest_surest_image_is_kept(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    blurred = cv2.GaussianBlur(texture(60), (0, 0), 4)
+    best = texture(60, seed=1)
+    seen = [
+        (blurred, 0.9, (0.2, 0.2, 0.6, 0.8)),
+        (texture(60), 0.3, (0.2, 0.2, 0.6, 0.8)),  # unsure
+        (best, 0.9, (0.2, 0.2, 0.6, 0.8)),
+        (texture(60), 0.9, (0.2, 0.2, 0.3, 0.4)),  # small
+        (blurred, 0.99, (0.1, 0.1, 0.7, 0.9)),
+    ]
+    for number, (image, score, box) in enumerate(seen):
+        desk.recorder.note(*at(1003.5 + number, image, score=score, box=box))
+    event, frame = at(1003.5 + 9, texture(60, seed=2), score=1.0, box=(0.0, 0.0, 1.0, 1.0))
+    desk.recorder.note(replace(event, frame_time=1008.0), frame)  # hidden: an old box, and a frame without it
+    assert desk.close() == {"e1.jpg"}
+    image = cv2.cvtColor(cv2.imread(str(tmp_path / "e1.jpg")), cv2.COLOR_BGR2RGB).astype(int)
+    assert np.abs(image - best).mean() < np.abs(image - blurred).mean()
+    assert desk.done == [MediaDone("door", "e1", "snapshot")] * 2  # at once, and the best at the end
+
+
+def test_a_slow_disk_delays_no_frame_and_loses_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("saccade.pipeline.events.recorder._MAX_WAITING", 4)
+    desk, gate = Desk(tmp_path), threading.Event()
+    file = MediaDone("door", "slow", "snapshot")
+    desk.writer.write(file, lambda path: gate.wait(30) and path.write_bytes(b"x"))
+    for number in range(20):
+        event, frame = at(1003.5)
+        desk.recorder.note(replace(event, id=f"e{number}"), frame)  # would take minutes
+    gate.set()
+    names = desk.close()
+    assert "slow.jpg" in names
+    assert 4 <= len(names) <= 6
+    assert "too much waits to be written" in caplog.text
+    assert len(desk.done) == 21  # each was noted, whole or not
+
+
+def test_a_failed_file_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(tmp_path)
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    desk.writer.write(MediaDone("door", "e1", "clip"), fail)
+    assert desk.close() == set()
+    assert "event e1: no clip: [Errno 28] No space left on device" in caplog.text
