@@ -123,7 +123,7 @@ def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
     if target.flag == "--jsonl":
         return JsonlSink(target.text)  # whatever its suffix is
     if target.text.startswith(WHEP):
-        from saccade.pipeline.server.whep_sink import open_whep  # imports aiortc, which no other output needs
+        from saccade.pipeline.server.whep.sink import open_whep  # imports aiortc, which no other output needs
 
         return open_whep(target.text)
     if source is None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from saccade.pipeline.server.demo import Demo
     from saccade.pipeline.server.http_server import HttpServer
     from saccade.pipeline.server.prometheus import Metrics
-    from saccade.pipeline.server.whep_server import WhepServer
-    from saccade.pipeline.server.whep_sink import ViewerSink
+    from saccade.pipeline.server.whep.server import WhepServer
+    from saccade.pipeline.server.whep.sink import ViewerSink
 
 __all__ = ["Demo", "HttpServer", "Metrics", "ViewerSink", "WhepServer"]
 
@@ -24,7 +24,7 @@ __getattr__ = lazy_attributes(
         "demo": ["Demo"],
         "http_server": ["HttpServer"],
         "prometheus": ["Metrics"],
-        "whep_server": ["WhepServer"],
-        "whep_sink": ["ViewerSink"],
+        "whep.server": ["WhepServer"],
+        "whep.sink": ["ViewerSink"],
     },
 )

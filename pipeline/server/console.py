@@ -4,7 +4,7 @@
     GET /model                       the model, the names that it knows, the prompts at first, and what can be done here
     GET /names?of=bike               what the model calls that: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}
     GET /streams/door/frame.jpg      its next frame, with what was found drawn on it; ?overlay=off without, ?width=640
-    POST /whep/door                  its video, see `saccade.pipeline.server.whep_server`
+    POST /whep/door                  its video, see `saccade.pipeline.server.whep.server`
 
 Over the data channel of a video a page may change the prompts of its stream: {"detect": ["cat"]}. The answer is
 {"prompts": {…}, "colors": {…}} or {"error": "…"}.
@@ -30,7 +30,7 @@ from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.streams_api import parse_json
-from saccade.pipeline.server.whep_server import WhepServer, width_of
+from saccade.pipeline.server.whep.server import WhepServer, width_of
 from saccade.sinks import color_of
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError
 from saccade.sources.http.auth import refusal

@@ -1,6 +1,6 @@
 """One WebRTC peer: an aiortc connection that answers an offer, and closes when the peer falls silent.
 
-Its two subclasses handle the media: one receives video (`webrtc.publisher`), the other sends it (`server.whep_peer`).
+Its two subclasses handle the media: one receives video (`webrtc.publisher`), the other sends it (`server.whep.peer`).
 Only these three files touch aiortc's internals, and only on single connections: nothing global is replaced. Knows
 nothing of HTTP.
 """

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from saccade.engine.results import Detections, Points, Result
-from saccade.pipeline.server.whep_sink import ViewerSink
+from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.sinks import Latency, Mp4Sink, Sink
 from saccade.sources import Frame
 from tests.support.browser import needs_chromium, tab

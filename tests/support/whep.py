@@ -17,7 +17,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpReceiver, RTCSessi
 from aiortc.mediastreams import MediaStreamError
 
 from saccade.engine.results import Detections, Points, Result
-from saccade.pipeline.server.whep_server import WhepServer
+from saccade.pipeline.server.whep.server import WhepServer
 from saccade.sinks import Latency
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame

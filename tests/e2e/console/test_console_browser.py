@@ -16,7 +16,7 @@ from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
 from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.server.demo import Demo
-from saccade.pipeline.server.whep_sink import ViewerSink
+from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.sources import open_source
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab

@@ -21,7 +21,7 @@ from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.whep_sink import open_whep
+from saccade.pipeline.server.whep.sink import open_whep
 from saccade.sinks import SinkError, open_sink
 from saccade.sources import SourceError, open_source
 from saccade.sources.http import self_signed, server_context

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from saccade.pipeline.server.whep_sink import ViewerSink, open_whep
+from saccade.pipeline.server.whep.sink import ViewerSink, open_whep
 from saccade.sinks import SinkError
 from tests.support.webrtc import leaving_no_thread
 

@@ -17,7 +17,7 @@ from functools import partial
 from aiohttp import web
 from aiortc import RTCIceServer
 
-from saccade.pipeline.server.whep_peer import ViewerPeer
+from saccade.pipeline.server.whep.peer import ViewerPeer
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View
 from saccade.sources.http.auth import refusal
 from saccade.sources.webrtc.signaling import SILENCE_S, Signaling

@@ -22,7 +22,7 @@ from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.server.console import FILES
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.static_files import file_route
-from saccade.pipeline.server.whep_server import WhepServer
+from saccade.pipeline.server.whep.server import WhepServer
 from saccade.sinks import Latency, SinkError
 from saccade.sinks.urls import Address, Options
 from saccade.sinks.video.broadcast import BroadcastSink
