@@ -23,6 +23,7 @@ from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.store import EventStore, StoreError
+from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
 from saccade.sinks import SupportsEvents
@@ -38,6 +39,8 @@ class Session:
         streams: those that run.
         events: hands the events of their rules to the outputs.
         endless: whether it goes on when no stream runs any more, since others may be added.
+        first_names: of the streams that were configured, in their order.
+        config_api: the configuration file over HTTP, once `actions` of it are set.
 
     Args:
         streams: where they will run.
@@ -67,6 +70,8 @@ class Session:
         self.endless = not first
         self._store = store
         self._media = media
+        self.first_names = list(first or {})
+        self.config_api = ConfigApi()
         self._waiting = dict(first or {})
         self._each = list(each)
         self._server: HttpServer | None = None
@@ -111,6 +116,18 @@ class Session:
             _open_outputs(stream, targets, name, self.events)
             return stream.start(self.streams, name)
 
+    def check(self, config: StreamConfig, name: str | None) -> None:
+        """Open a stream as `add` would, under a name that it has or None, and close it again.
+
+        Raises:
+            ConfigError, SourceError, EngineError: as `add`.
+        """
+        with open_stream(config, self.streams.engine, events=self.events) as stream:
+            known = name or config.name or stream.source.name
+            targets = [*_own_targets(config, self._each, known), *_written_by_stages(config, known)]
+            with self._lock:
+                self._check(known, targets, config.source)
+
     def _check(self, name: str, targets: Sequence[Target], source: str) -> None:
         """Refuse outputs of a new stream that would overwrite a source or the results of another stream."""
         check_targets(targets, [source, *(status.source for status in self.streams.snapshot())])
@@ -139,7 +156,7 @@ class Session:
         """
         from saccade.pipeline.server.console import Console  # imports aiortc, which nothing else here needs
 
-        console = Console(self.streams, videos or BroadcastSink(), token=token)
+        console = Console(self.streams, videos or BroadcastSink(), token=token, config=self.config_api)
         self._server = HttpServer(
             self.streams,
             *place,
@@ -148,7 +165,7 @@ class Session:
             allow_sources=allow_sources,
             add=self.add,
             events=self._store,
-            routes=console.routes(),
+            routes=[*console.routes(), *self.config_api.routes()],
             public=console.public,
             on_cleanup=[console.whep.close],
         )

@@ -20,10 +20,12 @@ from saccade.pipeline.cli.formatting import progress_bar
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.stream_manager import StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.reload import ConfigReloader
 from saccade.pipeline.session import Session
 
 POLL_S = 0.1
 _TABLE_S = 0.5
+_FILE_S = 1.0
 _END_S = 30.0  # for the sinks to write what they have, after a first Ctrl-C
 _ENGINE_S = 120.0  # for a large model to finish the frames that it has, after a first Ctrl-C
 _URGENT_ENGINE_S = 2.0  # the same after an urgent signal, which leaves the sinks as much again
@@ -32,7 +34,9 @@ _URGENT_END_S = 4.0
 Show = Callable[[Sequence[StreamStatus]], None]
 
 
-def follow(session: Session, signals: EndingSignals, *, quiet: bool) -> list[Run]:
+def follow(
+    session: Session, signals: EndingSignals, *, quiet: bool, reloader: ConfigReloader | None = None
+) -> list[Run]:
     """Start `session` and show its streams until it ends or a signal stops it.
 
     Each change of a live source's connection is a line, with or without a terminal, and so is each warning, such as of
@@ -43,6 +47,7 @@ def follow(session: Session, signals: EndingSignals, *, quiet: bool) -> list[Run
         signals: caught from here on. After the first, what the engine has is finished and every file closed; an urgent
             one gives the engine 2 s for that.
         quiet: show only what fails.
+        reloader: the configuration file, read anew when it changes or SIGHUP comes; each change is a line.
 
     Returns:
         The runs that it was configured with.
@@ -55,6 +60,7 @@ def follow(session: Session, signals: EndingSignals, *, quiet: bool) -> list[Run
     def show_line(line: str) -> None:
         console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
 
+    watch = _FileWatch()
     signals.catch()
     runs = session.start()
     with _view(console, runs, session.endless, quiet) as show:
@@ -63,6 +69,9 @@ def follow(session: Session, signals: EndingSignals, *, quiet: bool) -> list[Run
             statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
             for warning in take_warnings():
                 show_line(warning)
+            if reloader is not None and stopped_at is None and (signals.take_reload() or watch.due(reloader)):
+                for change in reloader.reload():
+                    show_line(change)
             for removed in shown.keys() - statuses.keys():
                 del shown[removed]
             for name, status in statuses.items():
@@ -94,6 +103,23 @@ def follow(session: Session, signals: EndingSignals, *, quiet: bool) -> list[Run
             else:
                 going.join(POLL_S)
     return runs
+
+
+class _FileWatch:
+    """Looks once a second whether a file has changed, and reports it when it has stayed as it is for a second."""
+
+    def __init__(self) -> None:
+        self._looked_at = 0.0
+        self._seen = False
+
+    def due(self, reloader: ConfigReloader) -> bool:
+        now = time.monotonic()
+        if now < self._looked_at + _FILE_S:
+            return False
+        self._looked_at = now
+        changed = reloader.changed
+        due, self._seen = changed and self._seen, changed
+        return due
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:

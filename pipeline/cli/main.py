@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from saccade.pipeline.cli.bench import bench
+from saccade.pipeline.cli.config import config_commands
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
 from saccade.pipeline.cli.options import (
     Json,
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+app.add_typer(config_commands, name="config")
 rules = typer.Typer(help="Check rules for events.", no_args_is_help=True)
 app.add_typer(rules, name="rules")
 
@@ -82,6 +84,7 @@ def run(
     from saccade.pipeline.cli.live_view import follow
     from saccade.pipeline.cli.signals import EndingSignals
     from saccade.pipeline.cli.trace_file import check_file, traced
+    from saccade.pipeline.reload import ConfigReloader
     from saccade.pipeline.session import opened_session
     from saccade.pipeline.sink_targets import shown_targets
 
@@ -91,7 +94,12 @@ def run(
         opened_session(settings, show_preparation) as session,
         traced(session.streams.engine, trace),
     ):
-        runs = follow(session, signals, quiet=quiet)
+        overrides = {**sources_in(source), **given}
+        reloader = ConfigReloader(config, overrides, settings, session) if config else None
+        session.config_api.actions = reloader
+        if reloader and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+            signals.reload_on_hangup()
+        runs = follow(session, signals, quiet=quiet, reloader=reloader)
     failed = [run for run in runs if run.error]
     if failed and len(runs) == 1:
         raise RunFailed from failed[0].error

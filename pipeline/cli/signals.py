@@ -29,9 +29,21 @@ class EndingSignals:
     """
 
     def __init__(self) -> None:
+        self._reload: bool | None = None  # whether it was asked for; None where SIGHUP ends the command
         self._caught: list[tuple[int, float]] = []  # number, and when by time.monotonic()
         self._previous: dict[int, signal.Handlers | object] = {}
         self._done = threading.Event()
+
+    def reload_on_hangup(self) -> None:
+        """From now on SIGHUP asks for the configuration to be read anew, and does not end the command."""
+        self._reload = False
+
+    def take_reload(self) -> bool:
+        """Whether that was asked for since the last call."""
+        asked = self._reload is True
+        if asked:
+            self._reload = False
+        return asked
 
     def catch(self) -> None:
         """Collect signals from now on. Before, they end the process at once, which has nothing to close yet."""
@@ -64,6 +76,9 @@ class EndingSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        if self._reload is not None and number == getattr(signal, "SIGHUP", None):
+            self._reload = True
+            return
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:

@@ -28,6 +28,7 @@ from saccade.pipeline.core.build import change_prompts, prompts_of
 from saccade.pipeline.core.config import Prompts
 from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.pipeline.server.whep.server import WhepServer, width_of
@@ -61,7 +62,8 @@ class Console:
         streams: what it shows.
         videos: their video, which every stream's results go to.
         prompts: what a page's own video is searched for at first; None where pages may send none.
-        token, origins, silence_s: as in `WhepServer`.
+        token, silence_s: as in `WhepServer`.
+        config: the session's configuration file, if it may have one.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Console:
         *,
         token: str | None = None,
         silence_s: float = SILENCE_S,
+        config: ConfigApi | None = None,
     ) -> None:
         self._streams = streams
+        self._config = config
         self._engine: Engine = streams.engine
         self._videos = videos
         self._prompts = prompts
@@ -115,6 +119,7 @@ class Console:
             "classes": model.classes,
             "skills": model.skills,
             "publish": self._prompts is not None,
+            "saves": self._config is not None and self._config.actions is not None,
         }
         return web.json_response({**described, **_described(self._prompts or Prompts())})
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib.resources import files
 
 from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.manual import manual
+from saccade.sources import redact
 
 _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
@@ -27,6 +29,16 @@ def read_config(name: str) -> str:
     if wanted not in texts:
         raise ConfigError(f"no configuration is called '{name}'; there are {', '.join(sorted(texts))}")
     return texts[wanted].replace(_CLIP_IN_CHECKOUT, str(DEMO_CLIP))
+
+
+def describe(config: RunConfig) -> str:
+    """What a configuration would run: a line for each stream, and one for the model."""
+    lines = []
+    for stream in config.each():
+        asked = ", ".join(f"{skill} {text}" for skill, text in stream.asked)
+        lines.append(f"{stream.name or '(named after it)':<16} {redact(stream.source)}  {asked}")
+    where = f", HTTP at {config.http}" if config.http else ""
+    return "\n".join([*lines, f"ok: {len(lines)} stream{'s' * (len(lines) != 1)} on {config.model}{where}"])
 
 
 def _texts() -> dict[str, str]:

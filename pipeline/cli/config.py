@@ -1,0 +1,25 @@
+"""`saccade config`: commands that work with configuration files. Imports what is slow to import only inside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.pipeline.cli.options import load_settings
+
+config_commands = typer.Typer(help="Work with configuration files.", no_args_is_help=True)
+
+
+@config_commands.command("check")
+def check_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration.")],
+) -> None:
+    """Check a configuration file, and name the streams that it would run. Nothing is opened.
+
+    saccade config check cameras.yaml
+    """
+    from saccade.pipeline.cli.commands.configs import describe
+
+    print(describe(load_settings({}, file)))
