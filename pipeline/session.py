@@ -23,6 +23,7 @@ from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.store import EventStore, StoreError
+from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
@@ -148,6 +149,7 @@ class Session:
         tls: ssl.SSLContext | None = None,
         allow_sources: Sequence[str] = (),
         videos: BroadcastSink | None = None,
+        access: Access | None = None,
     ) -> None:
         """Serve the state of the streams, and adding and changing them, over HTTP; and the console of their `videos`.
 
@@ -156,7 +158,7 @@ class Session:
         """
         from saccade.pipeline.server.console import Console  # imports aiortc, which nothing else here needs
 
-        console = Console(self.streams, videos or BroadcastSink(), token=token, config=self.config_api)
+        console = Console(self.streams, videos or BroadcastSink(), token=token, config=self.config_api, auth=access)
         self._server = HttpServer(
             self.streams,
             *place,
@@ -164,6 +166,7 @@ class Session:
             tls=tls,
             allow_sources=allow_sources,
             add=self.add,
+            access=access,
             events=self._store,
             routes=[*console.routes(), *self.config_api.routes()],
             public=console.public,
@@ -209,7 +212,8 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
     place = parse_place(config.http) if config.http else None
     token = token_of(config.http_token, config.http_token_file)
     tls = tls_of(config.http_cert, config.http_key)
-    if place:
+    access = Access(Path(config.http_access), token) if config.http_access else None
+    if place and access is None:
         check_open(place[0], token)
     with ExitStack() as stack:
         events = EventHub()
@@ -249,7 +253,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
             on_failure.pop_all()
         stack.callback(session.close)
         if place:
-            session.serve(place, token, tls, config.allow_sources, videos)
+            session.serve(place, token, tls, config.allow_sources, videos, access)
         yield session
 
 

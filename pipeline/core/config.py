@@ -274,6 +274,13 @@ class RunConfig(StreamConfig):
         repr=False,
     )
     http_token_file: Text | None = setting(None, "File that holds the token, instead of http_token.", metavar="FILE")
+    http_access: Text | None = setting(
+        None,
+        "File that says who may do what over http: viewers, operators and admins, each with a token.",
+        more="Also by streams, with the headers of a proxy that authenticates people, and with an audit of every "
+        "change; pipeline/server/README.md shows one. The token of http_token is an admin's then.",
+        metavar="FILE",
+    )
     allow_sources: list[Text] = setting(
         [],
         "What POST /streams may open: globs of paths and addresses, and networks, such as 192.168.7.0/24.",

@@ -28,13 +28,14 @@ from saccade.pipeline.core.build import change_prompts, prompts_of
 from saccade.pipeline.core.config import Prompts
 from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.static_files import file_route
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.pipeline.server.whep.server import WhepServer, width_of
 from saccade.sinks import color_of
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError
-from saccade.sources.http.auth import refusal
+from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.webrtc.signaling import SILENCE_S
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Console:
         streams: what it shows.
         videos: their video, which every stream's results go to.
         prompts: what a page's own video is searched for at first; None where pages may send none.
-        token, silence_s: as in `WhepServer`.
+        token, silence_s, auth: as in `WhepServer`.
         config: the session's configuration file, if it may have one.
     """
 
@@ -75,13 +76,14 @@ class Console:
         token: str | None = None,
         silence_s: float = SILENCE_S,
         config: ConfigApi | None = None,
+        auth: HttpAuth | None = None,
     ) -> None:
         self._streams = streams
         self._config = config
         self._engine: Engine = streams.engine
         self._videos = videos
         self._prompts = prompts
-        self.whep = WhepServer(videos, token=token, answer=self.answer, silence_s=silence_s)
+        self.whep = WhepServer(videos, token=token, answer=self.answer, silence_s=silence_s, auth=auth)
         self.public = [*FILES, "/clip.mp4"]
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -118,8 +120,9 @@ class Console:
             "device": model.device,
             "classes": model.classes,
             "skills": model.skills,
-            "publish": self._prompts is not None,
-            "saves": self._config is not None and self._config.actions is not None,
+            "publish": self._prompts is not None and client_of(request).may("operator"),
+            "role": client_of(request).role,
+            "saves": self._config is not None and self._config.actions is not None and client_of(request).may("admin"),
         }
         return web.json_response({**described, **_described(self._prompts or Prompts())})
 

@@ -6,6 +6,7 @@ own event loop. Knows authentication, not what is served.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import ssl
@@ -21,6 +22,7 @@ from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.analytics_api import AnalyticsApi
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.events import EventsApi
@@ -57,6 +59,7 @@ class HttpServer(AppServer):
         allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
             the server, else nothing.
         events: whose events are served; None for none.
+        access: who may do what, instead of `token` and `origins`.
         add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
     Raises:
@@ -79,10 +82,13 @@ class HttpServer(AppServer):
         allow_sources: Sequence[str] = (),
         add: AddStream | None = None,
         events: EventStore | None = None,
+        access: Access | None = None,
     ) -> None:
-        check_open(host, token)
-        self._token = token
-        self._auth = HttpAuth(token, origins)
+        if access is None:
+            check_open(host, token)
+        self._guarded = token is not None or access is not None
+        self._access = access
+        self._auth = access or HttpAuth(token, origins)
         self._public = frozenset([*public, "/livez", "/readyz"])
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
@@ -107,13 +113,14 @@ class HttpServer(AppServer):
         """Authorize a request, and report errors in one line of JSON."""
         cors: dict[str, str] = {}
         try:
-            if self._token is None and not _is_address(request.host):
+            if not self._guarded and not _is_address(request.host):
                 # A page can have its own name resolve to this machine (DNS rebinding), and read what needs no token.
                 raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
             public = request.method == "OPTIONS" or request.path in self._public
             cors = self._auth.check_origin(request) if public else self._auth.authorize(request)
             response = await handler(request)
         except web.HTTPException as error:
+            await self._audit(request, error.status)
             if error.status < 400:
                 raise
             kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
@@ -124,9 +131,18 @@ class HttpServer(AppServer):
             log.exception("%s %s failed", request.method, resource.canonical if resource else "of nothing")
             body = {"error": _described(request, f"internal error: {type(error).__name__}", 500)}
             return web.json_response(body, status=500, headers=cors)
+        await self._audit(request, response.status)
         if not response.prepared:
             response.headers.update(cors)
         return response
+
+    async def _audit(self, request: web.Request, status: int) -> None:
+        if self._access is None:
+            return
+        try:
+            await asyncio.to_thread(self._access.note, request, status)
+        except OSError as error:
+            log.warning("the audit cannot be written: %s", error.strerror or error)
 
 
 def check_open(host: str, token: str | None) -> None:

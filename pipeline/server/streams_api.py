@@ -32,6 +32,7 @@ from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.prometheus import Metrics
 from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from saccade.pipeline.server.workers import BusyError, Workers
@@ -112,7 +113,9 @@ class Api:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _list(self, request: web.Request) -> web.Response:
-        return web.json_response({"streams": [_as_json(status) for status in self._streams.snapshot()]})
+        client = client_of(request)
+        seen = [status for status in self._streams.snapshot() if client.sees(status.name)]
+        return web.json_response({"streams": [_as_json(status) for status in seen]})
 
     async def _show(self, request: web.Request) -> web.Response:
         return web.json_response(_as_json(self._find(request)))

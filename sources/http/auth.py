@@ -74,10 +74,15 @@ class HttpAuth:
         return web.Response(status=204, headers={**self.check_origin(request), **allowed})
 
     def _has_token(self, request: web.Request, token: str) -> bool:
+        return hmac.compare_digest(self.token_in(request).encode(errors="surrogateescape"), token.encode())
+
+    @staticmethod
+    def token_in(request: web.Request) -> str:
+        """The token that a request carries; "" without one."""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer":
             given = request.headers.get("X-Moondream-Auth") or request.query.get("token", "")
-        return hmac.compare_digest(given.strip().encode(errors="surrogateescape"), token.encode())
+        return given.strip()
 
     def _is_own_page(self, origin: str, host: str) -> bool:
         """Whether a page comes from this very server.

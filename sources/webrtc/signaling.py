@@ -36,6 +36,7 @@ class Signaling(ABC, Generic[P]):
         media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
         silence_s: a peer that sends nothing for this many seconds is gone.
         max_peers: maximum number of connected peers.
+        auth: authorizes requests, instead of `token` and `origins`.
 
     Raises:
         ValueError: if the address of an ICE server is malformed.
@@ -53,8 +54,9 @@ class Signaling(ABC, Generic[P]):
         media_hosts: Sequence[str] | None,
         silence_s: float,
         max_peers: int,
+        auth: HttpAuth | None = None,
     ) -> None:
-        self._auth = HttpAuth(token, origins)
+        self._auth = auth or HttpAuth(token, origins)
         for url in (url for server in ice_servers for url in _urls(server)):
             parse_stun_turn_uri(url)  # raises now, not with the first peer
         self._settings = PeerSettings(list(ice_servers), media_hosts, silence_s)

@@ -341,6 +341,7 @@ async function open() {
     }
   }
   hush();
+  document.body.dataset.role = model.role ?? "viewer";
   $("model").textContent = model.model ? `${model.model} on ${model.device}` : "";
   prompts = new Prompts(model, changed);
   stage = new Stage(prompts.color, () => figures.frame(), (record) => figures.shown(record, prompts.color));

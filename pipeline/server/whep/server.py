@@ -17,9 +17,10 @@ from functools import partial
 from aiohttp import web
 from aiortc import RTCIceServer
 
+from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.whep.peer import ViewerPeer
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View
-from saccade.sources.http.auth import refusal
+from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.webrtc.signaling import SILENCE_S, Signaling
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class WhepServer(Signaling[ViewerPeer]):
 
     Args:
         videos: what can be watched; it stays the caller's.
-        token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
+        token, origins, ice_servers, media_hosts, silence_s, auth: as in `Signaling`.
         max_viewers: how many viewers at a time, of all streams together.
         answer: called with the name of the stream and each message of its viewer over the data channel; its result is
             sent back. Must return at once.
@@ -52,6 +53,7 @@ class WhepServer(Signaling[ViewerPeer]):
         silence_s: float = SILENCE_S,
         max_viewers: int = MAX_VIEWERS,
         answer: Callable[[str, str], str | None] = lambda stream, text: None,
+        auth: HttpAuth | None = None,
     ) -> None:
         super().__init__(
             token=token,
@@ -60,6 +62,7 @@ class WhepServer(Signaling[ViewerPeer]):
             media_hosts=media_hosts,
             silence_s=silence_s,
             max_peers=max_viewers,
+            auth=auth,
         )
         self._videos = videos
         self._answer = answer
@@ -82,7 +85,9 @@ class WhepServer(Signaling[ViewerPeer]):
             raise refusal(web.HTTPNotFound, "there is no video of a stream of that name", cors)
         width = width_of(request, cors)
         session, peer = await super()._open(request, offer, cors)
-        peer.messages.answer = partial(self._answer, stream)
+        # A message may change what is found, which a viewer may not: it is answered as one that changes nothing.
+        changes = client_of(request).may("operator")
+        peer.messages.answer = lambda text: self._answer(stream, text if changes else "{}")
         view = View(request.query.get("overlay") != "off", peer.codec, width)
         try:
             peer.watch(partial(self._videos.join, stream, view))

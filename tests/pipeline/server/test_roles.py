@@ -1,0 +1,161 @@
+"""Roles, streams of a token, headers of a proxy, and the audit, over HTTP as clients see them."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from saccade.engine import Engine
+from saccade.pipeline.core.build import add_stream
+from saccade.pipeline.core.config import StreamConfig
+from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.server.access import Access
+from saccade.pipeline.server.console import Console
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.sinks.video.broadcast import BroadcastSink
+
+NOWHERE = "rtsp://127.0.0.1:1"
+FILE = """\
+clients:
+  - {name: vera, role: viewer, token: look}
+  - {name: otto, role: operator, token: change}
+  - {name: ada, role: admin, token: all}
+  - {name: yves, role: operator, token: yard-only, streams: [yard]}
+proxy:
+  addresses: [127.0.0.0/8]
+  user: X-Forwarded-User
+  role: X-Forwarded-Groups
+  roles: {guards: viewer, ops: operator}
+audit: AUDIT
+"""
+
+
+class Server:
+    def __init__(self, url: str, audit: Path) -> None:
+        self.url, self.audit = url, audit
+
+    def ask(self, method: str, path: str, token: str | None, body: Any = None, **headers: str) -> tuple[int, Any]:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        given |= {"Authorization": f"Bearer {token}"} if token else {}
+        data = None if body is None else json.dumps(body).encode()
+        given |= {"Content-Type": "application/json"} if data else {}
+        request = urllib.request.Request(self.url + path, data, given, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                text = response.read()
+                return response.status, json.loads(text) if "json" in response.headers.get("Content-Type", "") else None
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.audit.read_text().splitlines()] if self.audit.exists() else []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("access")
+    path = folder / "access.yaml"
+    path.write_text(FILE.replace("AUDIT", str(folder / "audit.jsonl")))
+    with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
+        access = Access(path)
+        console = Console(streams, BroadcastSink(), auth=access)
+        http = HttpServer(
+            streams,
+            port=0,
+            access=access,
+            routes=console.routes(),
+            public=console.public,
+            on_cleanup=[console.whep.close],
+        )
+        for name in ("hall", "yard"):
+            add_stream(streams, StreamConfig(name=name, source=f"{NOWHERE}/{name}", detect=["person"]))
+        yield Server(http.url, folder / "audit.jsonl")
+        http.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "allowed"),
+    [
+        ("GET", "/streams", None, "viewer"),
+        ("GET", "/streams/hall", None, "viewer"),
+        ("GET", "/metrics", None, "viewer"),
+        ("GET", "/model", None, "viewer"),
+        ("PATCH", "/streams/hall", {"conf": 0.4}, "operator"),
+        ("PUT", "/streams/hall/zones", {"zones": {}}, "operator"),
+        ("POST", "/streams/hall/restart", None, "operator"),
+        ("POST", "/v1/detect", {}, "operator"),
+        ("POST", "/streams", {"source": ""}, "admin"),
+        ("DELETE", "/streams/nowhere", None, "admin"),
+    ],
+)
+def test_each_role_may_what_it_should(server: Server, method: str, path: str, body: Any, allowed: str) -> None:
+    roles = {"viewer": "look", "operator": "change", "admin": "all"}
+    for number, token in enumerate(roles.values()):
+        status, answer = server.ask(method, path, token, body)
+        assert (status != 403) == (number >= list(roles).index(allowed)), (token, answer)
+    assert server.ask(method, path, None, body)[0] == 401
+    assert server.ask(method, path, "wrong", body)[0] == 401
+
+
+def test_a_token_of_one_stream_knows_of_no_other(server: Server) -> None:
+    token = "yard-only"
+    assert [stream["name"] for stream in server.ask("GET", "/streams", token)[1]["streams"]] == ["yard"]
+    assert server.ask("GET", "/streams/yard", token)[0] == 200
+    assert server.ask("PATCH", "/streams/yard", token, {"conf": 0.3})[0] == 200
+    for method, path in (("GET", "/streams/hall"), ("GET", "/metrics"), ("GET", "/healthz"), ("GET", "/events")):
+        status, answer = server.ask(method, path, token)
+        assert status == 403
+        assert "yves may see yard only" in json.dumps(answer)
+    assert server.ask("PATCH", "/streams/hall", token, {"conf": 0.3})[0] == 403
+    assert server.ask("POST", "/whep/hall", token)[0] == 403
+
+
+def test_the_headers_of_a_trusted_proxy_are_roles(server: Server) -> None:
+    someone = {"X_Forwarded_User": "mia@example.org"}
+    assert server.ask("GET", "/streams", None, **someone)[0] == 401  # no group of hers is a role
+    guard = {**someone, "X_Forwarded_Groups": "staff,guards"}
+    assert server.ask("GET", "/streams", None, **guard)[0] == 200
+    assert server.ask("PATCH", "/streams/hall", None, {"conf": 0.5}, **guard)[0] == 403
+    both = {**someone, "X_Forwarded_Groups": "guards, ops"}
+    assert server.ask("PATCH", "/streams/hall", None, {"conf": 0.5}, **both)[0] == 200
+    assert server.lines()[-1]["client"] == "mia@example.org"
+
+
+def test_each_change_is_a_line_of_the_audit(server: Server) -> None:
+    before = len(server.lines())
+    server.ask("GET", "/streams", "all")
+    server.ask("PATCH", "/streams/hall", "change", {"conf": 0.6})
+    server.ask("PATCH", "/streams/hall", "look", {"conf": 0.7})
+    changes = [(line["client"], line["role"], line["change"], line["status"]) for line in server.lines()[before:]]
+    assert changes == [
+        ("otto", "operator", "PATCH /streams/hall", 200),
+        ("vera", "viewer", "PATCH /streams/hall", 403),
+    ]
+    assert "change" not in {line.get("token") for line in server.lines()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("clients: [{name: a, role: boss, token: x}]", "clients"),
+        ("clients: [{name: a, role: admin}]", "needs a token or a token_file"),
+        ("clients: [{name: a, role: admin, token: x}, {name: b, role: viewer, token: x}]", "the same token"),
+        ("clients: [{name: a, role: admin, token: x, strems: [y]}]", "strems"),
+        ("proxy: {addresses: [nonsense], user: X-User}", "address or a network"),
+        ("clients: [", "broken YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "access.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Access(path)
+    assert "\n" not in str(caught.value)
