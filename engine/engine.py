@@ -58,10 +58,9 @@ class Engine:
         *,
         progress: Progress | None = None,
     ) -> None:
-        config = config or EngineConfig()
         model = loaded.model
         self.model = info
-        self.config = config
+        self.config = config = config or EngineConfig()
         self._loaded, self._vocabulary = loaded, vocabulary
         texts = bool({"query", "caption"} & {*info.skills})
         self._executor, self._loop = start(model, config, texts=texts, progress=progress)
@@ -80,6 +79,7 @@ class Engine:
         device: str = "auto",
         dtype: str | None = None,
         *,
+        revision: str | None = None,
         depth: int | None = None,
         adapter_slots: int = 4,
         adapter_rank: int = 32,
@@ -88,11 +88,12 @@ class Engine:
         """Load a model.
 
         Args:
-            name: 'nano', a model folder, or a hub id.
+            name: 'nano', a model folder, or a hub id (`owner/name`, or `owner/name@revision`).
             device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
             dtype: 'float32', 'bfloat16', 'float16', or 'fp8': bfloat16 with the blocks' weights in FP8, which on a GPU
                 from Hopper on is faster and a little less exact. By default float32 on a CPU and for small models,
                 else bfloat16; nano's detector alone is bfloat16 on a CPU with products of it, see `EngineConfig.exact`.
+            revision: branch, tag or commit of a hub id; by default the newest.
             depth: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same. By
                 default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
@@ -105,7 +106,7 @@ class Engine:
             EngineError: if there is no such device or dtype.
             ValueError: if another argument is out of its range, see `EngineConfig`.
         """
-        loaded, info, vocabulary = open_model(name, device, dtype)
+        loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype)
         config = EngineConfig(
             depth=(2 if loaded.model.device.type == "cuda" else 1) if depth is None else depth,
             adapter_slots=adapter_slots,
@@ -387,10 +388,8 @@ class Engine:
         if not isinstance(task, Task):
             raise ValueError(f"a task is one of Detect, Point, Gaze, Query, Caption; got {task!r}")
         if task.skill not in self.model.skills:
-            able = " and ".join(self.model.skills)
-            raise UnsupportedTaskError(
-                f"{self.model.name} can {able}, not {task.skill}; load a Moondream checkpoint for that"
-            )
+            able = f"{self.model.name} can {' and '.join(self.model.skills)}"
+            raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
         return task.expand(self._vocabulary)
 
 

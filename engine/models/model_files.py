@@ -10,7 +10,7 @@ from saccade.engine.errors import UnknownModelError
 _HERE = Path(__file__).parent
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-_HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", "synonyms.json"]
+_HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", "synonyms.json", "moondream.py"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,7 +32,8 @@ EMBEDDED = (
 def find(name: str) -> Path:
     """Folder of a model, from an embedded model's name, a folder's path, or a hub id such as `owner/model`.
 
-    A hub id is downloaded on first use and kept in the hub's own cache.
+    A hub id is downloaded on first use and kept in the hub's own cache; `owner/model@revision` is that branch, tag or
+    commit of it.
 
     Raises:
         UnknownModelError: if the name leads nowhere.
@@ -59,11 +60,30 @@ def weights_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 
+def fetch_file(repository: str, name: str) -> Path:
+    """A file of a repository of the hub, downloaded on first use.
+
+    Raises:
+        UnknownModelError: if it is not within reach.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, name))
+    except Exception as error:  # as in `_download`
+        raise UnknownModelError(f"the hub has no {name} of {repository} within reach ({_reason(error)})") from error
+
+
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub client raises many unrelated types; each means that there is no model
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UnknownModelError(f"no folder '{name}', and the hub has no such model within reach ({reason})") from error
+        message = f"no folder '{name}', and the hub has no such model within reach ({_reason(error)})"
+        raise UnknownModelError(message) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

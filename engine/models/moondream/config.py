@@ -39,6 +39,7 @@ class TextConfig:
     """The text decoder.
 
     Attributes:
+        group_size: weights that share a scale in 4-bit files, which are loaded as what they stand for; 0 for others.
         prefix_attn: the first positions (bos + image), which see each other both ways.
         moe: of Moondream 3.
         rope_theta: base of the rotary positions' wavelengths.
@@ -52,6 +53,7 @@ class TextConfig:
     max_context: int = 2048
     n_heads: int = 32
     n_kv_heads: int = 32
+    group_size: int = 0
     prefix_attn: int = 730
     moe: ExpertsConfig | None = None
     rope_theta: float = 10000.0
@@ -120,6 +122,7 @@ class RegionConfig:
             `region.ln` of its last norm. Moondream 3's public sources disagree, and only its published weights can
             decide; "" takes `post_ln_ln` where the weights have a `region.ln`, else `raw`. `saccade doctor --model`
             tries them.
+        group_size: of 4-bit weights, as in `TextConfig`.
     """
 
     dim: int = 2048
@@ -129,6 +132,7 @@ class RegionConfig:
     size_out_dim: int = 2048
     inner_dim: int = 8192
     reads: str = ""
+    group_size: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -160,7 +164,13 @@ class TokenizerConfig:
         }
     )
 
+    @property
+    def in_words(self) -> bool:
+        """Whether prompts are words of GPT-2's tokenizer ('Question:'), as of models before 2025-06 and of 0.5B."""
+        return self.eos_id == _GPT2_END
 
+
+_GPT2_END = 50256
 REGION_READS = ("raw", "ln", "post_ln_ln")
 """What the region heads may be given, see `RegionConfig`."""
 _MOONDREAM_3: Mapping[str, Mapping[str, Any]] = {
@@ -203,7 +213,7 @@ class MoondreamConfig:
             n_kv_heads=text.n_kv_heads,
             head_dim=text.head_dim,
             bos_id=self.tokenizer.bos_id,
-            suppressed_ids=(self.tokenizer.answer_id,),
+            suppressed_ids=() if self.tokenizer.in_words else (self.tokenizer.answer_id,),
             coord_id=self.tokenizer.coord_id,
             repeat_iou=self.repeat_iou,
         )
@@ -227,7 +237,7 @@ class MoondreamConfig:
         text = values.get("text")
         unsaid = _MOONDREAM_3 if isinstance(text, Mapping) and text.get("moe") is not None else {}
         config = cls(
-            text=_section(TextConfig, "text", values, unsaid),
+            text=_section(TextConfig, "text", values, _heads(text, unsaid)),
             vision=_section(VisionConfig, "vision", values, unsaid),
             region=_section(RegionConfig, "region", values, unsaid),
             tokenizer=_section(TokenizerConfig, "tokenizer", values, unsaid),
@@ -324,6 +334,8 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
         if not template:
             continue
         for part in parts:
+            if skill == "caption" and isinstance(template, Mapping) and part not in template:
+                continue  # a length that the model has not learned
             ids = template.get(part) if isinstance(template, Mapping) else None
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
                 raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
@@ -344,6 +356,8 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
             if value is not None:
                 read[key] = _experts(section)
             continue
+        if key == "group_size" and value is None:  # as published: no 4-bit weights
+            continue
         if key not in defaults:
             raise ModelConfigError(f"unknown field '{name}.{key}'")
         expected = _KINDS.get(str(defaults[key].type), (Mapping,))
@@ -353,6 +367,13 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
             raise ModelConfigError(f"field '{name}.{key}' is {'negative' if value < 0 else 'not finite'}")
         read[key] = value
     return kind(**read)
+
+
+def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """With as many heads of keys as of queries, where a configuration knows of no others: those of the 0.5B model."""
+    if not isinstance(text, Mapping) or "n_heads" not in text:
+        return unsaid
+    return {**unsaid, "text": {**unsaid.get("text", {}), "n_kv_heads": text["n_heads"]}}
 
 
 def _experts(text: Mapping[str, Any]) -> ExpertsConfig:

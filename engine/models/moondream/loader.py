@@ -10,7 +10,7 @@ import torch
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.costs import MoondreamCosts
 from saccade.engine.models.moondream.model import load
-from saccade.engine.models.moondream.prompts import MoondreamPrompts, tokenizer_of
+from saccade.engine.models.moondream.prompts import PUBLISHED, MoondreamPrompts, tokenizer_of
 from saccade.engine.models.protocol import LoadedModel
 
 
@@ -20,11 +20,33 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
     Raises:
         ModelFilesError: if one of them cannot be read, or they do not fit each other.
     """
+    _refuse_older_prompts(folder)
     model = load(folder, device, dtype)
     config = model.config
-    tokenizer = tokenizer_of(folder, config.text.vocab_size)
+    tokenizer = tokenizer_of(folder, config)
     prompts = MoondreamPrompts(config.tokenizer, tokenizer, closed=config.classes is not None)
     return LoadedModel(model, prompts, config.classes, _synonyms(folder), MoondreamCosts(config))
+
+
+def _refuse_older_prompts(folder: Path) -> None:
+    """Refuse a published revision whose prompts are not those of its empty configuration: its own code tells.
+
+    Raises:
+        ModelFilesError: if it has the weights of one and the prompts of another tokenizer.
+    """
+    code = folder / "moondream.py"  # read, never run
+    if not code.is_file() or PUBLISHED in code.read_text(encoding="utf-8", errors="replace"):
+        return
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        known = (values.get("config") or values).get("tokenizer")
+    except (ValueError, AttributeError):
+        return  # which loading it says more of
+    if not known:
+        raise ModelFilesError(
+            f"{folder}: a revision of before 2025-06, whose prompts are others and which config.json does not hold: "
+            "take a newer one, such as vikhyatk/moondream2@2025-06-21"
+        )
 
 
 def _synonyms(folder: Path) -> dict[str, list[str]]:

@@ -8,11 +8,21 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from saccade.engine.errors import ModelFilesError
-from saccade.engine.models.moondream.config import TokenizerConfig
+from saccade.engine.errors import ModelFilesError, PromptError, UnknownModelError
+from saccade.engine.models.model_files import fetch_file
+from saccade.engine.models.moondream.config import MoondreamConfig, TokenizerConfig
 from saccade.engine.models.protocol import ReasoningTokens, Ref
 
 FIRST_CODE_POINT = 100
+PUBLISHED = "moondream/starmie-v1"
+"""Where the tokenizer of the published models is; that in the repositories of their weights is a stale one."""
+_TEMPLATE_WORDS = {
+    "query": ("query", "question"),
+    "detect": ("detect",),
+    "point": ("point",),
+    "caption": ("describe", "caption"),
+}
+"""What the templates' ids stand for, now and with `TokenizerConfig.in_words`."""
 _SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
 
 
@@ -45,21 +55,59 @@ class FileTokenizer:
         return str(self._tokenizer.decode(list(ids)))
 
 
-def tokenizer_of(folder: Path, vocab_size: int) -> TextTokenizer:
-    """The tokenizer of a model folder: its tokenizer.json, or code points for a model too small to have words.
+def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
+    """The tokenizer of a model folder.
+
+    Its tokenizer.json where that fits; else the one that published models use, `PUBLISHED`, from the hub; or code
+    points for a model too small to have words.
 
     Raises:
-        TokenizerError: if a model with words has no tokenizer.json, or it cannot be read.
+        TokenizerError: if there is none that fits, saying what to do.
     """
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        try:
-            return FileTokenizer(path)
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"{path}: {error}") from error
-    if vocab_size > _SMALL:
-        raise TokenizerError(f"{folder} has no tokenizer.json")
-    return CodePointTokenizer()
+    path, small = folder / "tokenizer.json", config.text.vocab_size <= _SMALL
+    own = _read(path) if path.is_file() else None
+    if own is not None and (small or _misfit(own, config.tokenizer) is None):
+        return own
+    if small:
+        return CodePointTokenizer()
+    reason = "is missing" if own is None else f"does not fit config.json: {_misfit(own, config.tokenizer)}"
+    advice = f"put the tokenizer.json of {PUBLISHED} into {folder}"
+    if config.tokenizer.in_words:
+        raise TokenizerError(f"{path} {reason}; put the tokenizer.json of GPT-2 there")
+    try:
+        fetched = _read(fetch_file(PUBLISHED, "tokenizer.json"))
+    except UnknownModelError as error:
+        raise TokenizerError(f"{path} {reason}; {advice} ({error})") from error
+    if misfit := _misfit(fetched, config.tokenizer):
+        raise TokenizerError(f"{path} {reason}; nor does that of {PUBLISHED}: {misfit}")
+    return fetched
+
+
+def _read(path: Path) -> FileTokenizer:
+    try:
+        return FileTokenizer(path)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{path}: {error}") from error
+
+
+def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
+    """What speaks against a tokenizer: the ids of the templates stand for other words; None if nothing does.
+
+    The words are those of the question's template, or where there is none of any other.
+    """
+    found = []
+    for skill, words in _TEMPLATE_WORDS.items():
+        template = config.templates.get(skill)
+        if not template:
+            continue
+        ids = template.get("prefix") or next(iter(template.values()))
+        text = tokenizer.decode(ids)
+        if any(word in text.lower() for word in words):
+            return None
+        found.append(f"the ids {ids} are {text[:40]!r}, not '{words[0]}'")
+        if skill == "query":
+            break
+    return found[0] if found else None
 
 
 class CodePointTokenizer:
@@ -90,6 +138,8 @@ class MoondreamPrompts:
 
         For 'gaze' there is none: it is asked in words, of every model that points at what words say.
         """
+        if skill in ("detect", "point", "gaze") and self._config.in_words:
+            return False  # these begin an object with any token but the end; ours do with the coordinate token
         if skill == "gaze":
             return bool(self._templates.get("point")) and not self._closed
         return bool(self._templates.get(skill))
@@ -101,10 +151,13 @@ class MoondreamPrompts:
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         """Ids that ask a question: no space before it, and behind it the suffix as often as the reference has it.
 
-        With `reasoning` the thinking token stands in place of the last suffix.
+        With `reasoning` the thinking token stands in place of the last suffix. Models that are prompted in words have
+        a space before the question, and the suffix once.
         """
         template, config = self._templates["query"], self._config
         marks = [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
+        if config.in_words:
+            return [*template["prefix"], *self.ids(f" {question}"), *template["suffix"]]
         last = [config.thinking_id] if reasoning else template["suffix"]
         before = (config.query_suffixes - 1) * template["suffix"]
         return [*template["prefix"], *marks, *self.ids(question), *before, *last]
@@ -141,8 +194,15 @@ class MoondreamPrompts:
         return ids, {len(before): (eye[0],), len(before) + 1: (eye[1],)}
 
     def caption(self, length: str) -> list[int]:
-        """Ids that ask for a description of some length."""
-        return list(self._templates["caption"][length])
+        """Ids that ask for a description of some length.
+
+        Raises:
+            PromptError: if the model has not learned that one.
+        """
+        lengths = self._templates["caption"]
+        if length not in lengths:
+            raise PromptError(f"this model writes no {length} captions: ask for {' or '.join(lengths)}")
+        return list(lengths[length])
 
     def ids(self, words: str) -> list[int]:
         """Ids of words as they are."""

@@ -1,0 +1,151 @@
+"""The tensors of a checkpoint as they were published: one file or shards, with or without `model.`, 4-bit, tied heads.
+
+Names and shapes only until a tensor is read. Knows nothing of modules.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from saccade.engine.errors import ModelFilesError
+
+_PREFIX = "model."
+_BUFFERS = re.compile(r"attn_mask|text\.freqs_cis|text\.blocks\.\d+\.kv_cache\.[kv]_cache")
+"""What the reference keeps beside its weights, and makes anew when it is loaded."""
+_OLDER = ("text_model.", "vision_encoder.", "vision_tower.", "transformer.")
+_GROUP = 128  # weights of a 4-bit matrix that share a scale and a zero point
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointError(ModelFilesError):
+    """A weights file that cannot be read or does not fit its config."""
+
+
+@dataclass(slots=True, frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint: its shape, and how it is read."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+
+def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, StoredTensor]]:
+    """The tensors of a folder's weights by their names less `model.`, to be read while its files are open.
+
+    Args:
+        folder: has model.safetensors, or model.safetensors.index.json and its shards.
+        files: what closes them.
+
+    Returns:
+        What names the weights, for messages; and the tensors.
+
+    Raises:
+        CheckpointError: if there is no index where there should be one, or the weights are of another architecture.
+        OSError, SafetensorError: if a file cannot be read.
+    """
+    path, names = _files(folder)
+    held: dict[str, StoredTensor] = {}
+    for name in names:
+        opened: Any = files.enter_context(safe_open(name, framework="pt"))
+        for key in opened.keys():  # noqa: SIM118
+            plain = key.replace("._orig_mod", "")  # of a compiled module
+            held[plain] = StoredTensor(tuple(opened.get_slice(key).get_shape()), partial(opened.get_tensor, key))
+    prefixed = any(name.startswith(_PREFIX) for name in held)
+    if prefixed:
+        held = {name.removeprefix(_PREFIX): tensor for name, tensor in held.items()}
+    older = next((name for name in held if name.startswith(_OLDER)), None)
+    if older is not None:
+        raise CheckpointError(
+            f"{path}: these are weights of before 2025 ('{older}'), which are another architecture: "
+            "take a newer revision, such as vikhyatk/moondream2@2025-06-21"
+        )
+    if ignored := [name for name in held if _BUFFERS.fullmatch(name)]:
+        log.debug("%s: %d buffers are not read, such as %s", path, len(ignored), ignored[0])
+        held = {name: tensor for name, tensor in held.items() if name not in ignored}
+    return path, _tied(_unpacked(held, path))
+
+
+def _files(folder: Path) -> tuple[Path, list[Path]]:
+    """What names the weights of a folder, and the files they are in."""
+    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if path.is_file() or not index.is_file():
+        return path, [path]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if not all(Path(name).name == name for name in names):
+            raise ValueError("a shard is not beside it")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not an index of shards ({error})") from error
+    return index, [folder / name for name in names]
+
+
+def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """With an output head that is the embeddings' table where the file leaves it out, as savers do with shared ones."""
+    head, bias, table = "text.lm_head.weight", "text.lm_head.bias", "text.wte"
+    if head not in held and table in held:
+        held[head] = held[table]
+        held.setdefault(bias, StoredTensor(held[table].shape[:1], partial(torch.zeros, held[table].shape[0])))
+    elif table not in held and head in held:
+        held[table] = held[head]
+    return held
+
+
+def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """With plain matrices in place of 4-bit ones: `packed`, `scale` and `zero_point` of `*.weight`."""
+    found = [name.removesuffix(".packed") for name in held if name.endswith(".weight.packed")]
+    for weight in found:
+        parts = {kind: held.pop(f"{weight}.{kind}", None) for kind in ("packed", "scale", "zero_point")}
+        bias = held.get(weight.removesuffix("weight") + "bias")
+        packed, scale, zero = parts["packed"], parts["scale"], parts["zero_point"]
+        if packed is None or scale is None or zero is None or bias is None:
+            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' lacks its scale, zero_point or bias")
+        rows, count = bias.shape[0], 2 * packed.shape[0] * _GROUP
+        fits = packed.shape[1:] == (_GROUP,) and count % rows == 0 and scale.shape == zero.shape
+        if not fits or scale.shape != (count // _GROUP, 1):
+            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' has another layout than groups of {_GROUP}")
+        shape = (rows, count // rows)
+        held[weight] = StoredTensor(shape, partial(_dequantized, packed, scale, zero, shape))
+    return held
+
+
+def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A matrix (code − zero point) · scale, whose upper four bits are its first half, in float32."""
+    codes = packed.read()
+    both = torch.cat([codes >> 4, codes & 15]).float()
+    return ((both - zero.read().float()) * scale.read().float()).view(shape)
+
+
+def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTensor], path: Path) -> None:
+    """Refuse tensors that do not fit a model.
+
+    Args:
+        wanted: the model's names and shapes, in its order.
+        held: what there is.
+        path: named in messages.
+
+    Raises:
+        CheckpointError: naming the first tensor, in the model's order, that is missing, unknown or of another shape.
+    """
+    for name, shape in wanted.items():
+        if name not in held:
+            raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' {list(shape)} is missing")
+        if held[name].shape != shape:
+            got = list(held[name].shape)
+            raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' is {got}, the config says {list(shape)}")
+    for name, tensor in held.items():
+        if name not in wanted:
+            raise CheckpointError(
+                f"{path}: tensor '{_PREFIX}{name}' {list(tensor.shape)} has no place in the config's model"
+            )
