@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from saccade.engine.results import Box, Result, Spot
+from saccade.engine.results import Box, Result, Spot, Text
 from saccade.sources.frame import Frame
 
 SCHEMA = "saccade/2"
@@ -19,6 +19,7 @@ SCHEMA = "saccade/2"
 _NORM_DIGITS = 5
 _PIXEL_DIGITS = 1
 _SCORE_DIGITS = 3
+_PROBABILITY_DIGITS = 4
 _MS_DIGITS = 2
 _SPEED_DIGITS = 4
 
@@ -94,9 +95,23 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
             }
             for spot in result.points.points
         ],
-        "answers": [{"prompt": text.prompt, "text": text.text} for text in result.texts],
+        "answers": [_answer(text) for text in result.texts],
         **_extras(result, width, height),
     }
+
+
+def _answer(text: Text) -> dict[str, Any]:
+    """An answer; with the probabilities of its choices and the reasoning before it, where there are such."""
+    answer: dict[str, Any] = {"prompt": text.prompt, "text": text.text}
+    if text.probabilities is not None:
+        answer["probabilities"] = {choice: round(p, _PROBABILITY_DIGITS) for choice, p in text.probabilities.items()}
+    if text.reasoning is not None:
+        grounding = [
+            {"start": one.start, "end": one.end, "points": [[round(v, _NORM_DIGITS) for v in xy] for xy in one.points]}
+            for one in text.reasoning.grounding
+        ]
+        answer["reasoning"] = {"text": text.reasoning.text, "grounding": grounding}
+    return answer
 
 
 def _over_time(found: Box | Spot) -> dict[str, Any]:

@@ -56,7 +56,11 @@ class Prompts(BaseModel):
         [], "Names to find as points at their centres; with commas, or the flag again, for more.", metavar="NAME"
     )
     query: Questions = setting(
-        [], "Questions to answer in text on every frame, for models that can read and write.", metavar="TEXT"
+        [],
+        "Questions to answer in text on every frame, for models that can read and write.",
+        more="Choices behind a question, 'Is the door open? [yes|no]', get a probability each; `[reasoning]` lets the "
+        "model reason before it answers.",
+        metavar="TEXT",
     )
     task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
         [],

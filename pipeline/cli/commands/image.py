@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from saccade.engine.results import Result
+from saccade.engine.results import Result, Text
 from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.core.build import load_engine, tasks_for
 from saccade.pipeline.core.config import RunConfig
@@ -41,7 +41,7 @@ class ProcessedImage:
         for spot in self.result.points.points:
             x, y = spot.pixels(width, height)
             lines.append(f"{spot.label} {spot.score:.0%}  point {x:.0f} {y:.0f}")
-        lines += [f"{text.prompt}: {text.text}" for text in self.result.texts]
+        lines += [f"{text.prompt}: {text.text}{_shares(text)}" for text in self.result.texts]
         return "\n".join(lines) or "nothing found"
 
     def save(self, path: str) -> None:
@@ -59,6 +59,14 @@ class ProcessedImage:
             ) from None
         except OSError as error:
             raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _shares(text: Text) -> str:
+    """The probabilities of an answer's choices, likeliest first."""
+    if text.probabilities is None:
+        return ""
+    ranked = sorted(text.probabilities.items(), key=lambda one: -one[1])
+    return f"  ({', '.join(f'{choice} {p:.1%}' for choice, p in ranked)})"
 
 
 def process_image(config: RunConfig) -> ProcessedImage:

@@ -18,7 +18,7 @@ from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
 from tests.support.command import LONG_S, Command, environment, run_saccade, start_saccade
-from tests.support.engine import one_thread
+from tests.support.engine import TINY, one_thread, random_model, write_model
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
 
@@ -147,6 +147,33 @@ def test_an_image_is_annotated_and_described(folder: Path, saccade: Command) -> 
     assert (record["schema"], record["width"], record["height"]) == ("saccade/2", 64, 48)
     with Image.open(folder / "found.png") as annotated:
         assert annotated.size == (64, 48)
+
+
+def test_choices_are_asked_for_on_the_command_line_and_in_yaml(folder: Path, saccade: Command) -> None:
+    write_model(folder / "talker", TINY, random_model(TINY))
+    done = saccade("image", "photo.png", "--query", "Is it? [yes|no]", "--model", "talker", "--json", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    (answer,) = json.loads(done.stdout)["answers"]
+    shares = answer["probabilities"]
+    assert answer["prompt"] == "Is it?"
+    assert (answer["text"], sorted(shares)) == (max(shares, key=shares.get), ["no", "yes"])
+    assert sum(shares.values()) == pytest.approx(1.0, abs=2e-4)
+    lines = [
+        "source: photo.png",
+        "model: talker",
+        "jsonl: '-'",
+        "query:",
+        "  - Is it? [yes|no]",
+        "  - Why? [reasoning]",
+    ]
+    (folder / "ask.yaml").write_text("\n".join(lines))
+    done = saccade("run", "--config", "ask.yaml", "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    same, reasoned = json.loads(done.stdout)["answers"]
+    assert same == answer
+    assert (reasoned["prompt"], bool(reasoned["reasoning"]["text"])) == ("Why?", True)
+    done = saccade("image", "photo.png", "--query", "Is it? [yes|no]", "--model", "talker", cwd=folder)
+    assert f"Is it?: {answer['text']}  ({answer['text']} " in done.stdout
 
 
 def test_records_can_be_printed_with_nothing_between_them(folder: Path, saccade: Command) -> None:
