@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from saccade.pipeline.core.bounded_queue import NEWEST
 from saccade.pipeline.core.build import CheckSource, OpenedStream, load_engine, open_stream
@@ -29,6 +30,9 @@ from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, 
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
 from saccade.sinks import SupportsEvents
 from saccade.sinks.video.broadcast import BroadcastSink
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
 
 _EVERY = "every stream"
 
@@ -51,6 +55,7 @@ class Session:
         events: where the events of those that are configured go.
         store: keeps them.
         media: writes their clips and snapshots.
+        ask: answers what rules ask; None for the engine of the streams.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Session:
         events: EventHub | None = None,
         store: EventStore | None = None,
         media: MediaWriter | None = None,
+        ask: Engine | None = None,
     ) -> None:
         self.streams = streams
         self.events = events or EventHub()
@@ -73,6 +79,7 @@ class Session:
         self._media = media
         self.first_names = list(first or {})
         self.config_api = ConfigApi()
+        self._ask = ask
         self._waiting = dict(first or {})
         self._each = list(each)
         self._server: HttpServer | None = None
@@ -106,6 +113,7 @@ class Session:
                 events=self.events,
                 history=self._store is not None,
                 media=self._media,
+                ask=self._ask,
             ) as stream,
             stream.reserve(self.streams) as name,
         ):
@@ -232,8 +240,9 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         every += [target for name, stream in streams.items() for target in _written_by_stages(stream.config, name)]
         check_targets(every, [stream.config.source for stream in streams.values()])
         engine = stack.enter_context(load_engine(config, progress))
+        ask = stack.enter_context(load_engine(config.ask, progress)) if config.ask else None
         for stream in streams.values():
-            stream.resolve_tasks(engine)
+            stream.resolve_tasks(engine, ask)
         for name, stream in streams.items():
             _open_outputs(stream, own[name], name, events)
         with ExitStack() as on_failure:
@@ -249,7 +258,7 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
                     on_failure.callback(output.sink.close)
             videos = BroadcastSink()
             viewing = [Output(videos, NEWEST, viewing=True)] if place else []
-            session = Session(Streams(engine, [*common, *viewing]), streams, each, shared, events, store, media)
+            session = Session(Streams(engine, [*common, *viewing]), streams, each, shared, events, store, media, ask)
             on_failure.pop_all()
         stack.callback(session.close)
         if place:

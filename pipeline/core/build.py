@@ -20,14 +20,16 @@ from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
+from saccade.pipeline.core.config import AskSettings, Prompts, RunConfig, StreamConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.events.asking import Asker, ModelAskEngine
 from saccade.pipeline.events.clips import COPIED
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.recorder import MediaWriter, Recorder
+from saccade.pipeline.events.settings import RuleSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource
@@ -62,8 +64,10 @@ class OpenedStream:
         self.on_end: list[Callable[[], None]] = []
         """Called when its run has ended, or it was closed without one."""
 
-    def resolve_tasks(self, engine: Engine) -> None:
+    def resolve_tasks(self, engine: Engine, ask: Engine | None = None) -> None:
         """Set `tasks` to what the configuration asks for, in the model's own names, which rules learn as well.
+
+        What rules ask is asked of `ask`, or else of the engine itself.
 
         Raises:
             UnknownClassError, ConfigError: as `tasks_for`.
@@ -71,6 +75,7 @@ class OpenedStream:
         self.tasks = tasks_for(engine, self.config)
         if (stage := event_stage(self._stages)) is not None:
             stage.names = partial(names_of, engine)
+            set_asker(stage, ask or engine, self.config.ask_deadline, wait=not self.source.info.live)
 
     def reserve(self, streams: Streams) -> AbstractContextManager[str]:
         """Hold a name for it: the one configured, or else a free one like the source's; as `Streams.reserve`."""
@@ -138,6 +143,7 @@ def open_stream(
     events: EventHub | None = None,
     history: bool = False,
     media: MediaWriter | None = None,
+    ask: Engine | None = None,
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -148,6 +154,7 @@ def open_stream(
         check: called with each live address before it is connected to, those of redirects among them; raises
             `SourceError` to refuse it.
         events: where events of the stream's rules go; None for nowhere.
+        ask: answers the questions of rules; None for the engine itself.
         media: writes clips and snapshots of events; None for none.
         history: have the paths of tracks and the counts of minutes go there as well.
 
@@ -186,7 +193,7 @@ def open_stream(
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
         stream = on_failure.enter_context(OpenedStream(config, source, stages, gates))
         if engine is not None:
-            stream.resolve_tasks(engine)
+            stream.resolve_tasks(engine, ask)
         on_failure.pop_all()
     return stream
 
@@ -242,11 +249,35 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
     return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=way, tls=tls, retry=False)
 
 
-def load_engine(config: RunConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
+def set_asker(stage: EventStage, engine: Engine, deadline_s: float, *, wait: bool) -> None:
+    """Have a model answer what rules ask, if it can.
+
+    Raises:
+        ConfigError: if a rule asks something, and it cannot.
+    """
+    if "query" in engine.model.skills:
+        stage.asker = Asker(ModelAskEngine(engine), deadline_s=deadline_s, wait=wait)
+    check_asked(stage, stage.rules, engine.model.name)
+
+
+def check_asked(stage: EventStage, rules: Iterable[RuleSettings], model: str = "the model") -> None:
+    """Check that what rules ask can be answered.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    asking = next((rule.name for rule in rules if rule.asks), None)
+    if asking is not None and stage.asker is None:
+        raise ConfigError(
+            f"rule '{asking}' asks questions, and {model} cannot answer any: give another one for that, ask"
+        )
+
+
+def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], None] | None = None) -> Engine:
     """Load the model that the configuration names, onto the device and in the dtype that it names.
 
     Args:
-        config: names them.
+        config: names them, for frames or for questions.
         progress: called with (done, all) while a GPU is prepared; None to ignore it.
 
     Raises:

@@ -216,6 +216,23 @@ class ListedStream(StreamConfig):
     sinks: list[Text] = setting([], "Where its results go, besides the outputs of all streams.")
 
 
+def _model(value: object) -> object:
+    return {"model": value} if isinstance(value, str) else value
+
+
+class AskSettings(BaseModel):
+    """A model for questions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Text = Field(description="embedded model, checkpoint folder or hub id")
+    device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
+
+
+AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
+
+
 class RunConfig(StreamConfig):
     """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
 
@@ -293,6 +310,13 @@ class RunConfig(StreamConfig):
         "itself, is listed. Sources that listen on the network must be listed in any case.",
         metavar="ENTRY",
         flags=("--allow-source",),
+    )
+    ask: AskConfig | None = setting(
+        None,
+        "Another model, for the questions of rules: one that can read and write.",
+        more="In a file also {model: …, device: cuda:1, dtype: fp8}. By itself the model of the frames is asked.",
+        metavar="MODEL",
+        flags=("--ask-model",),
     )
     store: Text | None = setting(
         None,

@@ -28,7 +28,7 @@ _SECTIONS = {
     "how cameras are reached": ["rtsp_transport", "loss", "tls"],
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),
-    "events": [*EventSettings.model_fields, "store", "store_keep", "store_max_gb"],
+    "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
     "with what": ["model", "device", "dtype", "in_flight", "queue"],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }

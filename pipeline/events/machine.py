@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from saccade.pipeline.events.conditions import Condition
+from saccade.pipeline.events.questions import Answer, Question, Questions
 from saccade.pipeline.events.record import Change, Event, Kind, new_id
 from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
@@ -19,6 +20,7 @@ GAP_S = 30.0
 """Seconds without a frame after which what was there before counts no more: nobody has watched."""
 
 _RISE = 0.05  # of the best score, that makes an update
+_SURER = 0.1  # of p(yes), likewise
 
 Names = Mapping[str, Collection[str]]
 """A label as a rule has it → as the model says it, for those that differ."""
@@ -106,6 +108,8 @@ class RuleMachine:
         self._stream = stream
         self._chance = chance
         self._watch = Watch(rule.condition, names)
+        self._questions = Questions(rule)
+        self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
         self._event: Event | None = None
         self._published: Event | None = None
         self._free_at = float("-inf")  # seconds of the stream, before which none begins
@@ -124,8 +128,9 @@ class RuleMachine:
         if scene.seconds < self._last_s:
             self._free_at = float("-inf")
         self._last_s = scene.seconds
-        held = self._watch.update(scene)
-        if held is None:
+        self._held = self._watch.update(scene) or {}
+        held = self._questions.agreed(self._held)
+        if not held:
             return [*changes, *self._stop(scene.seconds)]
         if self._event is None:
             if scene.seconds >= self._free_at:
@@ -136,6 +141,22 @@ class RuleMachine:
         if self._worth_an_update(self._event):
             changes.append(self._publish("update"))
         return changes
+
+    def questions(self, scene: Scene) -> list[Question]:
+        """What is to be asked about the scene of the last step; each counts as asked, unless it is refused."""
+        return self._questions.due(scene, self._held) if self.rule.asks else []
+
+    def refuse(self, question: Question) -> None:
+        """Take note that a question was not asked."""
+        self._questions.refuse(question)
+
+    def take(self, answer: Answer) -> None:
+        """Take an answer, which counts from the next step on."""
+        self._questions.take(answer)
+
+    def attributes(self, track: int) -> dict[str, str]:
+        """What is known of a track, by the names of the rule's attributes."""
+        return self._questions.attributes(track)
 
     def end(self) -> list[Change]:
         """End the event that goes on, since nothing more comes, or nobody has watched."""
@@ -184,6 +205,10 @@ class RuleMachine:
             zones=zones,
             entered_zones=tuple(dict.fromkeys((*event.entered_zones, *zones))),
             count=len(tracks),
+            p_yes=self._questions.p_yes(list(held)),
+            answers=self._questions.answers(numbers),
+            attributes={name: text for track in numbers for name, text in self._questions.attributes(track).items()}
+            or event.attributes,
             # Hidden ones may be found again, or have gone: the event ends where one was seen last.
             frame_time=scene.captured_at if seen or not tracks else event.frame_time,
         )
@@ -197,7 +222,9 @@ class RuleMachine:
         old = self._published
         if old is None:
             return False
-        if (event.tracks, event.zones) != (old.tracks, old.zones):
+        if (event.tracks, event.zones, event.attributes) != (old.tracks, old.zones, old.attributes):
+            return True
+        if abs((event.p_yes or 0.0) - (old.p_yes or 0.0)) >= _SURER:
             return True
         counts = self.rule.condition.kind == "count" and event.count != old.count
         return counts or event.top_score >= old.top_score + _RISE

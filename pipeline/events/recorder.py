@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
 from saccade.pipeline.events.record import Event, MediaDone
+from saccade.pipeline.events.scene import sharpness_of
 from saccade.pipeline.events.store import MEDIA
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ MOST_S = 60.0
 _BEFORE_S = 30.0  # of what came before an event with a long `for`
 _MAX_WAITING = 256
 _CLOSE_S = 20.0
-_CROP = 96  # pixels, the longer side of what sharpness is measured on
 _BETTER = 1.1  # times as good, that makes another image the best
 _PART = ".part"
 
@@ -171,7 +171,7 @@ class Recorder:
             most = event.score * (x2 - x1) * (y2 - y1)
             if recording.quality > most:  # even if it were perfectly sharp
                 return
-            quality = most * _sharpness(frame.image, event.box)
+            quality = most * sharpness_of(frame.image, event.box)
         if quality > recording.quality * _BETTER:
             recording.quality, recording.image = quality, frame.image
 
@@ -188,24 +188,6 @@ class Recorder:
             self._writer.write(file, partial(copy_clip, self._file, begin, end))
         elif packets := self.ring.cut(recording.begin, recording.end):
             self._writer.write(file, partial(write_clip, packets))
-
-
-def _sharpness(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> float:
-    """How sharp a part of an image is, 0 to 1: the variance of its Laplacian beside that of its brightness."""
-    height, width = image.shape[:2]
-    x1, y1 = int(box[0] * width), int(box[1] * height)
-    crop = image[y1 : max(y1 + 2, round(box[3] * height)), x1 : max(x1 + 2, round(box[2] * width))]
-    if min(crop.shape[:2]) < 2:
-        return 0.0
-    scale = _CROP / max(crop.shape[:2])
-    if scale < 1:
-        size = max(2, round(crop.shape[1] * scale)), max(2, round(crop.shape[0] * scale))
-        small = cv2.resize(crop, size, interpolation=cv2.INTER_AREA)
-    else:
-        small = crop
-    grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
-    edges = float(cv2.Laplacian(grey, cv2.CV_32F).var())
-    return edges / (edges + float(grey.var()) + 25.0)
 
 
 def _write_jpeg(image: NDArray[np.uint8], path: Path) -> None:

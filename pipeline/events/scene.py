@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, time
 from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Result, Spot
 from saccade.pipeline.analytics.track import bottom_of, time_of
@@ -21,6 +25,7 @@ KEEP_S = TrackerSettings().lost_s
 
 _PATH_STEP_S = 0.5
 _PATH_PLACES = 256
+_CROP = 96  # pixels, the longer side of what sharpness is measured on
 _POINT = 0.05  # half the side of a point's box, as a fraction of the image
 
 
@@ -65,6 +70,7 @@ class Scene:
         tracks: by number, those that are there; hidden ones for as long as they may come back.
         zones: by name, who is in it, and for how many seconds.
         crossed: by name of a line, who has crossed it just now, `forward` or `backward`.
+        sharpness: how sharp the image of a track is, measured when it is called.
     """
 
     seconds: float
@@ -76,6 +82,7 @@ class Scene:
     tracks: Mapping[int, Track]
     zones: Mapping[str, Mapping[int, float]]
     crossed: Mapping[str, Mapping[int, str]]
+    sharpness: Callable[[Track], float] = field(default=lambda track: 0.0, compare=False)
 
     def seen(self, track: Track) -> bool:
         """Whether a track was seen on this very frame."""
@@ -133,6 +140,7 @@ class SceneReader:
             dict(self._tracks),
             zones,
             lines,
+            lambda track: sharpness_of(frame.image, track.box),
         )
 
     def take_ended(self) -> list[TrackPath]:
@@ -150,6 +158,24 @@ class SceneReader:
         path = self._paths.pop(track.number)
         times = path.first_time, path.last_time, path.top_score
         self._ended.append(TrackPath(stream, track.number, track.label, *times, tuple(path.places)))
+
+
+def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> float:
+    """How sharp a part of an image is, 0 to 1: the variance of its Laplacian beside that of its brightness."""
+    height, width = image.shape[:2]
+    x1, y1 = int(box[0] * width), int(box[1] * height)
+    crop = image[y1 : max(y1 + 2, round(box[3] * height)), x1 : max(x1 + 2, round(box[2] * width))]
+    if min(crop.shape[:2]) < 2:
+        return 0.0
+    scale = _CROP / max(crop.shape[:2])
+    if scale < 1:
+        size = max(2, round(crop.shape[1] * scale)), max(2, round(crop.shape[0] * scale))
+        small = cv2.resize(crop, size, interpolation=cv2.INTER_AREA)
+    else:
+        small = crop
+    grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+    edges = float(cv2.Laplacian(grey, cv2.CV_32F).var())
+    return edges / (edges + float(grey.var()) + 25.0)
 
 
 class _Path:

@@ -11,9 +11,41 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.events.conditions import Condition, parse
-from saccade.pipeline.settings import PlacedError, Seconds, Text, setting
+from saccade.pipeline.settings import Names, PlacedError, Seconds, Text, setting
 
 MAX_RULES = 64
+
+
+class Threshold(BaseModel):
+    """Between which probabilities of the expected answer nothing changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    on: float = Field(default=0.8, ge=0, le=1, description="from which the answer is as expected")
+    off: float = Field(default=0.4, ge=0, le=1, description="down to which it is not any more")
+
+    @field_validator("off")
+    @classmethod
+    def _below_on(cls, value: float, info: Any) -> float:
+        if value > info.data.get("on", 1.0):
+            raise ValueError(f"should be at most on, {info.data['on']:g}")
+        return value
+
+
+class AttributeSettings(BaseModel):
+    """What is asked once about each track."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    question: Text = Field(description="what is asked, such as What colour is the jacket?")
+    choices: Names = Field([], description="one of which is the answer; free text if empty")
+
+
+def _question(value: object) -> object:
+    return {"question": value} if isinstance(value, str) else value
+
+
+Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 class RuleSettings(BaseModel):
@@ -24,6 +56,15 @@ class RuleSettings(BaseModel):
     name: Text = Field(description="what its events are called: letters, digits, '.', '_' and '-'")
     when: Text = Field(description="the condition, such as person in door for 10s")
     cooldown: Seconds = Field(0.0, description="for how long after an event none begins")
+    ask: Text | None = Field(None, description="a question to be answered with yes or no, such as Is there a helmet?")
+    scope: Literal["track", "frame"] = Field("track", description="what is asked about: the track's crop, or the frame")
+    expect: Literal["yes", "no"] = Field("yes", description="the answer with which an event begins")
+    threshold: Threshold = Field(
+        Threshold(), description="probabilities of the expected answer, as {on: 0.8, off: 0.4}"
+    )
+    again: Seconds = Field(5.0, description="after how long ask is asked again")
+    verify: Text | None = Field(None, description="a question that must be answered with yes before anything begins")
+    attributes: dict[Text, Attribute] = Field({}, max_length=8, description="asked once a track, by their names")
     keep: Seconds | None = Field(None, description="for how long its events are stored, if not as all are")
 
     @field_validator("name")
@@ -38,6 +79,16 @@ class RuleSettings(BaseModel):
     def _readable(cls, value: str) -> str:
         parse(value)
         return value
+
+    @field_validator("expect", mode="before")
+    @classmethod
+    def _not_a_boolean(cls, value: object) -> object:
+        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML reads no as false
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks a model anything."""
+        return bool(self.ask or self.verify or self.attributes)
 
     @property
     def condition(self) -> Condition:
@@ -84,6 +135,9 @@ class EventSettings(BaseModel):
         flags=("--rule",),
     )
 
+    ask_deadline: Seconds = setting(
+        2.0, "How long the answer to a question of a rule may take; later ones count as none.", metavar="SECONDS", gt=0
+    )
     clips: bool = setting(True, "Keep a clip and a snapshot of each event that is stored.")
     clip_before: Seconds = setting(5.0, "Seconds of video that a clip has before its event.", metavar="SECONDS", le=60)
     clip_after: Seconds = setting(

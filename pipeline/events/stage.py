@@ -7,23 +7,37 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import MINUTE_S, Minute
 from saccade.pipeline.events.machine import RuleMachine
 from saccade.pipeline.events.record import Change, History, MinuteCounts, RuleList
 from saccade.pipeline.events.recorder import Recorder
-from saccade.pipeline.events.scene import SceneReader
+from saccade.pipeline.events.scene import Scene, SceneReader
 from saccade.pipeline.events.settings import RuleSettings
 
 if TYPE_CHECKING:
+    from saccade.pipeline.events.asking import Asker
     from saccade.sources import Frame
 
 Publish = Callable[[Change | RuleList | History], None]
 """Takes a change of an event, at once: whatever may block is done elsewhere."""
+
+
+@dataclass(slots=True, frozen=True)
+class Attributes:
+    """What a model has answered about a track, by the names of attributes; a part of a result."""
+
+    key: ClassVar[str] = "attributes"
+    track_id: int
+    values: Mapping[str, str]
+
+    def to_record(self, width: int, height: int) -> dict[str, object]:
+        """The number of the track, and the attributes."""
+        return {"track_id": self.track_id, **self.values}
 
 
 class EventStage:
@@ -60,6 +74,8 @@ class EventStage:
         self._stream = ""
         self.names = names
         """How the model calls a label of a rule; holds for rules that are set afterwards."""
+        self.asker: Asker | None = None
+        """Asks a model what rules ask; without one, a rule that asks anything makes no event."""
         self._reader = SceneReader(time.time() if file_began is None else file_began)
         self._lock = threading.Lock()  # over the rules, which other threads read and replace
         self._rules = tuple(rules)
@@ -93,14 +109,28 @@ class EventStage:
             if machines.get(name) is not machine:
                 self._tell(machine.end())
         self._machines = machines
+        asking_of = [machine for machine in machines.values() if machine.rule.attributes]
+        if self.asker is not None:
+            for answer in self.asker.answers():
+                if (asking := machines.get(answer.question.rule)) is not None:
+                    asking.take(answer)
         for machine in machines.values():
             self._tell(machine.step(scene))
+            if self.asker is not None:
+                self._ask(self.asker, machine, scene, frame)
             if self._recorder is not None and machine.event is not None:
                 self._recorder.note(machine.event, frame)
         if self._recorder is not None:
             self._recorder.advance(frame.captured_at)
         if self._minutes is not None:
             self._tell_history(frame.captured_at if frame.capture_clock != "file" else None)
+        known = tuple(
+            Attributes(number, found)
+            for number in scene.tracks
+            if (found := {name: text for one in asking_of for name, text in one.attributes(number).items()})
+        )
+        if known:
+            return replace(result, extras={**result.extras, Attributes.key: known})
         return result
 
     def close(self) -> None:
@@ -108,6 +138,8 @@ class EventStage:
         for machine in self._machines.values():
             self._tell(machine.end())
         self._machines = {}
+        if self.asker is not None:
+            self.asker.close()
         if self._recorder is not None:
             self._recorder.close()
         if self._minutes is not None:
@@ -115,6 +147,11 @@ class EventStage:
             self._tell_history(float("inf") if self._minute is not None else None)
         if self._flush is not None:
             self._flush()
+
+    def _ask(self, asker: Asker, machine: RuleMachine, scene: Scene, frame: Frame) -> None:
+        for question in machine.questions(scene):
+            if not asker.ask(question, scene, frame.image):
+                machine.refuse(question)
 
     def _machine_of(self, rule: RuleSettings, stream: str) -> RuleMachine:
         old = self._machines.get(rule.name)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from saccade.engine import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
-from saccade.pipeline.core.build import names_of, prompts_of, tasks_for
+from saccade.pipeline.core.build import check_asked, names_of, prompts_of, tasks_for
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
@@ -82,6 +82,7 @@ class RulesApi:
         if analysis is None:
             raise ConfigError("the stream was started by a program without a stage for tracks")
         check_places(rules, analysis.regions)
+        check_asked(self._stage(run), rules)
         engine = self._streams.engine
         found = {task.asked for task in run.tasks}
         labels = dict.fromkeys(label for rule in rules for label in rule.condition.labels)

@@ -1,0 +1,210 @@
+"""What a rule asks a model about its tracks, and what the answers mean: verification, hysteresis, attributes.
+
+Pure: scenes and answers in, questions out; answers are remembered for each track. Knows no models, images or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from saccade.pipeline.events.scene import Scene, Track
+from saccade.pipeline.events.settings import RuleSettings
+
+FRAME = -1
+"""In place of a track's number: the frame as a whole."""
+
+YES, NO = "yes", "no"
+GROWN = 1.5
+"""How many times as large a track must be to be asked about again where that may change the answer."""
+
+_SHARPER = 1.3
+_VERIFIED = 0.5  # p(yes) of a verification
+_RETRY_S = 2.0  # after a question that was not answered
+
+Kind = Literal["verify", "ask", "attribute"]
+
+
+@dataclass(slots=True, frozen=True)
+class Question:
+    """A question about a track, or the frame.
+
+    Attributes:
+        rule: whose it is.
+        kind: what its answer is for.
+        name: of the attribute; else "".
+        track: its number; `FRAME` for the whole frame.
+        text: what is asked.
+        choices: one of which is the answer; empty for free text.
+    """
+
+    rule: str
+    kind: Kind
+    name: str
+    track: int
+    text: str
+    choices: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What a model has answered, `text` None if nothing: it was away, or too late.
+
+    Attributes:
+        question: what was asked.
+        text: the answer.
+        probabilities: of each choice, if there were any.
+    """
+
+    question: Question
+    text: str | None
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _State:
+    """One question about one track: when it was asked last, how the track looked then, and what came back."""
+
+    pending: bool = False
+    asked_s: float = float("-inf")
+    area: float = 0.0
+    sharpness: float = 0.0
+    failed: bool = False
+    text: str | None = None
+    p_yes: float | None = None
+    on: bool = False
+
+
+class Questions:
+    """The questions of one rule in one stream.
+
+    Args:
+        rule: what it asks.
+    """
+
+    def __init__(self, rule: RuleSettings) -> None:
+        self._rule = rule
+        self._states: dict[tuple[Kind, str, int], _State] = {}
+
+    def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
+        """What is to be asked now about the tracks that fulfil the condition; each counts as asked from here on."""
+        rule, questions = self._rule, list[Question]()
+        self._forget(scene)
+        tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
+        for number in tracks:
+            track = scene.tracks.get(number)
+            if track is not None and not scene.seen(track):
+                continue  # there is nothing of it to be asked about on this frame
+            if rule.verify and self._wants(scene, "verify", "", number, track):
+                questions.append(Question(rule.name, "verify", "", number, rule.verify, (YES, NO)))
+            if not self._verified(number):
+                continue
+            for name, attribute in rule.attributes.items() if number != FRAME else ():
+                if self._wants(scene, "attribute", name, number, track):
+                    choices = tuple(attribute.choices)
+                    questions.append(Question(rule.name, "attribute", name, number, attribute.question, choices))
+            if rule.ask and rule.scope == "track" and self._wants(scene, "ask", "", number, track):
+                questions.append(Question(rule.name, "ask", "", number, rule.ask, (YES, NO)))
+        whole = rule.ask and rule.scope == "frame" and any(map(self._verified, tracks))
+        if rule.ask and whole and self._wants(scene, "ask", "", FRAME, None):
+            questions.append(Question(rule.name, "ask", "", FRAME, rule.ask, (YES, NO)))
+        return questions
+
+    def take(self, answer: Answer) -> None:
+        """Take an answer; one about a track that has gone is dropped."""
+        question = answer.question
+        state = self._states.get((question.kind, question.name, question.track))
+        if state is None:
+            return
+        state.pending, state.failed = False, answer.text is None
+        if answer.text is None:
+            return
+        state.text = answer.text
+        if question.kind == "attribute":
+            return
+        p_yes = answer.probabilities.get(YES, 1.0 if answer.text == YES else 0.0)
+        state.p_yes = p_yes
+        p = p_yes if self._rule.expect == YES else 1 - p_yes
+        if question.kind == "verify":
+            state.on = state.on or p_yes >= _VERIFIED
+        elif p >= self._rule.threshold.on:
+            state.on = True
+        elif p <= self._rule.threshold.off:
+            state.on = False
+
+    def refuse(self, question: Question) -> None:
+        """Take note that a question was not asked, since too many are under way: it is due again at once."""
+        state = self._states.get((question.kind, question.name, question.track))
+        if state is not None:
+            state.pending, state.asked_s = False, float("-inf")
+
+    def agreed(self, held: Mapping[int, float]) -> dict[int, float]:
+        """Those of the tracks that fulfil the condition for which every answer is as expected."""
+        rule = self._rule
+        if not (rule.ask or rule.verify):
+            return dict(held)
+        subjects = [number for number in held if number != FRAME] or list(held)
+        if rule.ask and rule.scope == "frame":
+            subjects = subjects if self._state("ask", "", FRAME).on else []
+        elif rule.ask:
+            subjects = [number for number in subjects if self._state("ask", "", number).on]
+        kept = {number: held[number] for number in subjects if self._verified(number)}
+        return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
+
+    def p_yes(self, tracks: Collection[int]) -> float | None:
+        """p(yes) to the rule's question, of the track for which it is most like what is expected."""
+        numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
+        known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]
+        if not known:
+            return None
+        return max(known) if self._rule.expect == YES else min(known)
+
+    def answers(self, tracks: Collection[int]) -> dict[str, str]:
+        """Question → newest answer about any of the tracks, or the frame."""
+        found = {}
+        for kind, text in (("verify", self._rule.verify), ("ask", self._rule.ask)):
+            for number in (FRAME, *tracks):
+                state = self._states.get((kind, "", number))  # type: ignore[arg-type]
+                if text and state is not None and state.text is not None:
+                    found[text] = state.text
+        return found
+
+    def attributes(self, track: int) -> dict[str, str]:
+        """What is known of a track, by the names of the attributes."""
+        states = {name: self._states.get(("attribute", name, track)) for name in self._rule.attributes}
+        return {name: state.text for name, state in states.items() if state is not None and state.text is not None}
+
+    def _wants(self, scene: Scene, kind: Kind, name: str, number: int, track: Track | None) -> bool:
+        state = self._states.setdefault((kind, name, number), _State())
+        if state.pending or (state.failed and scene.seconds - state.asked_s < _RETRY_S):
+            return False
+        area = 0.0 if track is None else track.area
+        sharpness = 0.0
+        if state.asked_s != float("-inf") and not state.failed:
+            grown = track is not None and area >= GROWN * state.area
+            if kind == "ask" or track is None:
+                wanted = not (kind == "verify" and state.on) and scene.seconds - state.asked_s >= self._rule.again
+            elif kind == "attribute":
+                wanted = grown
+            else:
+                sharpness = scene.sharpness(track)
+                wanted = not state.on and (grown or sharpness >= _SHARPER * state.sharpness)
+            if not wanted:
+                return False
+        if kind == "verify" and track is not None and not sharpness:
+            sharpness = scene.sharpness(track)
+        state.pending, state.asked_s, state.area, state.sharpness = True, scene.seconds, area, sharpness
+        return True
+
+    def _verified(self, number: int) -> bool:
+        return not self._rule.verify or self._state("verify", "", number).on
+
+    def _state(self, kind: Kind, name: str, number: int) -> _State:
+        return self._states.get((kind, name, number)) or _State()
+
+    def _forget(self, scene: Scene) -> None:
+        """Drop what is known of tracks that have gone."""
+        gone = [key for key in self._states if key[2] != FRAME and key[2] not in scene.tracks]
+        for key in gone:
+            del self._states[key]
