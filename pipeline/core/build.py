@@ -20,7 +20,7 @@ from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config import AskSettings, Prompts, RunConfig, StreamConfig
+from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
@@ -29,7 +29,7 @@ from saccade.pipeline.events.asking import Asker, ModelAskEngine
 from saccade.pipeline.events.clips import COPIED
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.recorder import MediaWriter, Recorder
-from saccade.pipeline.events.settings import RuleSettings
+from saccade.pipeline.events.settings import AskSettings, RuleSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource

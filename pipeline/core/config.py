@@ -22,7 +22,7 @@ from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.stages import GATES, STAGES, check_names
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.stream_names import check_name
-from saccade.pipeline.events.settings import EventSettings, check_places
+from saccade.pipeline.events.settings import EventSettings, KeepSettings, check_places
 from saccade.pipeline.settings import (
     Names,
     PlacedError,
@@ -216,24 +216,7 @@ class ListedStream(StreamConfig):
     sinks: list[Text] = setting([], "Where its results go, besides the outputs of all streams.")
 
 
-def _model(value: object) -> object:
-    return {"model": value} if isinstance(value, str) else value
-
-
-class AskSettings(BaseModel):
-    """A model for questions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: Text = Field(description="embedded model, checkpoint folder or hub id")
-    device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
-    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
-
-
-AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
-
-
-class RunConfig(StreamConfig):
+class RunConfig(KeepSettings, StreamConfig):
     """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
 
     source: Text = setting(
@@ -310,25 +293,6 @@ class RunConfig(StreamConfig):
         "itself, is listed. Sources that listen on the network must be listed in any case.",
         metavar="ENTRY",
         flags=("--allow-source",),
-    )
-    ask: AskConfig | None = setting(
-        None,
-        "Another model, for the questions of rules: one that can read and write.",
-        more="In a file also {model: …, device: cuda:1, dtype: fp8}. By itself the model of the frames is asked.",
-        metavar="MODEL",
-        flags=("--ask-model",),
-    )
-    store: Text | None = setting(
-        None,
-        "Folder to keep events in, searchable, with the counts of minutes and the paths of tracks.",
-        more="Served under /events by http. One process at a time writes it; what is stored outlives a killed one.",
-        metavar="DIR",
-    )
-    store_keep: Seconds | None = setting(
-        None, "How old stored events may become: 30d; a rule may have `keep` of its own.", metavar="TIME"
-    )
-    store_max_gb: float | None = setting(
-        None, "Size of all clips and snapshots beyond which the oldest events are deleted.", metavar="GB", gt=0
     )
     http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
     http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")

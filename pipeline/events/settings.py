@@ -45,6 +45,15 @@ def _question(value: object) -> object:
     return {"question": value} if isinstance(value, str) else value
 
 
+def _named_keys(value: object) -> object:
+    """YAML reads `on` and `off` as true and false."""
+    if isinstance(value, Mapping):
+        return {
+            {True: "on", False: "off"}.get(key, key) if isinstance(key, bool) else key: v for key, v in value.items()
+        }
+    return value
+
+
 Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
@@ -59,7 +68,7 @@ class RuleSettings(BaseModel):
     ask: Text | None = Field(None, description="a question to be answered with yes or no, such as Is there a helmet?")
     scope: Literal["track", "frame"] = Field("track", description="what is asked about: the track's crop, or the frame")
     expect: Literal["yes", "no"] = Field("yes", description="the answer with which an event begins")
-    threshold: Threshold = Field(
+    threshold: Annotated[Threshold, BeforeValidator(_named_keys)] = Field(
         Threshold(), description="probabilities of the expected answer, as {on: 0.8, off: 0.4}"
     )
     again: Seconds = Field(5.0, description="after how long ask is asked again")
@@ -175,3 +184,46 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
             names = ", ".join(known) or "none"
             message = f"rule '{rule.name}': there is no {kind} '{condition.place}'; {kind}s: {names}"
             raise PlacedError(message, condition.place_at, ("rules", number, "when"))
+
+
+def _model(value: object) -> object:
+    return {"model": value} if isinstance(value, str) else value
+
+
+class AskSettings(BaseModel):
+    """A model for questions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Text = Field(description="embedded model, checkpoint folder or hub id")
+    device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
+
+
+AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
+
+
+class KeepSettings(BaseModel):
+    """What there is once for the events of all streams: another model for questions, and where events are kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ask: AskConfig | None = setting(
+        None,
+        "Another model, for the questions of rules: one that can read and write.",
+        more="In a file also {model: …, device: cuda:1, dtype: fp8}. By itself the model of the frames is asked.",
+        metavar="MODEL",
+        flags=("--ask-model",),
+    )
+    store: Text | None = setting(
+        None,
+        "Folder to keep events in, searchable, with the counts of minutes and the paths of tracks.",
+        more="Served under /events by http. One process at a time writes it; what is stored outlives a killed one.",
+        metavar="DIR",
+    )
+    store_keep: Seconds | None = setting(
+        None, "How old stored events may become: 30d; a rule may have `keep` of its own.", metavar="TIME"
+    )
+    store_max_gb: float | None = setting(
+        None, "Size of all clips and snapshots beyond which the oldest events are deleted.", metavar="GB", gt=0
+    )

@@ -99,4 +99,4 @@ class RulesApi:
         return stage
 
     def _listed(self, stage: EventStage) -> web.Response:
-        return web.json_response({"rules": [rule.model_dump(mode="json", exclude_none=True) for rule in stage.rules]})
+        return web.json_response({"rules": [rule.model_dump(mode="json", exclude_unset=True) for rule in stage.rules]})

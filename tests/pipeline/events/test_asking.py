@@ -26,7 +26,7 @@ from tests.pipeline.events.scripted import scene, straight, walk
 from tests.support.engine import TINY, noise, random_model, write_model
 
 LONG_S = 60  # far beyond what any of these needs; only so that a hang fails
-Said = Future[tuple[str, Mapping[str, float]]]
+Answered = Future[tuple[str, Mapping[str, float]]]
 
 
 class Scripted:
@@ -34,9 +34,9 @@ class Scripted:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, tuple[int, ...], float]] = []
-        self.futures: list[Said] = []
+        self.futures: list[Answered] = []
 
-    def ask(self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float) -> Said:
+    def ask(self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float) -> Answered:
         self.asked.append((text, image.shape[:2], deadline_s))
         self.futures.append(Future())
         return self.futures[-1]
@@ -80,7 +80,7 @@ def test_what_is_late_or_away_is_no_answer(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text.count("a question was not answered: too late") == 1
 
     class Away:
-        def ask(self, *arguments: object) -> Said:
+        def ask(self, *arguments: object) -> Answered:
             raise RuntimeError("the engine is closed")
 
     gone = Asker(Away())
