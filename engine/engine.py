@@ -276,6 +276,15 @@ class Engine:
         self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
 
+    def experts_used(self, rows: int) -> float | None:
+        """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known.
+
+        Raises:
+            EngineError: unless the engine is idle.
+        """
+        self._require_process()
+        return self._loop.run_idle(lambda: self._executor.experts_used(rows))
+
     def tracing(self) -> AbstractContextManager[Trace]:
         """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
 

@@ -1,7 +1,7 @@
 """What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay: the plain form.
 
 A *runner* feeds tokens, prefills images and samples. `PlainRunner` does it with the model's own modules;
-`packed_runner.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
+`packed.runner.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
 """
 
 from __future__ import annotations
@@ -90,6 +90,13 @@ class Runner(Protocol):
         """Logits (rows, vocab) float32 of the next token."""
         ...
 
+    def experts_used(self, rows: int) -> float | None:
+        """Experts that the latest `forward_tokens` of so many rows used, the mean of layers; None if that is not kept.
+
+        Waits for the device.
+        """
+        ...
+
 
 class PlainSampling:
     """Sampling as `Runner` defines it, with the model's own modules; any device, any dtype."""
@@ -164,6 +171,10 @@ class PlainRunner(PlainSampling):
         """As `Runner.prefill`."""
         self._text.write_kv(images, PagedRows(self._cache, prefixes.long()))
         return None if prompts is None else self.forward_tokens(prompts, positions, owners, tables, together=True)
+
+    def experts_used(self, rows: int) -> float | None:
+        """None: it keeps no choices."""
+        return None
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

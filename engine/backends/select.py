@@ -32,18 +32,18 @@ def cpu_decoder(model: Model, exact: bool) -> FusedDecoder | TextDecoder:
 def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
     """The steps of a model on CUDA."""
     if isinstance(model, Moondream) and kernels.available(model.device):
-        from saccade.engine.backends import packed_runner
+        from saccade.engine.backends.packed import layers, runner
 
-        if packed_runner.supports(model):
-            return packed_runner.PackedRunner(model, cache, max_rows)
+        if layers.supports(model):
+            return runner.PackedRunner(model, cache, max_rows)
     return PlainRunner(model, cache)
 
 
 def cuda_features(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
     """Features of normalized crops on CUDA, as `VisionEncoder.features`."""
     if isinstance(model, Moondream) and kernels.available(model.device):
-        from saccade.engine.backends import packed_vision
+        from saccade.engine.backends.packed import vision
 
-        if packed_vision.supports(model):
-            return packed_vision.PackedVision(model).features
+        if vision.supports(model):
+            return vision.PackedVision(model).features
     return model.vision.features

@@ -1,5 +1,8 @@
 """Attention of single tokens over paged keys and values, rotary positions and the cache's new entry included.
 
+Heads may have a temperature (Moondream 3): queries and values are multiplied on their way by factors of position and
+token, whose products come in parts from `side_products`.
+
 Rows that share an image's pages find them in the L2 cache after the first one's read: an image's keys and values of one
 layer are 6 MB (Moondream 2), the cache of an H200 holds 60.
 """
@@ -11,6 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
+from saccade.engine.kernels.paged_kv import factor, rotated, write_kv_kernel
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
@@ -19,18 +23,6 @@ _BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no m
 _FEW = 512
 _BLOCK_F = 512  # values of the MLP at a time
 _LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16: the product behind GELU may widen its weights to float16
-
-
-@triton.jit
-def _rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr):
-    """A head's vector at `at`, its first 2 · HALF dimensions turned by the position's angles."""
-    value = tl.load(at + d, mask=where, other=0.0).to(tl.float32)
-    turned = where & (d < 2 * HALF)
-    other = tl.load(at + tl.where(d < HALF, d + HALF, d - HALF), mask=turned, other=0.0).to(tl.float32)
-    angle = position * HALF + d % HALF
-    c = tl.load(cosine + angle, mask=turned, other=1.0)
-    s = tl.load(sine + angle, mask=turned, other=0.0)
-    return value * c + tl.where(d < HALF, -other, other) * s
 
 
 @triton.jit
@@ -86,6 +78,9 @@ def _attend_kernel(
     weights,
     arrived,
     scale,
+    products,
+    products_stride,
+    alpha,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
     D: tl.constexpr,
@@ -100,6 +95,8 @@ def _attend_kernel(
     BLOCK_F: tl.constexpr,
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
@@ -135,14 +132,20 @@ def _attend_kernel(
     if PDL and WRITE:
         pdl_wait()
     at = heads + row.to(tl.int64) * heads_stride
-    q = _rotated(at + head * D, real, position, cosine, sine, d, D // 4)
+    q = rotated(at + head * D, real, position, cosine, sine, d, D // 4)
+    if PARTS > 0:
+        own_products = products + row * 2 * N_HEADS
+        q *= factor(own_products, products_stride, alpha, head, head, position, PARTS, PARTS_BLOCK)
     # The least rows of a matrix product are 16; the query is in each of them.
     best = tl.full((16,), -float("inf"), tl.float32)
     total = tl.zeros((16,), tl.float32)
     acc = tl.zeros((16, WIDTH), tl.float32)
     if WRITE and split == 0:
-        k_new = _rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
+        k_new = rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
         v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
+        if PARTS > 0:
+            v_factor = factor(own_products, products_stride, alpha, N_HEADS + kv, kv, position, PARTS, PARTS_BLOCK)
+            v_new = (v_new * v_factor).to(values.dtype.element_ty)
         k_new = k_new.to(keys.dtype.element_ty)
         best = tl.sum(q * k_new.to(tl.float32), 0) * scale + tl.zeros((16,), tl.float32)
         total += 1.0
@@ -182,52 +185,8 @@ def _attend_kernel(
             tl.store(arrived + row * N_HEADS + head, 0)
 
 
-@triton.jit
-def _write_kv_kernel(
-    heads,
-    heads_stride,
-    cosine,
-    sine,
-    positions,
-    owners,
-    tables,
-    tables_stride,
-    keys,
-    values,
-    N_HEADS: tl.constexpr,
-    N_KV: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    PAGE: tl.constexpr,
-    PREFIX: tl.constexpr,
-    GAP: tl.constexpr,
-    ROTATE: tl.constexpr,
-):
-    """Put one row's keys and values into its pages; with ROTATE rotate its queries and keys in place as well."""
-    row = tl.program_id(0)
-    position = tl.load(positions + row)
-    at = heads + row.to(tl.int64) * heads_stride
-    own = tl.where(position < PREFIX, position, position + GAP)
-    page = tl.load(tables + tl.load(owners + row) * tables_stride + own // PAGE).to(tl.int64)
-    h = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-    d = tl.arange(0, WIDTH)[None, :]
-    real = (h < N_KV) & (d < D)
-    cell = ((page * N_KV + h) * PAGE + own % PAGE) * D + d
-    k_at = at + (N_HEADS + h) * D
-    k = _rotated(k_at, real, position, cosine, sine, d, D // 4).to(keys.dtype.element_ty)
-    v = tl.load(at + (N_HEADS + N_KV + h) * D + d, mask=real, other=0.0)
-    tl.store(keys + cell, k, mask=real)
-    tl.store(values + cell, v, mask=real)
-    if ROTATE:
-        tl.debug_barrier()  # every pair is read before either half is overwritten
-        tl.store(k_at + d, k.to(heads.dtype.element_ty), mask=real)
-        for g in range(N_HEADS // N_KV):
-            q_real = real & (d < D)
-            q_at = at + (h * (N_HEADS // N_KV) + g) * D
-            q = _rotated(q_at, q_real, position, cosine, sine, d, D // 4)
-            tl.debug_barrier()
-            tl.store(q_at + d, q.to(heads.dtype.element_ty), mask=q_real)
+Temperature = tuple[torch.Tensor, torch.Tensor]
+"""Products (parts, rows, 2 · n_heads) float32 of queries, then of values, to be summed; and alpha (n_heads,)."""
 
 
 class PagedAttention:
@@ -273,6 +232,7 @@ class PagedAttention:
         *,
         write: bool,
         pre_gelu: int = 0,
+        temperature: Temperature | None = None,
         pdl: bool = False,
     ) -> None:
         """Each row's token over everything in its pages up to itself.
@@ -287,6 +247,7 @@ class PagedAttention:
             values: the same.
             out: (rows, n_heads · head_dim + pre_gelu).
             pre_gelu: so many values go through GELU.
+            temperature: of queries and of new values; of as many heads for keys as for queries.
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
                 that see each other need.
             pdl: begin before the previous kernel has ended, see `kernels.pdl`.
@@ -313,6 +274,7 @@ class PagedAttention:
             self._weights,
             self._arrived,
             self._dim**-0.5,
+            *_products(temperature, heads),
             N_HEADS=self._n_heads,
             N_KV=self._n_kv,
             D=self._dim,
@@ -324,6 +286,8 @@ class PagedAttention:
             BLOCK_F=_BLOCK_F,
             LIMIT=_LARGEST_HALF,
             PDL=pdl,
+            PARTS=0 if temperature is None else len(temperature[0]),
+            PARTS_BLOCK=1 if temperature is None else triton.next_power_of_2(len(temperature[0])),
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,
             **pdl_options(pdl),
@@ -340,6 +304,7 @@ class PagedAttention:
         values: torch.Tensor,
         *,
         rotate: bool = False,
+        temperature: Temperature | None = None,
     ) -> None:
         """Put rows' keys and values into their pages; with `rotate` rotate queries and keys in place as well.
 
@@ -351,9 +316,10 @@ class PagedAttention:
             keys: one layer of the pool.
             values: the same.
             rotate: as above.
+            temperature: of the values; with `rotate` also of what is left in place.
         """
         block = min(16, triton.next_power_of_2(self._n_kv))
-        _write_kv_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
+        write_kv_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
             heads,
             heads.stride(0),
             self._cosine,
@@ -364,12 +330,21 @@ class PagedAttention:
             tables.stride(0),
             keys,
             values,
+            *_products(temperature, heads),
             N_HEADS=self._n_heads,
             N_KV=self._n_kv,
             D=self._dim,
             WIDTH=self._width,
             BLOCK_H=block,
             ROTATE=rotate,
+            PARTS=0 if temperature is None else len(temperature[0]),
             num_warps=4,
             **self._layout,
         )
+
+
+def _products(temperature: Temperature | None, unused: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
+    if temperature is None:
+        return unused, 0, unused
+    products, alpha = temperature
+    return products, products.stride(0), alpha

@@ -66,17 +66,22 @@ def _skinny_gemm_kernel(
     BIAS: tl.constexpr,
     GELU: tl.constexpr,
     PDL: tl.constexpr,
+    LATE: tl.constexpr,
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; transposed: a tile is more weights high."""
+    """BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; transposed: a tile is more weights high.
+
+    LATE: what is read was written before the previous kernel, so that only the end waits for that one.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)[None, :]
     real = m < rows
     line = weight + n[:, None].to(tl.int64) * K
     kind: tl.constexpr = tl.float16 if SCALED else x.dtype.element_ty
-    if PDL:
+    cached: tl.constexpr = ".cg" if LATE else ""
+    if PDL and not LATE:
         if LINES > 0:
             prefetch_l2(line + split * (K // SPLIT_K) + tl.arange(0, LINES)[None, :] * PER_LINE)
         pdl_wait()
@@ -84,7 +89,7 @@ def _skinny_gemm_kernel(
     for start in tl.range(split * (K // SPLIT_K), (split + 1) * (K // SPLIT_K), BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
         w = tl.load(line + k[None, :])
-        a = tl.load(x + m * x_stride + k[:, None], mask=real, other=0.0)
+        a = tl.load(x + m * x_stride + k[:, None], mask=real, other=0.0, cache_modifier=cached)
         acc = tl.dot(w.to(kind), a.to(kind), acc)
     if SCALED:
         acc *= tl.load(scale + n)[:, None]
@@ -92,6 +97,8 @@ def _skinny_gemm_kernel(
         acc += tl.load(bias + n).to(tl.float32)[:, None]
     if GELU:
         acc = gelu(acc)
+    if PDL and LATE:
+        pdl_wait()
     at = out + split * split_stride + m * out_stride + n[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 
@@ -115,6 +122,7 @@ def skinny_gemm(
     bias: torch.Tensor | None = None,
     apply_gelu: bool = False,
     pdl: bool = False,
+    late: bool = False,
 ) -> torch.Tensor:
     """Write x times the transposed weights to `out`, and return it.
 
@@ -127,6 +135,7 @@ def skinny_gemm(
         bias: (outputs,); not where the inputs are split.
         apply_gelu: put the outputs through tanh-approximated GELU; not where the inputs are split.
         pdl: whether kernels of the step begin before the previous one has ended, see `kernels.pdl`.
+        late: with `pdl`, the previous kernel did not write x: do everything but the end in its shadow.
     """
     rows, (outputs, inputs) = len(x), weight.shape
     assert rows <= MAX_ROWS
@@ -159,6 +168,7 @@ def skinny_gemm(
         BIAS=bias is not None,
         GELU=apply_gelu,
         PDL=pdl,
+        LATE=pdl and late,
         LINES=shape.prefetch_bytes // L2_LINE_BYTES,
         PER_LINE=per_line,
         num_warps=shape.warps,

@@ -163,6 +163,10 @@ class CpuExecutor:
         """None: the trace shows it by itself."""
         return None
 
+    def experts_used(self, rows: int) -> float | None:
+        """None: no step was timed."""
+        return None
+
     def close(self) -> None:
         """End the streams."""
         self._compute.close()

@@ -204,7 +204,9 @@ class CudaExecutor:
         device["batch_slots"][:bucket] = torch.arange(bucket, device=self._device)
         device["phases"].fill_(Phase.X_OR_EOS)
         device["positions"].fill_(position)
-        times = self._timed(self._slots[0].decode[bucket, _COORDS], repeats)
+        # Rows that differ, as a step's do: with experts, how many are read depends on it.
+        states = torch.randn_like(self._state[:bucket])
+        times = self._timed(self._slots[0].decode[bucket, _COORDS], repeats, lambda: self._state[:bucket].copy_(states))
         self._tables.zero_()
         torch.cuda.synchronize(self._device)  # not on the compute stream: the next prefill must not come before it
         return times
@@ -216,12 +218,19 @@ class CudaExecutor:
         graph = self._slots[0].first[bucket_of(self._batch_sizes, rows), _COORDS]
         return float(np.median(self._timed(graph, repeats=100)))
 
-    def _timed(self, graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
+    def experts_used(self, rows: int) -> float | None:
+        """See `Runner.experts_used`."""
+        return self._runner.experts_used(bucket_of(self._batch_sizes, rows))
+
+    def _timed(
+        self, graph: torch.cuda.CUDAGraph, repeats: int, begin_with: Callable[[], object] = lambda: None
+    ) -> list[float]:
         torch.cuda.synchronize(self._device)
         pairs = []
         with torch.cuda.stream(self._compute.stream):
             for number in range(repeats + 5):
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin_with()
                 begin.record()
                 graph.replay()
                 end.record()

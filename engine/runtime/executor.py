@@ -63,6 +63,10 @@ class Executor(Protocol[ImageT]):
         """Median seconds of sampling where it is part of the forward's graph; None where the trace shows it."""
         ...
 
+    def experts_used(self, rows: int) -> float | None:
+        """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known."""
+        ...
+
     def close(self) -> None:
         """Wait for the work on the streams, and end them."""
         ...

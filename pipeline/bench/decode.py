@@ -18,6 +18,7 @@ class DecodeRow:
         median_ms, p99_ms: of the step, sampling and next embedding included.
         sampling_ms: median of the sampling alone.
         floor_ms: its bytes at the bandwidth measured.
+        experts: that the steps used, the mean of layers, of which the floor counts the bytes; None without.
     """
 
     rows: int
@@ -25,6 +26,7 @@ class DecodeRow:
     p99_ms: float
     sampling_ms: float
     floor_ms: float
+    experts: float | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,10 +50,11 @@ class DecodeBench:
             f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
             f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'floor':>7}",
         ]
-        lines += [
-            f"{row.rows:>5} {row.median_ms:>8.3f} {row.p99_ms:>8.3f} {row.sampling_ms:>9.3f} {row.floor_ms:>7.2f}"
-            for row in self.rows
-        ]
+        for row in self.rows:
+            line = (
+                f"{row.rows:>5} {row.median_ms:>8.3f} {row.p99_ms:>8.3f} {row.sampling_ms:>9.3f} {row.floor_ms:>7.2f}"
+            )
+            lines.append(line if row.experts is None else f"{line}  {row.experts:.1f} experts a layer")
         return "\n".join([*lines, f"floor: bytes read once at the {self.bandwidth / 1e12:.2f} TB/s measured here"])
 
 
@@ -86,13 +89,15 @@ def time_decode(
         rows = []
         for count in counts:
             times = [1e3 * second for second in engine.time_step(count, length - 1, steps) or ()]
+            used = engine.experts_used(count)
             rows.append(
                 DecodeRow(
                     count,
                     float(np.median(times)),
                     float(np.percentile(times, 99)),
                     1e3 * (engine.time_sampling(count) or 0.0),
-                    1e3 * engine.costs.decode_bytes(count, length, engine.model.dtype) / rate,
+                    1e3 * engine.costs.decode_bytes(count, length, engine.model.dtype, used) / rate,
+                    used,
                 )
             )
         name = torch.cuda.get_device_name(place)

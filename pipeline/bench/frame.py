@@ -121,4 +121,7 @@ def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | 
     device, dtype, costs = torch.device(engine.model.device), engine.model.dtype, engine.costs
     flops = costs.prefill_flops(height, width, _PROMPT_TOKENS)
     step = costs.decode_bytes(1, engine.limits.prefix_length + 3 * round(boxes), dtype)
-    return 1e3 * (flops / operations(device, dtype) + 3 * boxes * step / bandwidth(device))
+    rate = bandwidth(device)
+    whole = costs.decode_bytes(1000, 0, dtype)  # a prefill reads all weights, experts too
+    prefill = max(flops / operations(device, dtype), whole / rate)
+    return 1e3 * (prefill + 3 * boxes * step / rate)

@@ -130,10 +130,11 @@ def open_engine(name: str, device: str, depth: int | None = None, dtype: str | N
         EngineError: if there is no such model, device or dtype.
     """
     from saccade.engine import Engine
-    from saccade.engine.evaluation.random_model import MOONDREAM_2, random_engine
+    from saccade.engine.evaluation.random_model import random_engine
+    from saccade.engine.models.registry import RANDOM
 
-    if name == MOONDREAM_2:
-        return random_engine(device, dtype, depth or 2)
+    if name in RANDOM:
+        return random_engine(device, dtype, depth or 2, name=name)
     return Engine.load(name, device, dtype, depth=depth)
 
 

@@ -105,7 +105,7 @@ def bench_bubble(
 ) -> None:
     """Measure what overlapping host and device gains: the times within a step, predicted and observed speedup.
 
-    Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
+    Needs no weights with --model moondream-2-random or moondream-3-random: the published dimensions, random numbers.
     """
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.common import parse_counts, parse_size
@@ -158,7 +158,7 @@ def bench_decode(
 ) -> None:
     """Time decode steps by the GPU's clock, beside the time to read their bytes once.
 
-    Needs no weights with --model moondream-2-random: the published dimensions, random numbers.
+    Needs no weights with --model moondream-2-random or moondream-3-random: the published dimensions, random numbers.
     """
     from saccade.pipeline.bench.common import parse_counts
     from saccade.pipeline.bench.decode import time_decode

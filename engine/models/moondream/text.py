@@ -30,7 +30,7 @@ class Layer(Protocol):
     """A block's weights, in whatever form a backend has them."""
 
     @property
-    def temperature(self) -> Temperature | None:
+    def temperature(self) -> object | None:
         """Of its attention, if it has one."""
         ...
 

@@ -13,7 +13,13 @@ from torch.nn import functional as F
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner
 from saccade.engine.backends.quantization import dequantize, quantize, round_to_fp8
-from saccade.engine.models.moondream.config import MoondreamConfig, RegionConfig, TextConfig, VisionConfig
+from saccade.engine.models.moondream.config import (
+    ExpertsConfig,
+    MoondreamConfig,
+    RegionConfig,
+    TextConfig,
+    VisionConfig,
+)
 from saccade.engine.models.moondream.image_crops import make_crops, normalize, tiling_of
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
@@ -40,13 +46,29 @@ def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got.float() - wanted.float()).norm() / wanted.float().norm())
 
 
+EXPERTS = ExpertsConfig(num_experts=16, start_layer=1, experts_per_token=4, expert_inner_dim=256)
+
+
+def alike(got: torch.Tensor, wanted: torch.Tensor, limit: float, experts: bool) -> bool:
+    """With experts most rows are: one whose best and next experts are as good as each other may take another."""
+    if not experts:
+        return far(got, wanted) < limit
+    rows = [far(mine, theirs) for mine, theirs in zip(got, wanted, strict=True)]
+    return float(np.median(rows)) < limit and max(rows) < 0.8
+
+
 class Pair:
     """A model, its plain runner and its packed one, over caches of the same noise."""
 
-    def __init__(self, n_kv_heads: int = 4, fp8: bool = False) -> None:
-        from saccade.engine.backends.packed_runner import PackedRunner, supports
+    def __init__(self, n_kv_heads: int = 4, fp8: bool = False, experts: bool = False) -> None:
+        from saccade.engine.backends.packed.layers import supports
+        from saccade.engine.backends.packed.runner import PackedRunner
 
-        config = MoondreamConfig(text=replace(TEXT, n_kv_heads=n_kv_heads), vision=VISION, region=REGION)
+        text, region = replace(TEXT, n_kv_heads=n_kv_heads), REGION
+        if experts:
+            text = replace(text, n_heads=8, n_kv_heads=8, moe=EXPERTS, tau=1)
+            region = replace(region, inner_dim=0, reads="post_ln_ln")
+        config = MoondreamConfig(text=text, vision=VISION, region=region)
         self.model: Moondream = random_model(config).to("cuda", torch.bfloat16)
         if fp8:
             round_to_fp8(self.model)
@@ -78,23 +100,27 @@ def tables(rows: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("n_kv_heads", "fp8"), [(4, False), (2, False), (4, True)])
+@pytest.mark.parametrize(
+    ("n_kv_heads", "fp8", "experts"),
+    [(4, False, False), (2, False, False), (4, True, False), (8, False, True), (8, True, True)],
+)
 @pytest.mark.parametrize("rows", [1, 3, 16, 40, 64, 70])
-def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool) -> None:
-    pair = Pair(n_kv_heads, fp8)
+def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool, experts: bool) -> None:
+    pair = Pair(n_kv_heads, fp8, experts)
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
     at = numbers([82 + row * 2 % 40 for row in range(rows)])
     batch_slots = numbers([*range(rows)])
     wanted = pair.plain.forward_tokens(x.clone(), at, batch_slots, tables(rows), False)
     got = pair.packed.forward_tokens(x.clone(), at, batch_slots, tables(rows), False)
-    assert far(got, wanted) < 0.01
-    assert pair.caches_apart() < 0.01
+    assert alike(got, wanted, 0.01, experts)
+    assert pair.caches_apart() < (0.1 if experts else 0.01)
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize(("rows", "fp8"), [(1, False), (8, False), (64, False), (8, True), (64, True)])
-def test_kernels_under_pdl_read_nothing_too_early(rows: int, fp8: bool) -> None:
-    pair = Pair(fp8=fp8)
+def test_kernels_under_pdl_read_nothing_too_early(rows: int, fp8: bool, experts: bool) -> None:
+    pair = Pair(fp8=fp8, experts=experts)
     if not pair.packed._pdl:
         pytest.skip("this GPU launches one kernel after the other")
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
@@ -139,10 +165,11 @@ def test_a_prompt_longer_than_the_scratch_is_read_in_pieces() -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize(("fp8", "limit"), [(False, 0.01), (True, 0.1)])  # in FP8 activations are rounded, too
 @pytest.mark.parametrize("asked", [0, 9])
-def test_images_and_prompts_together_agree_with_the_modules(asked: int, fp8: bool, limit: float) -> None:
-    pair = Pair(fp8=fp8)
+def test_images_and_prompts_together_agree_with_the_modules(asked: int, fp8: bool, limit: float, experts: bool) -> None:
+    pair = Pair(fp8=fp8, experts=experts)
     images = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16)
     prefixes = torch.stack([torch.arange(1, 7), torch.arange(40, 46)]).int().cuda()
     own = tables(2)
@@ -151,18 +178,19 @@ def test_images_and_prompts_together_agree_with_the_modules(asked: int, fp8: boo
     at, owners = numbers([82, 83, 84, 85, 82, 83, 84, 85, 86]), numbers([0] * 4 + [1] * 5)
     wanted = pair.plain.prefill(images, prefixes, x, at, owners, own)
     got = pair.packed.prefill(images.clone(), prefixes, None if x is None else x.clone(), at, owners, own)
-    assert pair.caches_apart() < limit
+    assert pair.caches_apart() < (0.2 if experts else limit)
     if asked:
         assert got is not None
         assert wanted is not None
-        assert far(got, wanted) < limit
+        assert alike(got, wanted, limit, experts)
     else:
         assert got is None
 
 
 @torch.inference_mode()
-def test_samples_agree_with_the_modules() -> None:
-    pair, batch_slots = Pair(), numbers([*range(12)])
+@pytest.mark.parametrize("experts", [False, True])
+def test_samples_agree_with_the_modules(experts: bool) -> None:
+    pair, batch_slots = Pair(experts=experts), numbers([*range(12)])
     region = pair.model.region
     hidden = torch.randn(12, 256, device="cuda", dtype=torch.bfloat16)
     phases = numbers([Phase.X_OR_EOS, Phase.Y, Phase.SIZE] * 4)
@@ -190,7 +218,7 @@ def nearly_best(scores: torch.Tensor, bins: torch.Tensor) -> bool:
 @torch.inference_mode()
 @pytest.mark.parametrize(("fp8", "limit"), [(False, 0.02), (True, 0.1)])
 def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
-    from saccade.engine.backends.packed_vision import PackedVision
+    from saccade.engine.backends.packed.vision import PackedVision
 
     model = Pair(fp8=fp8).model
     crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")

@@ -1,0 +1,159 @@
+"""A decoder's blocks on CUDA as kernels read them: joined matrices, experts, temperatures, FP8 if wanted.
+
+Needs Triton. Knows nothing of what a step consists of: `packed.runner` and `packed.prefill` run them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from saccade.engine.backends.packed.linear import PackedLinear, Rows
+from saccade.engine.backends.paged_cache import PagedCache
+from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
+from saccade.engine.kernels import few_experts as few
+from saccade.engine.kernels import fp8_linear as fp8_kernels
+from saccade.engine.kernels import region_sampling, side_products
+from saccade.engine.kernels import skinny_gemm as gemm
+from saccade.engine.kernels.many_experts import SortedRows, grouped_product
+from saccade.engine.kernels.paged_attention import PagedAttention
+from saccade.engine.models.moondream.layers import Experts
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.text import Block, join
+
+LayerCache = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one layer of the pool."""
+
+
+def supports(model: Moondream) -> bool:
+    """Whether the kernels take this model."""
+    text, region = model.config.text, model.config.region
+    inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
+    return (
+        model.dtype in (torch.bfloat16, torch.float16)
+        and text.head_dim % 8 == 0
+        and text.head_dim >= 16
+        and bool(text.tau) == (text.moe is not None)
+        and (not text.tau or side_products.supports(inner, 2 * text.n_heads, text.dim))
+        and (
+            text.moe is None
+            or (
+                few.supports(text.dim, text.moe.expert_inner_dim, text.moe.num_experts)
+                and gemm.supports(inner, text.dim)
+                and gemm.supports(text.dim, text.dim, gemm.split_k_for(text.dim, False))
+            )
+        )
+        and region_sampling.supports(
+            region.coord_out_dim, region.size_out_dim // 2, region.coord_feat_dim, region.size_feat_dim, text.dim
+        )
+    )
+
+
+class PackedExperts:
+    """One layer's experts.
+
+    Args:
+        experts: the layer's.
+        fp8: whether their weights are kept in FP8.
+
+    Attributes:
+        router: from a row to the logits of the experts.
+        top: experts a row.
+    """
+
+    __slots__ = ("_fc1", "_fc2", "_scales", "_width", "router", "top")
+
+    def __init__(self, experts: Experts, fp8: bool) -> None:
+        self.router, self.top = experts.router, experts.config.experts_per_token
+        self._fc1, self._fc2 = experts.fc1.weight.detach(), experts.fc2.weight.detach()
+        self._width = experts.config.expert_inner_dim
+        self._scales: tuple[torch.Tensor, torch.Tensor] | None = None
+        if fp8:
+            (self._fc1, first), (self._fc2, second) = _quantize(self._fc1), _quantize(self._fc2)
+            self._scales = first, second
+
+    def few(self, x: torch.Tensor, logits: torch.Tensor, inner: torch.Tensor, parts: torch.Tensor, pdl: bool) -> None:
+        """Results of at most `few_experts.MAX_ROWS` rows; the rest as `few_experts.few_experts` has it."""
+        few.few_experts(logits, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
+
+    def many(self, x: Rows, logits: torch.Tensor, parts: torch.Tensor) -> None:
+        """Results of any number of rows, to `parts` (top, rows, dim)."""
+        rows, (values, of_rows) = SortedRows(logits, self.top), x
+        fc1, fc2 = self._scales or (None, None)
+        inner = torch.empty(len(values) * self.top, self._width, dtype=parts.dtype, device=parts.device)
+        grouped_product(values, rows, self._fc1, inner, x_scales=of_rows, scale=fc1)
+        if of_rows is None:
+            grouped_product(inner, rows, self._fc2, parts, scale=fc2)
+        else:
+            quantized, scales = fp8_kernels.quantize_rows(inner, None)
+            grouped_product(quantized, rows, self._fc2, parts, x_scales=scales, scale=fc2)
+
+
+class PackedLayer:
+    """One block's weights: into heads and MLP, and out of both; or of attention alone, and the experts'."""
+
+    __slots__ = ("experts", "into", "norm", "number", "out", "temperature")
+
+    def __init__(self, block: Block, number: int, fp8: bool) -> None:
+        joined = join(block)
+        self.norm: nn.LayerNorm = block.ln
+        self.number = number
+        self.into = PackedLinear(joined.into, joined.into_bias, fp8)
+        self.out = PackedLinear(joined.out, joined.out_bias, fp8)
+        self.experts = None if joined.experts is None else PackedExperts(joined.experts, fp8)
+        tau = block.temperature
+        # The weights of queries and of values, one below the other, and alpha.
+        self.temperature = None if tau is None else (torch.cat([tau.wq, tau.wv]).detach(), tau.alpha.detach())
+
+
+class PackedBlocks:
+    """A decoder's blocks as steps of all kinds read them, their cache, and the kernels of its attention.
+
+    Args:
+        model: one that `supports` accepts. Its weights are packed, and it goes on to share them.
+        cache: where keys and values go.
+
+    Attributes:
+        layers, caches: one for each block.
+        attention: over the cache.
+        text: the decoder's shape.
+        heads: width of queries, keys and values.
+        top: experts a token; 0 without.
+        out_splits: parts of the inputs of the product out of attention alone, beside experts.
+        tau_parts: parts that a temperature's products come in; 0 without.
+        fp8: whether weights are in FP8.
+        fp8_rows: whether a prefill's rows are, too.
+    """
+
+    def __init__(self, model: Moondream, cache: PagedCache) -> None:
+        text = self.text = model.config.text
+        self.heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
+        self.top = 0 if text.moe is None else text.moe.experts_per_token
+        self.out_splits = gemm.split_k_for(text.dim, False)
+        self.tau_parts = side_products.temperature_parts(self.heads) if text.tau else 0
+        self.fp8 = model.fp8 and supports_fp8(model.device)
+        self.fp8_rows = (
+            self.fp8
+            and supports_fp8_gemm(model.device)
+            and fp8_kernels.supports(cache.prefix_length, text.dim, self.heads, text.ff_dim)
+        )
+        blocks = [block for block in model.text.blocks if isinstance(block, Block)]
+        with torch.no_grad():
+            self.layers = [PackedLayer(block, number, self.fp8) for number, block in enumerate(blocks)]
+        self.caches: list[LayerCache] = list(zip(cache.keys, cache.values, strict=True))
+        self.attention = PagedAttention(
+            text.n_heads,
+            text.n_kv_heads,
+            text.head_dim,
+            cache.page_size,
+            cache.prefix_length,
+            cache.gap,
+            model.text.cosine,
+            model.text.sine,
+        )
+
+
+def _quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize` of weights (experts, outputs, inputs), an expert at a time: all at once they take 8 bytes a weight."""
+    parts = [quantize(one) for one in weight]
+    return torch.stack([packed for packed, _ in parts]), torch.stack([scale for _, scale in parts])

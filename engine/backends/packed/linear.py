@@ -1,0 +1,103 @@
+"""Linear layers on CUDA, weights in half precision and FP8 if wanted; region heads made of them. Needs Triton."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from saccade.engine.backends.quantization import quantize
+from saccade.engine.kernels import fp8_linear as kernels
+from saccade.engine.kernels import region_sampling
+from saccade.engine.kernels import skinny_gemm as gemm
+from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
+from saccade.engine.models.moondream.layers import Mlp
+
+Rows = tuple[torch.Tensor, torch.Tensor | None]
+"""(rows, inputs) in half precision and None, or in e4m3 with float32 scales (rows,)."""
+
+
+class PackedLinear:
+    """A linear layer.
+
+    Attributes:
+        weight: (outputs, inputs) in half precision.
+        bias: (outputs,).
+        packed: the weights as kernels read them, e4m3 if there is a scale.
+        scale: (outputs,) float32, or None.
+    """
+
+    __slots__ = ("bias", "packed", "scale", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, fp8: bool) -> None:
+        self.scale: torch.Tensor | None
+        self.weight, self.bias = weight, bias
+        self.packed, self.scale = quantize(weight) if fp8 else (weight, None)
+
+    def linear(self, x: Rows, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Outputs (rows, stop - start) in half precision."""
+        values, scales = x
+        part = slice(start, stop)
+        if self.scale is None or scales is None:
+            return F.linear(values, self.weight[part], self.bias[part])
+        return kernels.linear(values, scales, self.packed[part], self.scale[part], self.bias[part])
+
+    def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """The same in half precision from output `start` on, and tanh-approximated GELU, in one kernel."""
+        # cuBLASLt's epilogue has no public name in torch.
+        return torch._addmm_activation(self.bias[start:], x, self.weight[start:].t(), use_gelu=True)
+
+
+def add_layernorm_rows(x: torch.Tensor, delta: torch.Tensor | None, norm: torch.nn.LayerNorm, fp8: bool) -> Rows:
+    """`add_layernorm` whose result is in half precision or FP8, as `PackedLinear.linear` takes it."""
+    if not fp8:
+        return add_layernorm(x, delta, norm), None
+    out, scales = torch.empty_like(x, dtype=E4M3), torch.empty(len(x), dtype=torch.float32, device=x.device)
+    return add_layernorm(x, delta, norm, out, scales=scales), scales
+
+
+class BinHead:
+    """A region head from hidden states to logits of bins, as two skinny products where the kernels support it.
+
+    Args:
+        head: the model's.
+        width: bins.
+        pdl: whether kernels begin before the previous one has ended.
+    """
+
+    __slots__ = ("_gelu", "_head", "_no_bias", "_pdl", "_skinny", "_split_k")
+
+    def __init__(self, head: nn.Module, width: int, pdl: bool) -> None:
+        self._head, self._pdl, self._skinny = head, pdl, False
+        weight = next(head.parameters())
+        self._no_bias = weight.new_zeros(width)  # to be added where the module adds its own
+        last = head.fc2 if isinstance(head, Mlp) else head
+        if isinstance(last, nn.Linear):
+            splits = split_k_for(last.in_features, False)
+            self._skinny = splits > 1 and gemm.supports(*last.weight.shape)
+            if isinstance(head, Mlp):
+                self._skinny &= gemm.supports(*head.fc1.weight.shape)
+                self._gelu = weight.new_zeros(MAX_ROWS, head.fc1.out_features)
+            self._split_k = weight.new_zeros(splits * width * MAX_ROWS, dtype=torch.float32)
+
+    def uses_pdl(self, rows: int) -> bool:
+        """Whether the logits of so many rows come from kernels that begin before the previous one has ended."""
+        return self._pdl and self._skinny and rows <= MAX_ROWS
+
+    def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
+        """Of rows (rows, dim); if they are not wanted, only their shape is right."""
+        head, rows, width = self._head, len(hidden), len(self._no_bias)
+        if not self._skinny or rows > MAX_ROWS:
+            return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._no_bias
+        split_k = self._split_k[: len(self._split_k) // MAX_ROWS * rows].view(-1, rows, width)
+        last = head.fc2 if isinstance(head, Mlp) else head
+        assert isinstance(last, nn.Linear)
+        if wanted and isinstance(head, Mlp):
+            gelu = self._gelu[:rows]
+            skinny_gemm(hidden, head.fc1.weight, gelu, bias=head.fc1.bias, apply_gelu=True, pdl=self._pdl)
+            hidden = gelu
+        if wanted:
+            skinny_gemm(hidden, last.weight, split_k, pdl=self._pdl)
+        return split_k, last.bias

@@ -1,0 +1,145 @@
+"""A prefill's blocks on CUDA: image prefixes, and the prompts behind them, in the same products. Needs Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
+from saccade.engine.kernels import fp8_linear as fp8_kernels
+from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.paged_attention import Temperature
+from saccade.engine.kernels.side_products import side_products
+
+
+@dataclass(slots=True)
+class _Prefilled:
+    """What a block's parts give each other in a prefill.
+
+    Attributes:
+        normed: the norm's result, as products read it.
+        plain: the same in half precision, where there are experts: their router reads it.
+        wide: heads, and with FP8 what goes into the dense MLP's GELU.
+        products: of the temperature.
+        logits: of the router.
+    """
+
+    normed: Rows
+    plain: torch.Tensor | None = None
+    wide: torch.Tensor | None = None
+    products: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
+class PrefillOps:
+    """`BlockOps` on whole image prefixes and, behind them, prompts. Attribute `before` is still to be added to x."""
+
+    def __init__(
+        self,
+        blocks: PackedBlocks,
+        flat: torch.Tensor,
+        shape: tuple[int, ...],
+        prefixes: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> None:
+        self._blocks, self.x, self._shape = blocks, flat, shape
+        count, length = shape
+        own = torch.arange(count, dtype=torch.int32, device=flat.device).repeat_interleave(length)
+        at = torch.arange(length, dtype=torch.int32, device=flat.device).repeat(count)
+        self._images = at, own, prefixes
+        self._prompts = positions, owners, tables
+        self._prefix_rows = count * length
+        self.before: torch.Tensor | None = None
+
+    def _is_last(self, layer: PackedLayer) -> bool:
+        return layer.number == len(self._blocks.layers) - 1
+
+    def norm(self, layer: PackedLayer) -> _Prefilled:
+        """The residual's norm, in FP8 if wanted; for a router in half precision as well."""
+        fp8 = self._blocks.fp8_rows and not self._is_last(layer)  # whose rows are few
+        if layer.experts is None:
+            return _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8))
+        plain = add_layernorm(self.x, self.before, layer.norm)
+        return _Prefilled(fp8_kernels.quantize_rows(plain, None) if fp8 else (plain, None), plain)
+
+    def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
+        """Heads; with FP8 rows and a dense MLP, what goes into its GELU behind them."""
+        # In FP8 there is no GELU in cuBLAS's product, so heads and MLP come out of one.
+        stop = self._blocks.heads if normed.normed[1] is None else None
+        normed.wide = layer.into.linear(normed.normed, stop=stop)
+        return normed
+
+    def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
+        """Products of the temperature and logits of the router, which attention and experts read."""
+        assert heads.wide is not None
+        assert layer.temperature is not None
+        blocks, rows, wide = self._blocks, len(self.x), heads.wide
+        tau = layer.temperature[0]
+        heads.products = tau.new_empty(blocks.tau_parts, rows, len(tau), dtype=torch.float32)
+        if layer.experts is None:
+            side_products(wide[:, : blocks.heads], tau, heads.products)
+        else:
+            router = layer.experts.router
+            heads.logits = tau.new_empty(rows, router.out_features, dtype=torch.float32)
+            side_products(wide, tau, heads.products, heads.plain, router, heads.logits)
+        return heads
+
+    def _temperature(self, layer: PackedLayer, heads: _Prefilled, rows: slice) -> Temperature | None:
+        if layer.temperature is None or heads.products is None:
+            return None
+        return heads.products[:, rows], layer.temperature[1]
+
+    def write_kv(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> None:
+        """The images' keys and values, rotated in place with the queries."""
+        assert heads.wide is not None
+        rows = slice(self._prefix_rows)
+        image = heads.wide[rows, : self._blocks.heads]
+        temperature = self._temperature(layer, heads, rows)
+        self._blocks.attention.write_kv(image, *self._images, *cache, rotate=True, temperature=temperature)
+
+    def attend(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> torch.Tensor:
+        """Attention of images to themselves, of prompts to all before them; in the last layer of prompts alone."""
+        assert heads.wide is not None
+        blocks, at, last = self._blocks, self._prefix_rows, self._is_last(layer)
+        qkv = heads.wide[:, : blocks.heads]
+        self.write_kv(layer, heads, cache)
+        if last:  # the hidden states of an image are not read
+            self.x, heads.normed = self.x[at:], (heads.normed[0][at:], None)
+            heads.logits = None if heads.logits is None else heads.logits[at:]
+        attended = torch.empty_like(self.x)
+        if len(qkv) > at:
+            temperature, prompt = self._temperature(layer, heads, slice(at, None)), qkv[at:]
+            blocks.attention.write_kv(prompt, *self._prompts, *cache, temperature=temperature)
+            answered = attended if last else attended[at:]
+            blocks.attention.attend(prompt, *self._prompts, *cache, answered, write=False, temperature=temperature)
+        if not last:
+            config = blocks.text
+            every = qkv[:at].unflatten(0, self._shape).unflatten(2, (-1, config.head_dim)).transpose(1, 2)
+            q, k, v = every.split([config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
+            whole = F.scaled_dot_product_attention(q, k, v, enable_gqa=config.n_heads != config.n_kv_heads)
+            attended[:at].view(*self._shape, config.n_heads, -1).copy_(whole.transpose(1, 2))
+        return attended
+
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: _Prefilled) -> None:
+        """What is added to x by the next norm."""
+        assert normed.wide is not None
+        out, fp8 = layer.out, normed.normed[1] is not None
+        if layer.experts is not None:
+            assert normed.logits is not None
+            self.before = seen.new_empty(1 + self._blocks.top, *seen.shape)
+            layer.experts.many(normed.normed, normed.logits, self.before[1:])
+            if fp8:
+                self.before[0].copy_(out.linear(fp8_kernels.quantize_rows(seen, None)))
+            else:
+                torch.addmm(out.bias, seen, out.weight.t(), out=self.before[0])
+        elif fp8:
+            self.before = out.linear(fp8_kernels.quantize_rows(seen, normed.wide[:, self._blocks.heads :]))
+        else:
+            gelu = layer.into.linear_gelu(normed.normed[0], start=self._blocks.heads)
+            both = F.linear(gelu, out.weight[:, self._blocks.text.dim :], out.bias)
+            self.before = both.addmm_(seen, out.weight[:, : self._blocks.text.dim].t())

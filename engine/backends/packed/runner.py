@@ -1,0 +1,251 @@
+"""The text decoder on CUDA for few rows at a time: weights packed, four kernels a layer. Agrees with `PlainRunner`.
+
+A step of one to 64 rows is a walk over the weights: 2.4 GB in bf16 for Moondream 2, 0.56 ms at an H200's 4.3 TB/s. Each
+layer's four matrices are packed into two, as both halves of a block read the same input and add to the same residual:
+
+    add and norm → product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both
+
+With experts and a temperature (Moondream 3) it is
+
+    add and norm → product into heads → small products (temperature, router) → attention → experts (two) → product out
+
+From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
+760 keys take 0.86 / 1.18 / 1.99 ms on one H200, with FP8 weights 0.67 / 0.98 / 1.86; with cuBLAS's products and kernels
+one after the other it was 1.08 / 1.34 / 2.18. Needs Triton, bf16 or fp16, a GPU that Triton compiles for.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.backends.packed.linear import BinHead
+from saccade.engine.backends.packed.prefill import PrefillOps
+from saccade.engine.backends.paged_cache import PagedCache
+from saccade.engine.kernels import region_sampling, side_products
+from saccade.engine.kernels import skinny_gemm as gemm
+from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.paged_attention import Temperature
+from saccade.engine.kernels.pdl import supports_pdl
+from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
+from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.text import run_blocks
+
+
+class PackedRunner:
+    """`plain_runner.Runner` on CUDA for up to `max_rows` rows. Packs the model's weights, which it goes on to share.
+
+    Args:
+        model: one that `supports` accepts.
+        cache: where keys and values go.
+        max_rows: most rows of a call.
+    """
+
+    def __init__(self, model: Moondream, cache: PagedCache, max_rows: int) -> None:
+        text = model.config.text
+        self._model = model
+        self._pdl = supports_pdl(model.device)
+        blocks = self._blocks = PackedBlocks(model, cache)
+        region = model.config.region
+        weight, bias = model.coord_eos_head()
+        self._coord_eos = weight.contiguous(), bias.contiguous()
+        self._coord_features = model.region.coord_features.float()
+        self._size_features = model.region.size_features.float()
+
+        def scratch(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=model.device)
+
+        self._wide = scratch(max_rows, blocks.heads + text.ff_dim)
+        self._both = scratch(max_rows, text.dim + text.ff_dim)
+        # Without experts one product is all that is added; with them, their results are added beside it.
+        self._delta = scratch(1 + blocks.top, max_rows, text.dim)
+        self._normed = scratch(max_rows, text.dim)
+        self._splits = most_parts = split_k_for(text.dim + text.ff_dim, blocks.fp8)
+        if text.moe is not None:
+            most_parts = max(most_parts, blocks.out_splits + blocks.top)
+            self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
+            # One for each layer: what was chosen can be counted after a step.
+            self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
+        self._products = scratch(blocks.tau_parts * max_rows * 2 * text.n_heads, dtype=torch.float32)
+        self._split_k = scratch(most_parts, MAX_ROWS, text.dim, dtype=torch.float32)
+        self._head_norms = model.region.norms
+        self._head_input = scratch(max(1, len(self._head_norms)), max_rows, text.dim)
+        self._coords = BinHead(model.region.coord_decoder, region.coord_out_dim, self._pdl)
+        self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
+        self._features = scratch(max_rows, region.size_feat_dim)
+        self._skinny = gemm.supports(self._wide.shape[1], text.dim) and gemm.supports(
+            text.dim, self._both.shape[1], self._splits
+        )
+
+    def forward_tokens(
+        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
+    ) -> torch.Tensor:
+        """As `plain_runner.Runner.forward_tokens`; x is overwritten."""
+        most = len(self._wide)
+        if len(x) > most:  # a very long prompt, piece by piece: each attends to those before it in the cache
+            cut = [slice(at, at + most) for at in range(0, len(x), most)]
+            hidden = [self.forward_tokens(x[one], positions[one], owners[one], tables, together) for one in cut]
+            return torch.cat(hidden)
+        ops = _TokenOps(self, x, positions, owners, tables, together)
+        run_blocks(self._blocks.layers, self._blocks.caches, ops)
+        return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl)
+
+    def prefill(
+        self,
+        images: torch.Tensor,
+        prefixes: torch.Tensor,
+        prompts: torch.Tensor | None,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """As `plain_runner.Runner.prefill`; prompts share the images' products, which costs them next to nothing."""
+        flat = images.reshape(-1, images.shape[2])
+        if prompts is not None:
+            flat = torch.cat([flat, prompts])
+        ops = PrefillOps(self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables)
+        run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
+        return None if prompts is None else add_layernorm(ops.x, ops.before, None)
+
+    def experts_used(self, rows: int) -> float | None:
+        """As `plain_runner.Runner.experts_used`; None without experts."""
+        if not self._blocks.top:
+            return None
+        used = []
+        for layer in self._blocks.layers:
+            if layer.experts is not None:
+                chosen = self._logits[layer.number, :rows].topk(self._blocks.top).indices
+                used.append(len(chosen.unique()))
+        return sum(used) / len(used)
+
+    def sample_regions(
+        self,
+        hidden: torch.Tensor,
+        phases: torch.Tensor,
+        batch_slots: torch.Tensor,
+        coords: bool,
+        sizes: bool,
+        sampled: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """As `plain_runner.Runner.sample_regions`; TOKEN rows are left alone."""
+        count, region = len(hidden), self._model.region
+        features = self._features[:count]
+        pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
+        seen = hidden
+        for norm, out in zip(self._head_norms, self._head_input, strict=False):
+            seen = add_layernorm(seen, None, norm, out[:count], pdl=pdl)
+        region_sampling.sample(
+            hidden,
+            phases,
+            self._model.text.post_ln,
+            self._coord_eos,
+            self._coords.scores(seen, coords),
+            self._sizes.scores(seen, sizes),
+            self._coord_features,
+            self._size_features,
+            sampled,
+            features,
+            pdl=pdl,
+        )
+        encoders = region.coord_encoder, region.size_encoder
+        region_sampling.encode(features, phases, batch_slots, *encoders, state, pdl=pdl)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `plain_runner.Runner.logits`."""
+        text = self._model.text
+        return text.lm_head(add_layernorm(hidden, None, text.post_ln)).float()  # type: ignore[no-any-return]
+
+
+class _TokenOps:
+    """`BlockOps` on one token a row, in a runner's scratch. `before` and `bias` are still to be added to x."""
+
+    def __init__(
+        self,
+        runner: PackedRunner,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+        together: bool,
+    ) -> None:
+        self._runner, self.x, self._rows = runner, x, (positions, owners, tables)
+        self._count, self._together = len(x), together
+        self._skinny = runner._skinny and self._count <= MAX_ROWS
+        self.pdl = runner._pdl and self._skinny and not together
+        self.before: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+        products = runner._products[: runner._blocks.tau_parts * self._count * 2 * runner._blocks.text.n_heads]
+        self._products = products.view(runner._blocks.tau_parts, self._count, -1)
+
+    def norm(self, layer: PackedLayer) -> torch.Tensor:
+        normed = self._runner._normed[: self._count]
+        return add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl)
+
+    def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
+        into, wide = layer.into, self._runner._wide[: self._count]
+        if layer.experts is not None:
+            wide = wide[:, : self._runner._blocks.heads]
+        if self._skinny:
+            skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, pdl=self.pdl)
+        else:
+            torch.addmm(into.bias, normed, into.weight.t(), out=wide)
+        return wide
+
+    def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
+        """The heads as they are: attention multiplies by the factors, whose products these are; beside them, routes."""
+        assert layer.temperature is not None
+        runner, experts = self._runner, layer.experts
+        if experts is None:
+            side_products.side_products(heads, layer.temperature[0], self._products, pdl=self.pdl)
+        else:
+            normed, logits = runner._normed[: self._count], self._logits(layer)
+            side_products.side_products(
+                heads, layer.temperature[0], self._products, normed, experts.router, logits, pdl=self.pdl
+            )
+        return heads
+
+    def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
+        self._runner._blocks.attention.write_kv(heads, *self._rows, *cache, temperature=self._temperature(layer))
+
+    def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """What attention saw, and behind it the dense MLP's values through GELU."""
+        runner, pre_gelu = self._runner, heads.shape[1] - self._runner._blocks.heads
+        both = runner._both[: self._count, : runner._blocks.text.dim + pre_gelu]
+        if self._together:
+            self.write_kv(layer, heads, cache)
+        runner._blocks.attention.attend(
+            heads,
+            *self._rows,
+            *cache,
+            both,
+            write=not self._together,
+            pre_gelu=pre_gelu,
+            temperature=self._temperature(layer),
+            pdl=self.pdl,
+        )
+        return both
+
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
+        runner, out, count = self._runner, layer.out, self._count
+        if self._skinny:
+            splits = runner._splits if layer.experts is None else runner._blocks.out_splits
+            before = runner._split_k[: splits + (runner._blocks.top if layer.experts is not None else 0), :count]
+            if layer.experts is not None:
+                layer.experts.few(normed, self._logits(layer), runner._expert_inner, before[splits:], self.pdl)
+            # Behind experts what it reads is of the kernel before them: it runs beside their second product.
+            late = layer.experts is not None
+            skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl, late=late)
+            self.before, self.bias = before, out.bias
+        else:
+            before = runner._delta[:, :count] if layer.experts is not None else runner._delta[0, :count]
+            if layer.experts is not None:
+                layer.experts.many((normed, None), self._logits(layer), before[1:])
+            torch.addmm(out.bias, seen, out.weight.t(), out=before[0] if layer.experts is not None else before)
+            self.before, self.bias = before, None
+
+    def _logits(self, layer: PackedLayer) -> torch.Tensor:
+        return self._runner._logits[layer.number, : self._count]
+
+    def _temperature(self, layer: PackedLayer) -> Temperature | None:
+        return None if layer.temperature is None else (self._products, layer.temperature[1])

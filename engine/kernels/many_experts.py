@@ -1,0 +1,218 @@
+"""A mixture of experts for many rows, as a prefill has: rows sorted by expert, then one product for each expert.
+
+Everything is worked out on the device and in launches of fixed size, so that a graph can hold it. Results of a row's
+experts are left side by side for the next norm to add, always in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.engine.kernels.activation import exact_gelu
+
+_SORT = 1024  # choices that a program looks through at a time
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _choose_kernel(
+    logits,
+    chosen,
+    weights,
+    rows,
+    EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """The TOP best experts of BLOCK_M rows, best first, and the softmax over these."""
+    r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.arange(0, EXPERTS)
+    real = r < rows
+    left = tl.load(logits + r[:, None] * EXPERTS + e[None, :], mask=real[:, None], other=0.0)
+    best = tl.max(left, 1)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    again = left
+    for _ in tl.static_range(TOP):
+        total += tl.exp(tl.max(again, 1) - best)
+        again = tl.where(e[None, :] == tl.argmax(again, 1)[:, None], -float("inf"), again)
+    for i in tl.static_range(TOP):
+        at = tl.argmax(left, 1)
+        tl.store(chosen + r * TOP + i, at.to(tl.int32), mask=real)
+        tl.store(weights + r * TOP + i, tl.exp(tl.max(left, 1) - best) / total, mask=real)
+        left = tl.where(e[None, :] == at[:, None], -float("inf"), left)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _sort_kernel(chosen, order, begins, n, BLOCK: tl.constexpr):
+    """Where one expert's choices begin in the order by expert, and which they are."""
+    expert = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    below = tl.zeros((BLOCK,), tl.int32)
+    start = 0
+    while start < n:
+        one = tl.load(chosen + start + i, mask=start + i < n, other=expert)
+        below += (one < expert).to(tl.int32)
+        start += BLOCK
+    at = tl.sum(below, 0)
+    tl.store(begins + expert, at)
+    start = 0
+    while start < n:
+        mine = (tl.load(chosen + start + i, mask=start + i < n, other=-1) == expert).to(tl.int32)
+        tl.store(order + at + tl.cumsum(mine, 0) - 1, start + i, mask=mine > 0)
+        at += tl.sum(mine, 0)
+        start += BLOCK
+    if expert == tl.num_programs(0) - 1:
+        tl.store(begins + expert + 1, at)
+
+
+@triton.jit
+def _grouped_kernel(
+    x,
+    x_stride,
+    x_scales,
+    order,
+    begins,
+    weight,
+    scale,
+    shares,
+    out,
+    out_stride,
+    part_stride,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    TOP: tl.constexpr,
+    FIRST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROW_SCALED: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """BLOCK_N outputs of one expert for all its rows, BLOCK_M at a time: its weights stay in L2 from one to the next.
+
+    FIRST: from x (rows, K), gathered, gelu(h) · (g + 1) into `out` in the order by expert; N is of each half. Else from
+    that order (pairs, K) back to `out` (TOP, rows, N), times each pair's share.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    expert = tl.program_id(1)
+    begin = tl.load(begins + expert)
+    end = tl.load(begins + expert + 1)
+    halves: tl.constexpr = 2 if FIRST else 1
+    w_at = weight + (expert.to(tl.int64) * (halves * N) + n[None, :]) * K
+    first = begin
+    while first < end:
+        m = first + tl.arange(0, BLOCK_M)
+        real = m < end
+        pair = tl.load(order + m, mask=real, other=0)
+        source = pair // TOP if FIRST else m
+        x_at = x + source[:, None].to(tl.int64) * x_stride
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if FIRST:
+            gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            k = start + tl.arange(0, BLOCK_K)
+            a = tl.load(x_at + k[None, :], mask=real[:, None], other=0.0)
+            acc = tl.dot(a, tl.load(w_at + k[:, None]).to(a.dtype), acc)
+            if FIRST:
+                gate = tl.dot(a, tl.load(w_at + N * K + k[:, None]).to(a.dtype), gate)
+        if ROW_SCALED:
+            of_row = tl.load(x_scales + source, mask=real, other=0.0)[:, None]
+            acc *= of_row
+            if FIRST:
+                gate *= of_row
+        if SCALED:
+            acc *= tl.load(scale + expert * (halves * N) + n)[None, :]
+            if FIRST:
+                gate *= tl.load(scale + expert * (halves * N) + N + n)[None, :]
+        if FIRST:
+            value = exact_gelu(acc) * (gate + 1.0)
+            at = out + m[:, None].to(tl.int64) * out_stride
+        else:
+            value = acc * tl.load(shares + pair, mask=real, other=0.0)[:, None]
+            at = out + (pair % TOP)[:, None].to(tl.int64) * part_stride + (pair // TOP)[:, None] * out_stride
+        tl.store(at + n[None, :], value.to(out.dtype.element_ty), mask=real[:, None])
+        first += BLOCK_M
+
+
+class SortedRows:
+    """Which rows go through which expert, on the device.
+
+    Args:
+        logits: float32 (rows, experts).
+        top: experts a row.
+
+    Attributes:
+        order: (rows · top,) int32, numbers of choices (row · top + rank) in the order of their experts.
+        begins: (experts + 1,) int32, where an expert's begin in it.
+        weights: (rows · top,) float32 weights of the choices.
+    """
+
+    __slots__ = ("begins", "order", "top", "weights")
+
+    def __init__(self, logits: torch.Tensor, top: int) -> None:
+        rows, experts = logits.shape
+        chosen = torch.empty(rows * top, dtype=torch.int32, device=logits.device)
+        self.top, self.order = top, torch.empty_like(chosen)
+        self.weights = torch.empty(rows * top, dtype=torch.float32, device=logits.device)
+        self.begins = torch.empty(experts + 1, dtype=torch.int32, device=logits.device)
+        _choose_kernel[(triton.cdiv(rows, 16),)](
+            logits, chosen, self.weights, rows, EXPERTS=experts, TOP=top, BLOCK_M=16, num_warps=4
+        )
+        _sort_kernel[(experts,)](chosen, self.order, self.begins, rows * top, BLOCK=_SORT, num_warps=4)
+
+
+def grouped_product(
+    x: torch.Tensor,
+    rows: SortedRows,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    x_scales: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Each expert's product with its rows, to `out`, which is returned.
+
+    Args:
+        x: (rows, inputs), or (rows · top, inputs) in the order by expert; in half precision or float8_e4m3fn.
+        rows: which go where.
+        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn; in FP8 whenever x is.
+        out: (rows · top, outputs / 2) for gelu(h) · (g + 1) in the order by expert, of x (rows, inputs); or
+            (top, rows, outputs) for results by rank, times their weights, of x in that order.
+        x_scales: float32, a number for each of x's rows, of FP8 rows.
+        scale: float32 (experts, outputs), of FP8 weights.
+    """
+    n_experts, outputs, inputs = weight.shape
+    first = out.ndim == 2
+    n = outputs // 2 if first else outputs
+    # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
+    each = len(rows.order) // n_experts
+    block_m = 128 if each > 64 else 64 if each > 16 else 16
+    block_n = 64 if first else 128
+    block_k = 128 if x.element_size() == 1 else 64
+    _grouped_kernel[(n // block_n, n_experts)](
+        x,
+        x.stride(0),
+        rows.weights if x_scales is None else x_scales,
+        rows.order,
+        rows.begins,
+        weight,
+        rows.weights if scale is None else scale,
+        rows.weights,
+        out,
+        out.stride(-2),
+        out.stride(0),
+        K=inputs,
+        N=n,
+        TOP=rows.top,
+        FIRST=first,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        STAGES=3,
+        ROW_SCALED=x_scales is not None,
+        SCALED=scale is not None,
+        num_warps=8 if block_m == 128 else 4,
+    )
+    return out

@@ -1,0 +1,97 @@
+"""The kernels of experts against the model's own modules: in Triton's interpreter, or on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from saccade.engine.models.moondream.config import ExpertsConfig
+from saccade.engine.models.moondream.layers import Experts
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
+        reason="there is no CUDA device here; TRITON_INTERPRET=1 runs it without one",
+    ),
+]
+TOP, WIDTH, INNER = 4, 256, 256
+
+
+def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+def nothing(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(shape, torch.nan, device=DEVICE, dtype=dtype)
+
+
+def made(dtype: torch.dtype) -> Experts:
+    torch.manual_seed(0)
+    layer = Experts(ExpertsConfig(16, 0, TOP, INNER), WIDTH).requires_grad_(False)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5)
+    return layer.to(DEVICE, dtype)
+
+
+def dtypes() -> list[torch.dtype]:
+    return [torch.float32] if DEVICE == "cpu" else [torch.bfloat16, torch.float16]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("rows", [1, 3, 5] if DEVICE == "cpu" else [1, 2, 3, 16, 33, 64])
+def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp8: bool) -> None:
+    from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.kernels.few_experts import few_experts
+
+    layer = made(dtype)
+    scales, packed = [], []
+    for part in (layer.fc1, layer.fc2):
+        pairs = [quantize(one) for one in part.weight]
+        if fp8:
+            part.weight.copy_(torch.stack([dequantize(*pair, dtype) for pair in pairs]))
+        packed.append(torch.stack([one for one, _ in pairs]) if fp8 else part.weight)
+        scales.append(torch.stack([scale for _, scale in pairs]))
+    x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
+    inner, parts = nothing(rows * TOP, INNER, dtype=dtype), nothing(TOP, rows, WIDTH)
+    given = (scales[0], scales[1]) if fp8 else None
+    few_experts(layer.router_logits(x), x, packed[0], packed[1], inner, parts, scales=given)
+    assert far(parts.sum(0), layer(x)) < (1e-5 if dtype == torch.float32 and not fp8 else 0.02)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("rows", [1, 20] if DEVICE == "cpu" else [1, 20, 65, 500, 3000])
+def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -> None:
+    from saccade.engine.kernels.many_experts import SortedRows, grouped_product
+
+    layer = made(dtype)
+    x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
+    sorted_rows = SortedRows(layer.router_logits(x), TOP)
+    assert sorted(sorted_rows.order.tolist()) == [*range(rows * TOP)]
+    inner = grouped_product(x, sorted_rows, layer.fc1.weight, nothing(rows * TOP, INNER, dtype=dtype))
+    parts = grouped_product(inner, sorted_rows, layer.fc2.weight, nothing(TOP, rows, WIDTH, dtype=dtype))
+    assert far(parts.float().sum(0), layer(x)) < (1e-5 if dtype == torch.float32 else 0.02)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [5] if DEVICE == "cpu" else [1, 17, 70, 800])
+def test_small_products_beside_a_block(rows: int) -> None:
+    from saccade.engine.kernels.side_products import side_products, temperature_parts
+
+    dtype = dtypes()[0]
+    layer, heads = made(dtype), torch.randn(rows, 3 * WIDTH, device=DEVICE, dtype=dtype)
+    tau = torch.randn(16, 3 * WIDTH, device=DEVICE, dtype=dtype)
+    x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
+    products, logits = nothing(temperature_parts(3 * WIDTH), rows, 16), nothing(rows, 16)
+    side_products(heads, tau, products, x, layer.router, logits)
+    limit = 1e-5 if dtype == torch.float32 else 0.01
+    assert far(products.sum(0), F.gelu(heads.float()) @ tau.float().t()) < limit
+    assert far(logits, layer.router_logits(x)) < 1e-5
