@@ -31,8 +31,11 @@ class _Shape(NamedTuple):
     warps: int
 
 
-_FC1, _FC2 = _Shape(32, 128, 4, 4), _Shape(64, 128, 4, 4)
-_FC1_FP8, _FC2_FP8 = _Shape(32, 256, 3, 4), _Shape(64, 256, 3, 4)
+# By trial on an H200.
+_FC1, _FC2 = _Shape(64, 128, 3, 4), _Shape(128, 64, 4, 4)
+_FC1_FP8, _FC2_FP8 = _Shape(64, 128, 4, 4), _Shape(128, 128, 3, 4)
+_FC1_FP8_FEW, _FC2_FP8_FEW = _Shape(32, 256, 3, 2), _Shape(32, 256, 3, 2)
+_FEW = 2  # rows up to which experts have one row each, as a rule
 
 
 @triton.jit
@@ -227,7 +230,8 @@ def few_experts(
         "PDL": pdl,
         **pdl_options(pdl),
     }
-    into, out = (_FC1_FP8, _FC2_FP8) if fp8 else (_FC1, _FC2)
+    few = (_FC1_FP8_FEW, _FC2_FP8_FEW) if rows <= _FEW else (_FC1_FP8, _FC2_FP8)
+    into, out = few if fp8 else (_FC1, _FC2)
     _fc1_kernel[(width // into.block_n, slots)](
         logits,
         x,

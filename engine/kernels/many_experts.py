@@ -6,6 +6,8 @@ experts are left side by side for the next norm to add, always in the same order
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,20 @@ import triton.language as tl
 from saccade.engine.kernels.activation import exact_gelu
 
 _SORT = 1024  # choices that a program looks through at a time
+
+
+class _Shape(NamedTuple):
+    """Outputs of a program (of each half of fc1), inputs at a time, how many of those are under way, its warps."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+
+
+# In half precision, and in FP8.
+_FC1 = _Shape(64, 64, 3, 8), _Shape(64, 128, 3, 8)
+_FC2 = _Shape(128, 64, 3, 8), _Shape(128, 128, 3, 8)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -189,9 +205,8 @@ def grouped_product(
     # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
     each = len(rows.order) // n_experts
     block_m = 128 if each > 64 else 64 if each > 16 else 16
-    block_n = 64 if first else 128
-    block_k = 128 if x.element_size() == 1 else 64
-    _grouped_kernel[(n // block_n, n_experts)](
+    shape = (_FC1 if first else _FC2)[x.element_size() == 1]
+    _grouped_kernel[(n // shape.block_n, n_experts)](
         x,
         x.stride(0),
         rows.weights if x_scales is None else x_scales,
@@ -208,11 +223,11 @@ def grouped_product(
         TOP=rows.top,
         FIRST=first,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        STAGES=3,
+        BLOCK_N=shape.block_n,
+        BLOCK_K=shape.block_k,
+        STAGES=shape.stages,
         ROW_SCALED=x_scales is not None,
         SCALED=scale is not None,
-        num_warps=8 if block_m == 128 else 4,
+        num_warps=shape.warps if block_m == 128 else 4,
     )
     return out

@@ -175,8 +175,8 @@ class _TokenOps:
         self.pdl = runner._pdl and self._skinny and not together
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
-        products = runner._products[: runner._blocks.tau_parts * self._count * 2 * runner._blocks.text.n_heads]
-        self._products = products.view(runner._blocks.tau_parts, self._count, -1)
+        shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
+        self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
         normed = self._runner._normed[: self._count]
