@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu
-from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_options, pdl_wait, prefetch_l2
+from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
 _BLOCK_M = 16  # rows at a time, the least of a matrix product; more of an expert's are rare, and find its weights in L2
@@ -33,8 +33,8 @@ class _Shape(NamedTuple):
 
 # By trial on an H200.
 _FC1, _FC2 = _Shape(64, 128, 3, 4), _Shape(128, 64, 4, 4)
-_FC1_FP8, _FC2_FP8 = _Shape(64, 128, 4, 4), _Shape(128, 128, 3, 4)
-_FC1_FP8_FEW, _FC2_FP8_FEW = _Shape(32, 256, 3, 2), _Shape(32, 256, 3, 2)
+_FC1_FP8, _FC2_FP8 = _Shape(32, 128, 4, 2), _Shape(128, 128, 3, 4)
+_FC1_FP8_FEW, _FC2_FP8_FEW = _Shape(32, 256, 3, 2), _Shape(64, 256, 3, 4)
 _FEW = 2  # rows up to which experts have one row each, as a rule
 
 
@@ -100,8 +100,10 @@ def _fc1_kernel(
 ):
     """BLOCK_N values of gelu(h) · (g + 1) of one expert, for all its rows.
 
-    Reads only what kernels before the previous one wrote, and so waits for that one at the end.
+    Reads only what kernels before the previous one wrote, and so is done in the shadow of that one.
     """
+    if PDL:
+        pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert, rank, share = _routed(logits, rows, tl.program_id(1), EXPERTS, TOP, ROWS)
     if expert >= 0:
@@ -132,7 +134,7 @@ def _fc1_kernel(
             tl.store(out, value.to(inner.dtype.element_ty), mask=real[None, :])
             first += BLOCK_M
     if PDL:
-        pdl_wait()
+        pdl_join()
 
 
 @triton.jit(do_not_specialize=["rows"])

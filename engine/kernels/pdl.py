@@ -1,8 +1,10 @@
 """Programmatic dependent launch (PDL): a kernel begins before the previous one has ended, from Hopper on.
 
-A kernel that is launched with `pdl_options` may read at once what no kernel of its step writes: weights, and the
-    cache's
-older entries. All else it reads, and all it writes, comes after `pdl_wait`, which it must call.
+A kernel that is launched with `pdl_options` may read at once what no kernel of its step writes: weights, and older
+entries of the cache. All else it reads, and all it writes, comes after `pdl_wait`, which it must call.
+
+A kernel that needs nothing of the previous one may do everything in its shadow: `pdl_launch` first, `pdl_join` last. It
+may read what kernels before the previous one wrote, not through L1, if that one calls `pdl_wait`: then they have ended.
 """
 
 from __future__ import annotations
@@ -30,6 +32,18 @@ def pdl_wait() -> None:
     """Wait until the previous kernels have ended, then let the next one be launched (griddepcontrol)."""
     gdc_wait()
     gdc_launch_dependents()
+
+
+@triton.jit
+def pdl_launch() -> None:
+    """Let the next kernel be launched; the end of this one is then for `pdl_join`."""
+    gdc_launch_dependents()
+
+
+@triton.jit
+def pdl_join() -> None:
+    """Wait until the previous kernels have ended: whoever waits for this kernel waits for them, too."""
+    gdc_wait()
 
 
 def pdl_options(wanted: bool) -> dict[str, bool]:

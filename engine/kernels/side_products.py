@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu
-from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options, pdl_wait
 
 _CHUNK = 256  # inputs of the temperature's product that a program takes
+_BLOCK_M = 16  # rows that a program takes: more of them cost registers, for the error function
+_BLOCK_K = 256  # inputs of the router at a time
 _ROUTED = 16  # experts that a program takes; it is the least that a matrix product has
 
 
@@ -57,8 +59,10 @@ def _side_kernel(
         # The normed states are of the kernel before the previous one: this product is done in the latter's shadow.
         n = (pid - CHUNKS) * ROUTED + tl.arange(0, ROUTED)
         there = n < EXPERTS
+        if PDL:
+            pdl_launch()
         acc = tl.zeros((ROUTED, BLOCK_M), tl.float32)
-        for start in tl.range(0, DIM, BLOCK_K):
+        for start in tl.range(0, DIM, BLOCK_K, num_stages=4):
             k = start + tl.arange(0, BLOCK_K)
             w = tl.load(router + n[:, None] * DIM + k[None, :], mask=there[:, None], other=0.0)
             x = tl.load(
@@ -70,7 +74,7 @@ def _side_kernel(
             acc = tl.dot(w, x, acc)
         acc += tl.load(router_bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
         if PDL:
-            pdl_wait()
+            pdl_join()
         tl.store(logits + at[None, :] * EXPERTS + n[:, None], acc, mask=real[None, :] & there[:, None])
 
 
@@ -81,7 +85,7 @@ def temperature_parts(inner: int) -> int:
 
 def supports(inner: int, outputs: int, dim: int) -> bool:
     """Whether the kernel takes a temperature of so many inputs and outputs, and a router of `dim` inputs."""
-    return inner % _CHUNK == 0 and dim % 128 == 0 and outputs >= 16 and outputs & (outputs - 1) == 0
+    return inner % _CHUNK == 0 and dim % _BLOCK_K == 0 and outputs >= 16 and outputs & (outputs - 1) == 0
 
 
 def side_products(
@@ -108,9 +112,8 @@ def side_products(
     rows, (outputs, inner) = len(heads), tau.shape
     chunks = inner // _CHUNK
     experts = 0 if router is None else router.out_features
-    block_m = 16 if rows <= 16 else 32 if rows <= 256 else 64
     x = heads if normed is None else normed
-    _side_kernel[(chunks + triton.cdiv(experts, _ROUTED), triton.cdiv(rows, block_m))](
+    _side_kernel[(chunks + triton.cdiv(experts, _ROUTED), triton.cdiv(rows, _BLOCK_M))](
         heads,
         heads.stride(0),
         tau,
@@ -127,8 +130,8 @@ def side_products(
         DIM=x.shape[1],
         EXPERTS=experts,
         ROUTED=_ROUTED,
-        BLOCK_M=block_m,
-        BLOCK_K=128,
+        BLOCK_M=_BLOCK_M,
+        BLOCK_K=_BLOCK_K,
         PDL=pdl,
         num_warps=4,
         **pdl_options(pdl),

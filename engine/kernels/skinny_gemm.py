@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_options, pdl_wait, prefetch_l2
+from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
 _LEAST_ROWS = 16  # of a matrix product
@@ -81,6 +81,8 @@ def _skinny_gemm_kernel(
     line = weight + n[:, None].to(tl.int64) * K
     kind: tl.constexpr = tl.float16 if SCALED else x.dtype.element_ty
     cached: tl.constexpr = ".cg" if LATE else ""
+    if PDL and LATE:
+        pdl_launch()
     if PDL and not LATE:
         if LINES > 0:
             prefetch_l2(line + split * (K // SPLIT_K) + tl.arange(0, LINES)[None, :] * PER_LINE)
@@ -98,7 +100,7 @@ def _skinny_gemm_kernel(
     if GELU:
         acc = gelu(acc)
     if PDL and LATE:
-        pdl_wait()
+        pdl_join()
     at = out + split * split_stride + m * out_stride + n[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 

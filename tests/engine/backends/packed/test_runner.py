@@ -201,6 +201,7 @@ def test_images_and_prompts_together_agree_with_the_modules(asked: int, fp8: boo
     wanted = pair.plain.prefill(images, prefixes, x, at, owners, own)
     got = pair.packed.prefill(images.clone(), prefixes, None if x is None else x.clone(), at, owners, own)
     prompts = None if x is None else x.float()
+    limit *= 3 if fp8 and experts else 1  # rounded activations choose other experts
     assert pair.alike(
         got, wanted, limit, lambda exact: exact.prefill(images.float(), prefixes, prompts, at, owners, own)
     )
