@@ -224,8 +224,8 @@ class Engine:
 
     def point(self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5) -> Points:
         """Centre points of everything that `label` means. Waits for the answer."""
-        names = self.resolve([label])
-        return self.submit(image, [Point(name, max_objects, conf) for name in names]).result().points
+        tasks = [Point(name, max_objects, conf) for name in self.resolve([label])]
+        return self.submit(image, tasks).result().points
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
         """The answer to a question; `options` are those of `Query`: choices, reasoning, refs, … Waits for it."""
@@ -238,8 +238,7 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """Counters of the engine, at any time: steps, sequences and requests, what waits, pages, slots, bubble.
 
-        Those that only ever grow end in `_total`. `bubble` is the share of the time with work in which the compute
-        stream was idle; it is counted from the first call on.
+        Those that only ever grow end in `_total`. `bubble` is the share of time in which work left the GPU idle.
         """
         return self._loop.counters()
 
@@ -262,26 +261,18 @@ class Engine:
         """Seconds on a GPU's clock of decode steps of `rows` sequences at `position`; None on a CPU, which has none.
 
         Raises:
-            EngineError: unless the engine is idle: it overwrites page tables.
+            EngineError: unless the engine is idle: it overwrites page tables. Likewise for the two that follow.
         """
         self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))
 
     def time_sampling(self, rows: int) -> float | None:
-        """Seconds on a GPU's clock of a step's sampling; None on a CPU.
-
-        Raises:
-            EngineError: unless the engine is idle.
-        """
+        """Seconds on a GPU's clock of a step's sampling; None on a CPU."""
         self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
 
     def experts_used(self, rows: int) -> float | None:
-        """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known.
-
-        Raises:
-            EngineError: unless the engine is idle.
-        """
+        """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known."""
         self._require_process()
         return self._loop.run_idle(lambda: self._executor.experts_used(rows))
 

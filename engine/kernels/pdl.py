@@ -42,7 +42,7 @@ def pdl_launch() -> None:
 
 @triton.jit
 def pdl_join() -> None:
-    """Wait until the previous kernels have ended: whoever waits for this kernel waits for them, too."""
+    """Wait until the previous kernels have ended, so that the end of this one is the end of all."""
     gdc_wait()
 
 

@@ -206,7 +206,8 @@ class CudaExecutor:
         device["positions"].fill_(position)
         # Rows that differ, as a step's do: with experts, how many are read depends on it.
         states = torch.randn_like(self._state[:bucket])
-        times = self._timed(self._slots[0].decode[bucket, _COORDS], repeats, lambda: self._state[:bucket].copy_(states))
+        graph = self._slots[0].decode[bucket, _COORDS]
+        times = self._compute.time(graph.replay, repeats, lambda: self._state[:bucket].copy_(states))
         self._tables.zero_()
         torch.cuda.synchronize(self._device)  # not on the compute stream: the next prefill must not come before it
         return times
@@ -216,27 +217,11 @@ class CudaExecutor:
         self._steps.device["batch_slots"].fill_(self._spare)
         self._steps.device["phases"].fill_(Phase.X_OR_EOS)
         graph = self._slots[0].first[bucket_of(self._batch_sizes, rows), _COORDS]
-        return float(np.median(self._timed(graph, repeats=100)))
+        return float(np.median(self._compute.time(graph.replay, repeats=100)))
 
     def experts_used(self, rows: int) -> float | None:
         """See `Runner.experts_used`."""
         return self._runner.experts_used(bucket_of(self._batch_sizes, rows))
-
-    def _timed(
-        self, graph: torch.cuda.CUDAGraph, repeats: int, begin_with: Callable[[], object] = lambda: None
-    ) -> list[float]:
-        torch.cuda.synchronize(self._device)
-        pairs = []
-        with torch.cuda.stream(self._compute.stream):
-            for number in range(repeats + 5):
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin_with()
-                begin.record()
-                graph.replay()
-                end.record()
-                pairs += [(begin, end)] if number >= 5 else []
-        torch.cuda.synchronize(self._device)
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
     # ---- decode
 
