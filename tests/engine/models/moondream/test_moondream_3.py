@@ -200,13 +200,14 @@ def test_fp8_rounds_experts_and_no_router() -> None:
 
 def test_adapters_leave_experts_alone(tmp_path: Path) -> None:
     text = random_model(TINY_3).text
+    torch.manual_seed(0)
     pair = {"A": torch.randn(2, 32), "B": torch.randn(96, 2)}
     save_file({f"text.blocks.1.attn.qkv.{k}": v for k, v in pair.items()}, tmp_path / "a")
     bank = AdapterBank(text, 1, 4)
     bank.fill(1, load_adapter("a", tmp_path / "a", text, 4))
     x, at = torch.randn(2, 20, 32), torch.arange(20).expand(2, -1)
     plain, adapted = text(x, at), bank.text(torch.tensor([0, 1]))(x, at)
-    assert torch.equal(adapted[0], plain[0])
+    assert torch.allclose(adapted[0], plain[0], atol=1e-4)  # experts' products have as many rows as chose them
     assert (adapted[1] - plain[1]).abs().max() > 0.1
     save_file({f"text.blocks.1.mlp.fc1.{k}": v for k, v in pair.items()}, tmp_path / "b")
     with pytest.raises(AdapterError, match="mixture of experts"):
