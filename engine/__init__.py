@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade.engine.config import EngineConfig
+    from saccade.engine.encoded_image import EncodedImage
     from saccade.engine.engine import Engine
     from saccade.engine.errors import (
         AdapterError,
@@ -18,21 +19,24 @@ if TYPE_CHECKING:
         ModelFilesError,
         PromptError,
         RequestTooLargeError,
+        SupersededError,
         UnknownClassError,
         UnknownModelError,
         UnsupportedTaskError,
     )
-    from saccade.engine.images import EncodedImage, Image
+    from saccade.engine.image import Image
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
     from saccade.engine.results import Box, Detections, Grounding, Points, Reasoning, Result, Spot, Text, Timings
+    from saccade.engine.scheduling.admission import StreamSettings
     from saccade.engine.scheduling.task import Task
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, register_task
     from saccade.engine.text_stream import TextStream
 
 _HOMES = {
     "engine": ("Engine",),
-    "images": ("EncodedImage", "Image"),
+    "encoded_image": ("EncodedImage",),
+    "image": ("Image",),
     "errors": (
         "AdapterError",
         "DeadlineError",
@@ -41,6 +45,7 @@ _HOMES = {
         "ModelFilesError",
         "PromptError",
         "RequestTooLargeError",
+        "SupersededError",
         "UnknownClassError",
         "UnknownModelError",
         "UnsupportedTaskError",
@@ -50,6 +55,7 @@ _HOMES = {
     "results": ("Box", "Detections", "Grounding", "Points", "Reasoning", "Result", "Spot", "Text", "Timings"),
     "text_stream": ("TextStream",),
     "config": ("EngineConfig",),
+    "scheduling.admission": ("StreamSettings",),
     "scheduling.task": ("Task",),
     "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "register_task"),
 }
@@ -82,6 +88,8 @@ __all__ = [
     "RequestTooLargeError",
     "Result",
     "Spot",
+    "StreamSettings",
+    "SupersededError",
     "Task",
     "Text",
     "TextStream",

@@ -9,41 +9,36 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
-from saccade.engine.backends.lora import load_adapter
+from saccade.engine.backends.lora import LoadedAdapters
 from saccade.engine.config import EngineConfig
-from saccade.engine.errors import (
-    AdapterError,
-    DeadlineError,
-    EngineClosedError,
-    EngineError,
-    PromptError,
-    UnsupportedTaskError,
-)
-from saccade.engine.images import EncodedImage, Image, as_array
+from saccade.engine.encoded_image import EncodedImage, source_of
+from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError, PromptError, UnsupportedTaskError
+from saccade.engine.image import Image, LazyImage, as_array
 from saccade.engine.model_loader import ModelInfo, open_model
 from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.result_future import CallbackThread, ResultFuture
 from saccade.engine.results import Detections, Points, Text
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.monitor import Outcome
-from saccade.engine.runtime.start import start
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.runtime.trace import Trace
-from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
-from saccade.engine.scheduling.request import Request
+from saccade.engine.scheduling.request import Request, RequestMaker
 from saccade.engine.scheduling.task import OnText, Task
+from saccade.engine.start import start
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
 from saccade.engine.text_stream import TextStream
 from saccade.engine.vocabulary import Vocabulary
+
+_NEWEST = StreamSettings()
 
 
 class Engine:
@@ -63,10 +58,15 @@ class Engine:
         self.config = config = config or EngineConfig()
         self._loaded, self._vocabulary = loaded, vocabulary
         texts = bool({"query", "caption"} & {*info.skills})
-        self._executor, self._loop = start(model, config, texts=texts, progress=progress)
-        self._adapters: dict[str, Adapter] = {}
+        executor, self._loop = start(model, config, texts=texts, progress=progress)
+        self._executor = executor
+        self._adapters = LoadedAdapters()
         # On a GPU the resize is not waited for.
-        self._pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
+        pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
+        self._maker: RequestMaker[Any] = RequestMaker(
+            model.limits, loaded.prompts, lambda image: executor.prepare(image), pace, config.max_sequences
+        )
+        self._streams: dict[Hashable, StreamSettings] = {}
         self._callbacks = CallbackThread()
         self._process = os.getpid()
         # An engine that is dropped ends its threads; requests in flight keep it until they are done.
@@ -131,9 +131,7 @@ class Engine:
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
         """
-        if name in self._adapters:
-            raise AdapterError(f"there is an adapter '{name}' already: unload it first")
-        self._adapters[name] = load_adapter(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
+        self._adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; what was submitted with it is still answered with it.
@@ -141,28 +139,34 @@ class Engine:
         Raises:
             AdapterError: if there is none of this name.
         """
-        del self._adapters[self._known_adapter(name).name]
+        self._adapters.unload(name)
 
     def submit(
         self,
-        image: Image | EncodedImage | None,
+        image: Image | LazyImage | EncodedImage | None,
         tasks: Sequence[Task],
         tiles: int = 1,
         *,
         deadline_s: float | None = None,
         adapter: str | None = None,
+        stream: Hashable = None,
     ) -> ResultFuture:
         """Queue tasks on an image; all of them share its prefill.
 
+        With a `stream` the image is a frame, of which the newest counts: while it waits, the next one of the stream
+        takes its place, and its future fails with SupersededError. Nothing is done for a frame before its turn comes.
+        Streams share the engine by their weights, see `configure_stream`.
+
         Args:
-            image: (height, width, 3) uint8 RGB, which must not change until the future is done; or an encoded one; or
-                None for questions that are about no image.
+            image: (height, width, 3) uint8 RGB, or what gives it when its turn comes, which must not change until the
+                future is done; or an encoded one; or None for questions that are about no image.
             tasks: what to ask; labels are resolved as by `resolve`.
             tiles: with n > 1, `Detect` tasks are asked of n × n overlapping windows as well: more small objects, at
                 1 + n² times the work.
             deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError; at
                 once if the image is so large that it cannot even be cut into crops until then.
             adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
+            stream: what the frames of one camera have in common, anything hashable; None for an image by itself.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -175,7 +179,17 @@ class Engine:
                 an encoded image, or `deadline_s` is no number.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
-        return self._begin(image, tasks, tiles, deadline_s, adapter)
+        return self._begin(image, tasks, tiles, deadline_s, adapter, stream=stream)
+
+    def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
+        """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs."""
+        self._streams[stream] = settings
+        self._loop.configure(stream, settings)
+
+    def forget_stream(self, stream: Hashable) -> None:
+        """Forget a stream's settings, and what was learned from its frames; what has been submitted is still run."""
+        self._streams.pop(stream, None)
+        self._loop.configure(stream, None)
 
     def stream(
         self,
@@ -211,7 +225,7 @@ class Engine:
             AdapterError, EngineClosedError, ValueError, EngineError: as for `submit`.
         """
         self._require_process()
-        array, chosen = as_array(image), None if adapter is None else self._known_adapter(adapter)
+        array, chosen = as_array(image), None if adapter is None else self._adapters.find(adapter)
         kept = self._loop.keep_prefix(self._executor.prepare(array), chosen)
         return EncodedImage(array.shape[1], array.shape[0], kept, chosen, self._loop)
 
@@ -293,65 +307,57 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _begin(
         self,
-        image: Image | EncodedImage | None,
+        image: Image | LazyImage | EncodedImage | None,
         tasks: Sequence[Task],
         tiles: int,
         deadline_s: float | None,
         adapter: str | None,
         on_text: OnText | None = None,
+        stream: Hashable = None,
     ) -> ResultFuture:
         self._require_process()
         self._loop.require_open()  # before the image is cut, which may take a second
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
-        if not isinstance(tiles, int) or tiles < 1:
-            raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
         if math.isnan(deadline):
             raise ValueError("deadline_s is a number of seconds")
-        chosen = None if adapter is None else self._known_adapter(adapter)
+        chosen = None if adapter is None else self._adapters.find(adapter)
         expanded = [one for task in tasks for one in self.expand(task)]
-        array, prefix, size = None, None, (0, 0)
-        if isinstance(image, EncodedImage):
-            prefix, size, chosen = image.kept, (image.width, image.height), image.adapter_for(self._loop, chosen)
-            if tiles != 1:
-                raise ValueError("an encoded image has no tiles: submit the image itself")
-        elif image is not None:
-            array = as_array(image)
-        elif lacking := next((task.asked for task in expanded if task.needs_image), None):
-            raise ValueError(f"'{lacking}' can only be asked of an image")
+        source = source_of(image, self._loop, chosen, expanded, tiles)
         future = ResultFuture(self._callbacks)
+        request: Request[Any] = Request(
+            source.image,
+            expanded,
+            tiles,
+            self._maker,
+            future,
+            prefix=source.prefix,
+            size=source.size,
+            adapter=source.adapter,
+            deadline=deadline,
+            on_text=on_text,
+            on_over=lambda outcome: self._over(request, future, outcome),
+        )
+        newest = stream is not None and self._streams.get(stream, _NEWEST).newest
+        # As `on_over`, it holds the engine, which is dropped with the last of its requests at the earliest.
+        future.on_cancel = lambda: self._drop(request, "cancelled")
+        if newest:
+            self._loop.submit(request, stream)
+            return future
         try:
-            request: Request[Any] = Request(
-                array,
-                expanded,
-                tiles,
-                self._loaded.model.limits,
-                self._loaded.prompts,
-                self._executor.prepare,
-                self._pace,
-                self.config.max_sequences,
-                future,
-                prefix=prefix,
-                size=size,
-                adapter=chosen,
-                deadline=deadline,
-                on_text=on_text,
-                on_over=lambda outcome: self._over(request, future, outcome),
-            )
+            request.plan()
+            request.prepare()
         except (PromptError, DeadlineError) as error:
+            future.on_cancel = None
             self._loop.monitor.ended("failed")
             future.set_exception(error.with_traceback(None))  # whose frames would keep the image
             return future
-        # As `on_over`, it holds the engine, which is dropped with the last of its requests at the earliest.
-        future.on_cancel = lambda: self._drop(request, "cancelled")
         # At once: when the first of them is refused, all of them are cancelled, and none may arrive after that.
-        self._loop.add(*request.image_requests)
+        self._loop.add(*request.image_requests, stream=stream)
         return future
 
     def _require_process(self) -> None:
@@ -367,16 +373,10 @@ class Engine:
         if os.getpid() != self._process:  # a stream that a forked child has inherited: see `_stop`
             return
         self._loop.monitor.ended(outcome)
-        if outcome != "done":
+        if outcome in ("failed", "cancelled"):
+            self._loop.withdraw(request, CancelledError())
             for image_request in request.image_requests:
                 self._loop.cancel(image_request, CancelledError())
-
-    def _known_adapter(self, name: str) -> Adapter:
-        adapter = self._adapters.get(name)
-        if adapter is None:
-            known = ", ".join(self._adapters) or "none"
-            raise AdapterError(f"there is no adapter '{name}'; loaded: {known}")
-        return adapter
 
     def expand(self, task: Task) -> Sequence[Task]:
         """The task in the model's own names: one, or several for a label such as 'truck or bus'.

@@ -50,18 +50,32 @@ class AdapterError(EngineError):
 class DeadlineError(EngineError):
     """The deadline given with a task passed before its answer was complete, or could not be met.
 
-    Args:
+    Attributes:
         begun: whether the image had been prefilled.
+
+    Args:
+        begun: as above.
         cropping_s: seconds that it takes at least to cut the image into crops, where that alone is too long.
+        answering_s: seconds that requests like it take, where that is too long.
     """
 
-    def __init__(self, begun: bool, cropping_s: float | None = None) -> None:
+    def __init__(self, begun: bool, cropping_s: float | None = None, answering_s: float | None = None) -> None:
+        self.begun = begun
         if cropping_s is not None:
             message = f"to cut this image takes {cropping_s:.2g} s, longer than the deadline: send smaller ones"
+        elif answering_s is not None:
+            message = f"an answer takes {answering_s:.2g} s, longer than what is left to the deadline: ask for less"
         else:
             when = "while it was answered: ask for less" if begun else "before it was begun: ask less often"
             message = f"the deadline passed {when}"
         super().__init__(f"{message}, or allow more time")
+
+
+class SupersededError(EngineError):
+    """A newer frame of the same stream took the place of this one before it was begun."""
+
+    def __init__(self) -> None:
+        super().__init__("a newer frame of the stream came before this one was begun: it was not looked at")
 
 
 class EngineClosedError(EngineError):

@@ -50,6 +50,9 @@ def _run(calls: SimpleQueue[Callable[[], object] | None]) -> None:
 class ResultFuture(Future[Result]):
     """The result of a request.
 
+    Attributes:
+        begun: whether something has been done for it, beyond letting it wait.
+
     Args:
         callbacks: where done callbacks run.
     """
@@ -57,6 +60,7 @@ class ResultFuture(Future[Result]):
     def __init__(self, callbacks: CallbackThread) -> None:
         super().__init__()
         self._callbacks = callbacks
+        self.begun = False
         self.on_cancel: Callable[[], None] | None = None
         self._settling = threading.RLock()  # a stream that is collected while it is held cancels its future
         self._settled = False

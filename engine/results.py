@@ -154,11 +154,16 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Timings:
-    """Where the engine spent an image's time, in milliseconds: waiting, image and prompts, answer tokens."""
+    """Where the engine spent an image's time, in milliseconds: waiting, image and prompts, answer tokens.
+
+    Attributes:
+        crops_ms: the part of `prefill_ms` in which the image was cut into crops.
+    """
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    crops_ms: float = 0.0
 
 
 class ExtraPart(Protocol):

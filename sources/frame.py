@@ -6,7 +6,7 @@ Knows nothing of models, results or sinks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -67,6 +67,15 @@ class Frame:
         frame = cls(None, convert=convert, **others)  # type: ignore[arg-type]
         object.__delattr__(frame, "image")
         return frame
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy with other values of some attributes; a deferred image that is not made yet is not made for it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "image"} | changes
+        try:
+            image = object.__getattribute__(self, "image")
+        except AttributeError:
+            return self.deferred(**values)
+        return type(self)(**{"image": image} | values)
 
     if not TYPE_CHECKING:  # a type checker would believe that a frame has every attribute
 

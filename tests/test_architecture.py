@@ -33,8 +33,8 @@ ORDER = {
     "images rtsp webrtc onvif | factory",
     "sinks": "overlay record backoff | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
-    "engine": "errors config phase results | kernels models vocabulary result_future | scheduling text_stream | "
-    "backends tasks images | runtime | model_loader | engine training | evaluation",
+    "engine": "errors config image phase results | kernels models vocabulary result_future | scheduling text_stream | "
+    "backends tasks encoded_image | runtime | model_loader start | engine training | evaluation",
     "pipeline": "settings | analytics | events | core | server | sink_targets | session | reload | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar

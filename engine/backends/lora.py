@@ -165,3 +165,40 @@ def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
         if options.get(option):
             raise ValueError(f"{option} is not supported")
     return float(options["lora_alpha"])
+
+
+class LoadedAdapters:
+    """The adapters of an engine, by name."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, Adapter] = {}
+
+    def load(self, name: str, path: Path, text: AnyDecoder, max_rank: int) -> None:
+        """Read an adapter; the arguments are those of `load_adapter`.
+
+        Raises:
+            AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
+        """
+        if name in self._adapters:
+            raise AdapterError(f"there is an adapter '{name}' already: unload it first")
+        self._adapters[name] = load_adapter(name, path, text, max_rank)
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            AdapterError: if there is none of this name.
+        """
+        del self._adapters[self.find(name).name]
+
+    def find(self, name: str) -> Adapter:
+        """The adapter of a name.
+
+        Raises:
+            AdapterError: if there is none.
+        """
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            known = ", ".join(self._adapters) or "none"
+            raise AdapterError(f"there is no adapter '{name}'; loaded: {known}")
+        return adapter

@@ -23,7 +23,7 @@ from saccade.engine import kernels
 from saccade.engine.backends.select import cuda_features
 from saccade.engine.models.protocol import Model, Tiling, VisionEncoder
 
-IMAGE_BATCH_SIZES = (1, 2, 4, 8)  # images of a single crop are encoded together, padded to the next of these
+IMAGE_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # images of a single crop that are encoded together
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from saccade.engine.runtime.trace import Span, Trace
 from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.step import Step, StepKind
 
-Outcome = Literal["done", "failed", "cancelled"]
+Outcome = Literal["done", "failed", "cancelled", "superseded"]
 _NOTHING = nullcontext()
 
 
@@ -163,7 +163,7 @@ class Monitor:
         if self.trace is not None:
             self.trace.count("sequences in flight", sum(len(step.sequences) for _, step in flying))
             self.trace.count("images waiting", scheduler.waiting)
-            self.trace.count("free pages", scheduler.pool.n_free)
+            self.trace.count("free pages", scheduler.resources.pool.n_free)
 
     def ended(self, how: Outcome) -> None:
         """Count a request that is over. Any thread may call this."""
@@ -189,9 +189,11 @@ class Monitor:
         counts["zombies_total"] = scheduler.zombies
         counts["images_waiting"] = scheduler.waiting
         counts["sequences_decoding"] = scheduler.decoding
-        counts["batch_slots_used"] = scheduler.batch_slots_used
-        counts["pages_used"] = scheduler.pages_used
-        counts["pages_capacity"] = scheduler.pages_total
+        resources, admission = scheduler.resources, scheduler.admission
+        counts["requests_late_total"] = admission.late
+        counts["batch_slots_used"] = resources.batch_slots_used
+        counts["pages_used"] = resources.pages_total - resources.pool.n_free
+        counts["pages_capacity"] = resources.pages_total
         counts["mean_batch_size"] = self.sequences[StepKind.DECODE] / decode if decode else 0.0
         counts["idle_seconds_total"] = self.idle_s
         counts["busy_seconds_total"] = track.busy_s

@@ -7,10 +7,11 @@ one error for each of them. Knows nothing of names or results.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -18,7 +19,9 @@ from typing import Generic, TypeVar
 from saccade.engine.errors import EngineClosedError, EngineError
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.monitor import Monitor
+from saccade.engine.runtime.preparer import Preparer
 from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.admission import StreamSettings, Submission
 from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Step, StepKind
 from saccade.engine.scheduling.step_slots import StepSlots
@@ -33,12 +36,15 @@ class StepLoop(Generic[ImageT]):
         executor: runs the steps.
         scheduler: decides them.
         depth: step slots, 1 or 2.
+        n_preparers: threads that cut images of admitted requests.
 
     Attributes:
         monitor: what it counts, and how it is traced.
     """
 
-    def __init__(self, executor: Executor[ImageT], scheduler: Scheduler[ImageT], depth: int) -> None:
+    def __init__(
+        self, executor: Executor[ImageT], scheduler: Scheduler[ImageT], depth: int, n_preparers: int = 1
+    ) -> None:
         self._executor, self._scheduler = executor, scheduler
         self.monitor = Monitor()
         self._slots = StepSlots(depth)
@@ -46,6 +52,8 @@ class StepLoop(Generic[ImageT]):
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._closing: BaseException | None = None
+        self._stalled_until = -math.inf  # before that only what is posted, or lands, makes a step possible
+        self._preparer = Preparer(n_preparers, self._deliver)
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
@@ -60,7 +68,7 @@ class StepLoop(Generic[ImageT]):
             cause = None if isinstance(self._closing, EngineClosedError) else self._closing
             raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
 
-    def add(self, *requests: ImageRequest[ImageT]) -> None:
+    def add(self, *requests: ImageRequest[ImageT], stream: Hashable = None) -> None:
         """Queue image requests, all at once; their outcome is reported by `request.done`, in the loop's thread.
 
         Raises:
@@ -69,9 +77,34 @@ class StepLoop(Generic[ImageT]):
 
         def act() -> None:
             for request in requests:
-                self._scheduler.add(request)
+                self._scheduler.add(request, stream)
 
         self._post(act)
+
+    def submit(self, submission: Submission[ImageT], stream: Hashable) -> None:
+        """Let a request wait in its stream's place; it is planned and prepared once it is admitted.
+
+        Raises:
+            EngineClosedError: if the loop was stopped, or has failed.
+        """
+        self._post(lambda: self._scheduler.submit(submission, stream))
+
+    def withdraw(self, submission: Submission[ImageT], error: BaseException) -> None:
+        """End a request that waits in its stream's place; does nothing if it has begun."""
+        with suppress(EngineClosedError):
+            self._post(lambda: self._scheduler.withdraw(submission, error))
+
+    def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
+        """Set how a stream shares the engine; None forgets it."""
+
+        def act() -> None:
+            if settings is None:
+                self._scheduler.admission.forget(stream)
+            else:
+                self._scheduler.admission.configure(stream, settings)
+
+        with suppress(EngineClosedError):
+            self._post(act)
 
     def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
         """End an image request as soon as possible; does nothing if it is over."""
@@ -113,7 +146,7 @@ class StepLoop(Generic[ImageT]):
         outcome: Future[T] = Future()
 
         def act() -> None:
-            if self._flights or self._scheduler.busy:
+            if self._flights or self._scheduler.active:
                 outcome.set_exception(EngineError("the engine is at work: steps are timed only while it is idle"))
                 return
             try:
@@ -133,6 +166,7 @@ class StepLoop(Generic[ImageT]):
         with self._wake:
             if self._closing is None:
                 self._closing = error
+                self._inbox.append(lambda: self._scheduler.cancel_waiting(error))
                 self._wake.notify()
 
     def close(self, error: BaseException) -> None:
@@ -154,6 +188,7 @@ class StepLoop(Generic[ImageT]):
             self._abandon(error)
             raise
         finally:
+            self._preparer.close()
             self._executor.close()
 
     def _abandon(self, error: BaseException) -> None:
@@ -164,28 +199,51 @@ class StepLoop(Generic[ImageT]):
                 self._inbox.popleft()()
         self._scheduler.cancel_all(error)
 
+    def _deliver(self, request: ImageRequest[ImageT], image: ImageT, error: BaseException | None) -> None:
+        """Take what a preparer has made, also while the loop is closing."""
+
+        def act() -> None:
+            if error is None:
+                self._scheduler.prepared(request, image)
+            else:
+                self._scheduler.cancel(request, error)
+
+        with self._wake:
+            self._inbox.append(act)
+            self._wake.notify()
+
     def _receive(self) -> bool:
         """Run what other threads have queued; waits only if there is nothing to do. False at the end."""
         with self._wake:
             if not self._has_work():
                 with self.monitor.resting():
-                    self._wake.wait_for(self._has_work)
+                    while not self._has_work():
+                        rest_s = self._stalled_until - time.monotonic()
+                        self._wake.wait(None if rest_s == math.inf or not self._scheduler.active else max(0.0, rest_s))
             count, closing = len(self._inbox), self._closing
         for _ in range(count):
             # One by one: what a collected stream adds in this thread is not lost, nor what is behind one that raises.
             self._inbox.popleft()()
-        if closing is not None:
-            self._scheduler.cancel_waiting(closing)
-        return closing is None or bool(self._flights) or self._scheduler.busy
+            self._stalled_until = -math.inf
+        return closing is None or bool(self._flights) or self._scheduler.active
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._flights or self._scheduler.busy or self._closing)
+        if self._inbox or self._flights:
+            return True
+        if self._scheduler.active:
+            return time.monotonic() >= self._stalled_until
+        return self._closing is not None
 
     def _tick(self) -> None:
         monitor = self.monitor
         with monitor.span("schedule"):
-            self._scheduler.expire(time.monotonic())
+            now = time.monotonic()
+            self._scheduler.expire(now)
             step = self._scheduler.next_step() if self._slots.can_launch else None
+            for request in self._scheduler.take_unprepared():
+                self._preparer.put(request)
+        if step is None and not self._flights:
+            self._stalled_until = self._scheduler.wake_at(now)
         slot = -1
         if step is not None:
             slot = self._slots.launch()

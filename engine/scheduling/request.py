@@ -1,23 +1,29 @@
 """One submitted image on its way through the engine: windows and prompts in, one result out.
 
+What a request costs before it is run, reading its prompts and cutting its image, is done by `plan` and `prepare`: for a
+frame that a newer one may replace, not before it is admitted.
+
 Knows results and tasks; knows nothing of devices or threads, except that it is completed in the step loop's.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 import traceback
 from collections import abc
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.engine.errors import DeadlineError, PromptError
+from saccade.engine.errors import DeadlineError, PromptError, SupersededError
+from saccade.engine.image import LazyImage, as_array
 from saccade.engine.models.protocol import ModelLimits, Prompts
+from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.crop_pace import CropPace
@@ -25,93 +31,202 @@ from saccade.engine.scheduling.slicing import Window, windows
 from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Sequence
 from saccade.engine.scheduling.task import OnText, Task, shorten
 
+_MOST_KNOWN = 1024  # tasks whose token ids are remembered
+
 
 @dataclass(slots=True, frozen=True)
 class _Part(Generic[ImageT]):
-    """An image request: which window, and which of the request's tasks, by number, its sequences answer."""
+    """An image request: its window, None for the whole, and which of the tasks, by number, its sequences answer."""
 
-    window: Window
+    window: Window | None
     tasks: tuple[int, ...]
     image_request: ImageRequest[ImageT]
+
+
+@dataclass(slots=True, frozen=True)
+class RequestMaker(Generic[ImageT]):
+    """What all requests of an engine are made with.
+
+    Attributes:
+        limits, prompts: the model's.
+        cut: the executor's `prepare`.
+        pace: how long that takes.
+        max_prompts: most prompts of an image request; more are asked in further ones.
+        known: token ids of the last tasks.
+    """
+
+    limits: ModelLimits
+    prompts: Prompts
+    cut: abc.Callable[[NDArray[np.uint8]], ImageT]
+    pace: CropPace
+    max_prompts: int
+    known: dict[Task, list[int]] = field(default_factory=dict)
+
+    def prompt(self, task: Task) -> list[int]:
+        """Token ids that ask a task; remembered, as the frames of a stream ask the same again and again."""
+        try:
+            ids = self.known.get(task)
+        except TypeError:  # a task with a value that cannot be hashed
+            return task.prompt(self.prompts)
+        if ids is None:
+            ids = task.prompt(self.prompts)
+            if len(self.known) >= _MOST_KNOWN:
+                self.known.clear()
+            self.known[task] = ids
+        return ids
+
+
+class _Crops(Generic[ImageT]):
+    """A window of an image, cut once for however many parts; any thread may ask."""
+
+    __slots__ = ("_deadline", "_lock", "_made", "_maker", "_read", "_window")
+
+    def __init__(
+        self,
+        read: abc.Callable[[], NDArray[np.uint8]],
+        window: Window | None,
+        deadline: float,
+        maker: RequestMaker[ImageT],
+    ) -> None:
+        self._read, self._window, self._deadline, self._maker = read, window, deadline, maker
+        self._made: ImageT | None = None
+        self._lock = threading.Lock()
+
+    def cut(self) -> ImageT:
+        """The crops of the window, or of the whole image.
+
+        Raises:
+            DeadlineError: if they cannot be cut before the deadline.
+        """
+        with self._lock:
+            if self._made is None:
+                image, pace = self._read(), self._maker.pace
+                window = self._window or Window(0, 0, *image.shape[1::-1])
+                begun = time.monotonic()
+                _require_time(window.pixels, self._deadline - begun, pace)
+                view = image[window.y : window.y + window.height, window.x : window.x + window.width]
+                self._made = self._maker.cut(np.ascontiguousarray(view))
+                pace.measured(window.pixels, time.monotonic() - begun)
+            return self._made
 
 
 class Request(Generic[ImageT]):
     """An image with its tasks.
 
     Args:
-        image: (height, width, 3) uint8 RGB; None for a kept prefix, or for tasks that need no image.
+        image: (height, width, 3) uint8 RGB, or what gives it: called once, when it is to be cut; None for a kept
+            prefix, or for tasks that need no image.
         tasks: what to ask.
         tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well.
-        limits: the model's.
-        prompts: the model's.
-        prepare: the executor's.
-        pace: how long that takes.
-        max_prompts: most prompts of an image request; more are asked in further ones.
+        maker: what its parts are made with.
         future: of the result.
         prefix: a kept prefix to ask about, of an image of `size`.
         size: width and height of that in pixels.
         adapter: what all answers are computed with besides the model.
         deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
         on_text: called with each piece of its texts as it comes, in the step loop's thread.
-        on_over: called once, when it is done or has failed, unless the future is cancelled.
-
-    Raises:
-        PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
-        DeadlineError: if the image cannot be cut before the deadline.
+        on_over: called once, when it is over, unless the future is cancelled.
     """
 
     def __init__(
         self,
-        image: NDArray[np.uint8] | None,
+        image: NDArray[np.uint8] | LazyImage | None,
         tasks: abc.Sequence[Task],
         tiles: int,
-        limits: ModelLimits,
-        prompts: Prompts,
-        prepare: abc.Callable[[NDArray[np.uint8]], ImageT],
-        pace: CropPace,
-        max_prompts: int,
-        future: Future[Result],
+        maker: RequestMaker[ImageT],
+        future: ResultFuture,
         *,
         prefix: KeptPrefix | None = None,
         size: tuple[int, int] = (0, 0),
         adapter: Adapter | None = None,
         deadline: float = math.inf,
         on_text: OnText | None = None,
-        on_over: abc.Callable[[Literal["done", "failed"]], None] | None = None,
+        on_over: abc.Callable[[Literal["done", "failed", "superseded"]], None] | None = None,
     ) -> None:
-        self._future: Future[Result] | None = future
+        self._future: ResultFuture | None = future
         self._on_over = on_over
         self._started = time.monotonic()
-        self._tasks = tuple(tasks)
-        self._width: int
-        self._height: int
-        self._width, self._height = size if image is None else (image.shape[1], image.shape[0])
-        self._blank = image is None and prefix is None
-        self._limits, self._prompts = limits, prompts
+        self._tasks, self._tiles = tuple(tasks), tiles
+        self._image: NDArray[np.uint8] | LazyImage | None = image
+        self._prefix, self._blank = prefix, image is None and prefix is None
+        self._width, self._height = size  # of an image, once it is read
+        self._maker, self._adapter = maker, adapter
+        self.deadline = deadline
         self._on_text = on_text
         self._parts: list[_Part[ImageT]] = []
+        self._left = self._uncut = 0
+        self._crops_s = 0.0
+        self._lock = threading.Lock()  # several threads may cut the parts of one image
+
+    def plan(self) -> list[ImageRequest[ImageT]]:
+        """Read the prompts, and make the parts, whose images `ImageRequest.prepare` cuts.
+
+        Raises:
+            PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
+        """
         asked = [i for i, task in enumerate(self._tasks) if not task.empty]
         tiled = [i for i in asked if self._tasks[i].tiled]
-        whole = Window(0, 0, self._width, self._height)
-        places = [whole] if image is None else windows(self._width, self._height, tiles if tiled else 1)
-        left = sum(window.pixels for window in places)
+        tiles = self._tiles if tiled else 1
+        # The whole of an image that is not read yet is cut without knowing its size.
+        places: abc.Sequence[Window | None] = [None]
+        if self._image is not None and (tiles > 1 or not callable(self._image) or not asked):
+            places = windows(self._read().shape[1], self._height, tiles)
+        most = self._maker.max_prompts
         for number, window in enumerate(places):
             chosen = tiled if number else asked
-            sequences = [self._sequence(i) for i in chosen]  # checks the prompts before the image is cut
-            begun = time.monotonic()
-            _require_time(left, deadline - begun, pace)
-            prepared = None
-            if image is not None:
-                view = image[window.y : window.y + window.height, window.x : window.x + window.width]
-                prepared = prepare(np.ascontiguousarray(view))
-                pace.measured(window.pixels, time.monotonic() - begun)
-            left -= window.pixels
-            for start in range(0, max(1, len(chosen)), max_prompts):
-                part = slice(start, start + max_prompts)
-                image_request = ImageRequest(prepared, sequences[part], self._image_done, deadline, adapter, prefix)
+            sequences = [self._sequence(i) for i in chosen]
+            crops = None if self._image is None else _Crops(self._read, window, self.deadline, self._maker)
+            for start in range(0, max(1, len(chosen)), most):
+                part = slice(start, start + most)
+                image_request = ImageRequest[ImageT](
+                    None, sequences[part], self._image_done, self.deadline, self._adapter, self._prefix
+                )
+                image_request.has_prefix = not self._blank
+                image_request.prepare = partial(self._prepare, crops) if chosen and crops else None
                 self._parts.append(_Part(window, tuple(chosen[part]), image_request))
-        self._left = len(self._parts)
-        self._crops_ms = (time.monotonic() - self._started) * 1e3
+        self._left = self._uncut = len(self._parts)
+        return self.image_requests
+
+    def _read(self) -> NDArray[np.uint8]:
+        """The image, which is made now if that was left for later."""
+        image = self._image
+        assert image is not None
+        array = self._image = as_array(image() if callable(image) else image)
+        self._height, self._width = array.shape[:2]
+        return array
+
+    def prepare(self) -> None:
+        """Cut the image of every part now.
+
+        Raises:
+            DeadlineError: if that takes longer than there is time.
+        """
+        parts = [request for request in self.image_requests if request.prepare is not None]
+        whole = {part.window: part.window.pixels for part in self._parts if part.window is not None}
+        _require_time(sum(whole.values()), self.deadline - time.monotonic(), self._maker.pace)
+        for request in parts:
+            assert request.prepare is not None
+            request.image, request.prepare = request.prepare(), None
+        self._image = None
+
+    def _prepare(self, crops: _Crops[ImageT]) -> ImageT:
+        if self._future is not None:
+            self._future.begun = True
+        begun = time.monotonic()
+        image = crops.cut()
+        with self._lock:
+            self._crops_s += time.monotonic() - begun
+            self._uncut -= 1
+            if not self._uncut:
+                self._image = None
+        return image
+
+    def end(self, error: BaseException) -> None:
+        """It is over before any part was run."""
+        self._image = None
+        for request in self.image_requests:
+            request.drop_image()
+        self._settle(error)
 
     @property
     def image_requests(self) -> list[ImageRequest[ImageT]]:
@@ -119,8 +234,8 @@ class Request(Generic[ImageT]):
         return [part.image_request for part in self._parts]
 
     def _sequence(self, number: int) -> Sequence[ImageT]:
-        limits, prompts, task = self._limits, self._prompts, self._tasks[number]
-        ids, values = task.prompt(prompts), task.values(prompts)
+        limits, prompts, task = self._maker.limits, self._maker.prompts, self._tasks[number]
+        ids, values = self._maker.prompt(task), task.values(prompts)
         if not ids:
             raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
         self._check_tokens(ids, task)
@@ -137,14 +252,19 @@ class Request(Generic[ImageT]):
 
     def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
         # Checked here: on a GPU an id past the table would end the whole device context, not one request.
-        if any(not 0 <= token < self._limits.vocab_size for token in ids):
+        if any(not 0 <= token < self._maker.limits.vocab_size for token in ids):
             raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
 
     def _image_done(self, image_request: ImageRequest[ImageT], error: BaseException | None) -> None:
         """Called by the step loop, once for each image request."""
         self._left -= 1
+        if self._future is not None and (error is not None or not self._left or self._future.done()):
+            self._settle(error)
+
+    def _settle(self, error: BaseException | None) -> None:
+        """Give the future its result, or the error."""
         future, on_over = self._future, self._on_over
-        if future is None or (error is None and self._left and not future.done()):
+        if future is None:
             return
         # A request and its image requests hold each other: what hangs on the future must not wait for the collector.
         self._future = self._on_over = None
@@ -159,7 +279,8 @@ class Request(Generic[ImageT]):
         if not future.set_running_or_notify_cancel():
             return
         if on_over is not None:
-            on_over("done" if isinstance(outcome, Result) else "failed")
+            superseded = isinstance(outcome, SupersededError)
+            on_over("done" if isinstance(outcome, Result) else "superseded" if superseded else "failed")
         if isinstance(outcome, Result):
             future.set_result(outcome)
         else:
@@ -171,11 +292,11 @@ class Request(Generic[ImageT]):
         for part in self._parts:
             for i, sequence in zip(part.tasks, part.image_request.sequences, strict=True):
                 sequence.output.finish()
-                answers[i].append((sequence, part.window))
+                answers[i].append((sequence, part.window or Window(0, 0, self._width, self._height)))
         parts: list[ResultPart] = []
         for task, group in zip(self._tasks, answers, strict=True):
             outputs = [(sequence.output, window) for sequence, window in group]
-            parts += task.collect(outputs, self._width, self._height, self._limits)
+            parts += task.collect(outputs, self._width, self._height, self._maker.limits)
         return Result.of(parts, self._width, self._height, self._timings())
 
     def _timings(self) -> Timings:
@@ -185,9 +306,10 @@ class Request(Generic[ImageT]):
             return Timings(queue_ms=(time.monotonic() - self._started) * 1e3)
         prefill_ms = (first.prefilled_at - first.launched_at) * 1e3
         return Timings(
-            queue_ms=(first.launched_at - self._started) * 1e3 - self._crops_ms,
-            prefill_ms=self._crops_ms + prefill_ms,
+            queue_ms=(first.launched_at - self._started - self._crops_s) * 1e3,
+            prefill_ms=self._crops_s * 1e3 + prefill_ms,
             decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
+            crops_ms=self._crops_s * 1e3,
         )
 
 

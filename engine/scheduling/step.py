@@ -62,8 +62,8 @@ class ImageRequest(Generic[ImageT]):
     """An image and the prompts on it; or a kept prefix and the prompts behind it; or prompts without an image.
 
     Attributes:
-        image: for the executor; None once its prefill is committed or the request is over before that, so that a future
-            that is kept does not keep 0.4 to 5.6 MB of crops on the device.
+        image: for the executor; None before it is prepared, and once its prefill is committed or the request is over
+            before that, so that a future that is kept does not keep 0.4 to 5.6 MB of crops on the device.
         sequences: one for each prompt.
         done: called once when every sequence is complete, or with the error that ended the request.
         deadline: `time.monotonic()` at which the request ends if it is not over.
@@ -73,7 +73,11 @@ class ImageRequest(Generic[ImageT]):
         has_prefix: whether the prompts stand behind an image's prefix.
         pages: pages of the image's prefix, held once by each sequence.
         adapter_slot: where its adapter is on the device, held likewise.
-        admitted: its prefill has been planned.
+        prepare: cuts the image, where `image` is not there yet; called once, after the request is admitted, by a thread
+            that is not the scheduler's.
+        waiting: what `admission` knows of it until it is over.
+        measured: it is known to fit, and holds the kept prefix that it reads.
+        admitted: it has pages and batch slots.
         over: `done` has been called.
         launched_at, prefilled_at: `time.monotonic()` when its prefill was launched and committed.
     """
@@ -85,18 +89,34 @@ class ImageRequest(Generic[ImageT]):
     adapter: Adapter | None = None
     reads: KeptPrefix | None = None
     keeps: KeptPrefix | None = None
-    has_prefix: bool = field(init=False)
+    has_prefix: bool = True
     pages: tuple[int, ...] = ()
     adapter_slot: int = NO_SLOT
+    prepare: abc.Callable[[], ImageT] | None = None
+    waiting: object = None
+    measured: bool = False
     admitted: bool = False
     over: bool = False
     launched_at: float = 0.0
     prefilled_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.has_prefix = self.image is not None or self.reads is not None
         for sequence in self.sequences:
             sequence.request = self
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it has an image of its own, now or once that is prepared."""
+        return self.has_prefix and self.reads is None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether it can be prefilled as far as its image goes."""
+        return self.image is not None or not self.encodes
+
+    def drop_image(self) -> None:
+        """Give up the image, and what it would be cut from."""
+        self.image = self.prepare = None
 
 
 class StepKind(StrEnum):

@@ -69,8 +69,11 @@ class MotionGate:
         return True
 
     def still_before(self, index: int) -> float:
-        """For how many seconds nothing moved before an admitted frame; to be asked once. Callable from any thread."""
-        return self._still.pop(index, 0.0)
+        """For how many seconds nothing moved before an admitted frame; to be asked once. Callable from any thread.
+
+        It may stand for frames that were admitted before it and replaced by it.
+        """
+        return sum(self._still.pop(key, 0.0) for key in list(self._still) if key <= index)
 
     def _change(self, frame: Frame, seconds: float) -> float:
         """Which fraction of the frame differs from how it was of late; all of it on the first one."""

@@ -11,6 +11,7 @@ from saccade.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from saccade.pipeline.bench.bubble import time_bubble
+    from saccade.pipeline.bench.cameras import time_cameras
     from saccade.pipeline.bench.decode import time_decode
     from saccade.pipeline.bench.frame import time_frames
     from saccade.pipeline.bench.ingest import time_ingest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "time_bubble",
+    "time_cameras",
     "time_decode",
     "time_frames",
     "time_ingest",
@@ -34,6 +36,7 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         "bubble": ["time_bubble"],
+        "cameras": ["time_cameras"],
         "decode": ["time_decode"],
         "frame": ["time_frames"],
         "ingest": ["time_ingest"],

@@ -40,6 +40,31 @@ def parse_counts(text: str, flag: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_range(text: str, flag: str) -> tuple[float, float]:
+    """Read `5-30` or `15` as the lowest and the highest of some rates, each above 0 and at most 1000.
+
+    Raises:
+        ConfigError: naming the flag, if it is anything else.
+    """
+    match = re.fullmatch(r"(\d{1,4}(?:\.\d+)?)(?:-(\d{1,4}(?:\.\d+)?))?", text.strip())
+    low, high = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
+    if not 0 < low <= high <= 1000:
+        raise ConfigError(f"{flag}: should be two rates from 0 to 1000, such as 5-30, got {text!r}")
+    return low, high
+
+
+def parse_weights(text: str, flag: str) -> list[float]:
+    """Read `1,1,4` as weights, each from 0.01 to 100.
+
+    Raises:
+        ConfigError: naming the flag, if it is anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,3}(\.\d+)?", part) and 0.01 <= float(part) <= 100 for part in parts):
+        raise ConfigError(f"{flag}: should be weights from 0.01 to 100 with commas, such as 1,1,4, got {text!r}")
+    return [float(part) for part in parts]
+
+
 def images_of(source: str, width: int, height: int) -> list[RgbImage]:
     """The first 20 images of a source, every tenth frame, scaled to `width` × `height` pixels.
 

@@ -198,3 +198,44 @@ def bench_throughput(
         seconds=seconds,
     )
     print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("cameras")
+@with_settings("model", "device", "dtype")
+def bench_cameras(
+    given: Settings,
+    streams: Annotated[int, typer.Option(min=4, max=1024, help="How many cameras.")] = 64,
+    fps: Annotated[str, typer.Option(metavar="A-B", help="Frames a second, of the slowest and the fastest.")] = "5-30",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long.")] = 20.0,
+    deadline_ms: Annotated[
+        float, typer.Option(min=0, help="By when after a frame its result is wanted; 0 for no limit.")
+    ] = 250.0,
+    load: Annotated[
+        float | None, typer.Option(min=0.1, help="Offer this many times what the model can answer, whatever --fps.")
+    ] = None,
+    weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in turn.")] = "1",
+    objects: Objects = None,
+    size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
+    as_json: Json = False,
+) -> None:
+    """Offer the frames of simulated cameras, more than the model can answer, and time how fresh it sees them.
+
+    One freezes for a while, one sends its frames in bursts, one is in 4K.
+    """
+    from saccade.pipeline.bench.cameras import time_cameras
+    from saccade.pipeline.bench.common import parse_range, parse_size, parse_weights
+
+    result = time_cameras(
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        streams,
+        parse_range(fps, "--fps"),
+        dtype=given.get("dtype"),
+        seconds=seconds,
+        deadline_ms=deadline_ms or None,
+        load=load,
+        weights=parse_weights(weights, "--weights"),
+        objects=objects,
+        size=parse_size(size),
+    )
+    print(result.as_json() if as_json else result.as_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,8 @@ from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
+from saccade.pipeline.core.config import Prompts, RunConfig, ShareSettings, StreamConfig
+from saccade.pipeline.core.engine_stream import Share
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_manager import Streams
@@ -96,6 +98,7 @@ class OpenedStream:
             tiles=config.tiles,
             queue=QueuePolicy.parse(config.queue) if config.queue else None,
             in_flight=config.in_flight,
+            share=Share(config.weight, config.max_fps, config.deadline_ms),
             stages=self._stages,
             gates=self._gates,
             on_end=lambda run: self._ended(),
@@ -349,6 +352,13 @@ def settings_of(run: Run) -> StreamConfig:
     return run.settings.model_copy(update={**changed, "name": run.name})
 
 
+def change_share(run: Run, wanted: ShareSettings) -> None:
+    """Change what a stream gets of the model; what `wanted` leaves out stays as it is."""
+    changed = {key: getattr(wanted, key) for key in ShareSettings.model_fields if key in wanted.model_fields_set}
+    if changed:
+        run.share = replace(run.share, **changed)
+
+
 def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
     """Change what is found in a run from the next frame on; prompts that `wanted` leaves out stay as they are.
 
@@ -356,7 +366,9 @@ def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
         ConfigError: if nothing would be asked for, or the model cannot do it.
         UnknownClassError: if the model does not know a name.
     """
-    changed = {key: getattr(wanted, key) for key in wanted.model_fields_set}
+    changed = {key: getattr(wanted, key) for key in wanted.model_fields_set if key in Prompts.model_fields}
+    if not changed:
+        return
     prompts = prompts_of(run.tasks).model_copy(update=changed)
     if prompts.nothing:
         raise ConfigError(prompts.nothing)

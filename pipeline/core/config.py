@@ -1,6 +1,6 @@
 """Every setting of a run, declared once: its type, default, constraint and description, and its command-line flag.
 
-The command line's flags (`cli.options`), the manual (`core.manual`) and the HTTP API all come from these models. Knows
+The command line's flags (`cli.options`), the manual (`cli.manual`) and the HTTP API all come from these models. Knows
 nothing of models, sources or sinks beyond names.
 """
 
@@ -92,7 +92,38 @@ class Prompts(BaseModel):
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
-class StreamConfig(AnalyticsSettings, EventSettings, Prompts):
+class ShareSettings(BaseModel):
+    """What a stream gets of the model, beside others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float = setting(
+        1.0,
+        "Share of the model beside other streams: with 4, four frames for each of a stream with 1.",
+        more="Only while there are more frames than the model can take. A stream that is watched in the demo has four "
+        "times its weight.",
+        metavar="SHARE",
+        ge=0.01,
+        le=100,
+    )
+    max_fps: float | None = setting(
+        None, "Most frames a second of a live source that the model is given.", metavar="FPS", gt=0, le=1000
+    )
+    deadline_ms: float | None = setting(
+        None,
+        "Milliseconds after a live frame's arrival by which its result is wanted.",
+        more="A frame that cannot make it is dropped before the model is given it, and counted as `deadline`.",
+        metavar="MS",
+        gt=0,
+        le=60000,
+    )
+
+
+class Changes(Prompts, ShareSettings):
+    """What may change of a stream while it runs."""
+
+
+class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     """One stream: where it comes from, what to find in it, and how."""
 
     name: str | None = setting(
@@ -153,7 +184,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, Prompts):
     )
     in_flight: int = setting(
         2,
-        "Frames given to the model at a time.",
+        "Frames that the model works on at a time.",
         more="Two keep it busy while results are written.",
         metavar="N",
         ge=1,

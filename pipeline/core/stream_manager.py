@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -23,6 +23,7 @@ from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
+from saccade.pipeline.core.engine_stream import Share
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report
@@ -58,6 +59,7 @@ class StreamStatus:
         tasks: what is found in each frame.
         report: its counters.
         counts: what has been counted over time; None where nothing is.
+        share: what it gets of the engine.
     """
 
     name: str
@@ -70,6 +72,7 @@ class StreamStatus:
     tasks: tuple[Task, ...]
     report: Report
     counts: Totals | None = None
+    share: Share = field(default_factory=Share)
 
     @property
     def ok(self) -> bool:
@@ -97,7 +100,8 @@ def status_of(run: Run) -> StreamStatus:
     url = redact(info.url)
     analysis = analyze_stage(run.stages)
     counts = analysis.totals() if analysis else None
-    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.tasks, run.report(), counts)
+    more = run.tasks, run.report(), counts, run.share
+    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, *more)
 
 
 class Streams:
@@ -174,6 +178,7 @@ class Streams:
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
+        share: Share | None = None,
         stages: Sequence[Stage] = (),
         gates: Sequence[Gate] = (),
         on_end: Callable[[Run], None] | None = None,
@@ -189,6 +194,7 @@ class Streams:
             tiles: as in `Run`.
             queue: as in `Run`.
             in_flight: as in `Run`.
+            share: as in `Run`.
             stages: as in `Run`.
             gates: as in `Run`.
             on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
@@ -212,6 +218,7 @@ class Streams:
                 tiles=tiles,
                 queue=queue,
                 in_flight=in_flight,
+                share=share,
                 stages=stages,
                 gates=gates,
                 name=name,

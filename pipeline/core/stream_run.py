@@ -2,6 +2,9 @@
 
     source ─▶ queue ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox and thread per sink
 
+Of a source of which only the newest frame is wanted, the engine has every frame at once: while one waits there, the
+next takes its place. Of others it has as many as are in flight.
+
 A run ends when the source does, when it is stopped, or when any part fails; each time every frame already with the
 engine is finished and every sink closed properly. A frame on which the engine, a gate or a stage fails ends a file's
 run, whose results have no gaps; a live source loses it like any other frame, unless too many fail in a row. Knows
@@ -17,14 +20,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from saccade.engine.errors import DeadlineError, SupersededError
 from saccade.engine.results import Result
 from saccade.engine.scheduling.task import Task
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
+from saccade.pipeline.core.engine_stream import EngineStream, Flights, InFlight, Share
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report, Stats, latency_of
 from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
@@ -37,13 +42,6 @@ log = logging.getLogger(__name__)
 
 _MAX_FAILED = 10  # frames of a live source in a row on which the engine or a stage may fail
 _LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
-
-
-@dataclass(slots=True, frozen=True)
-class _InFlight:
-    frame: Frame
-    submitted_at: float
-    result: Future[Result]
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,9 +63,9 @@ class Run:
         tasks: what to find in each frame.
         outputs: where each frame goes with its result.
         tiles: divide the image into this many tiles along each side as well (`Engine.submit`).
-        queue: policy for frames that come faster than the engine takes them; None for the newest of a live source,
-            and to hold a file back.
-        in_flight: how many frames the engine is given at a time.
+        queue: policy for frames that come faster than the engine takes them; None: a live one's newest, else wait.
+        in_flight: how many frames the engine works on at a time.
+        share: what a live stream gets of the engine.
         stages: what each result passes on its way to the sinks, in this order; instances of this stream alone.
         gates: all of them must admit a frame before the engine is given it; instances of this stream alone.
         name: of the stream; that of the source if None.
@@ -84,6 +82,7 @@ class Run:
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
+        share: Share | None = None,
         stages: Sequence[Stage] = (),
         gates: Sequence[Gate] = (),
         name: str | None = None,
@@ -98,17 +97,20 @@ class Run:
         self._gates = tuple(gates)
         self.name = source.name if name is None else name
         live = source.info.live
-        self._frames: BoundedQueue[Frame] = BoundedQueue(queue or (NEWEST if live else WAIT))
-        self._pending: BoundedQueue[_InFlight] = BoundedQueue(QueuePolicy(in_flight, "wait"))
+        policy = queue or (NEWEST if live else WAIT)
+        self._newest = policy == NEWEST
+        self._frames: BoundedQueue[Frame] = BoundedQueue(policy)
+        self._flights = Flights(in_flight)
+        self._stream = EngineStream(engine, self.name, in_flight, share or Share(), live=live, newest=self._newest)
         self._outputs = [
             (output, BoundedQueue[_Delivery](output.outbox or (_LIVE_OUTBOX if live else WAIT))) for output in outputs
         ]
-        # Taken before a frame leaves the queue: while the engine is busy, newer frames may still replace it there.
+        # Taken before a frame leaves the queue, unless newer ones may replace it in the engine, too.
         self._places = threading.Semaphore(in_flight)
         self._stats = Stats()
         self._lock = threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
-        self._awaited: _InFlight | None = None  # the oldest frame that the engine has not answered yet
+        self._awaited: InFlight | None = None  # the oldest frame that the engine has not answered yet
         self._abandoned = False
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
@@ -136,6 +138,19 @@ class Run:
         self._tasks = tuple(tasks)
 
     @property
+    def share(self) -> Share:
+        """What it gets of the engine. May be set while the run goes on."""
+        return self._stream.share
+
+    @share.setter
+    def share(self, share: Share) -> None:
+        self._stream.share = share
+
+    def watch(self, *, watched: bool) -> None:
+        """Note whether it is being watched: it has more weight then."""
+        self._stream.watched = watched
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """What each result passes on its way to the sinks."""
         return self._stages
@@ -147,6 +162,7 @@ class Run:
 
     def start(self) -> None:
         """Start every thread; returns at once."""
+        self._stream.configure()
         for thread in self._threads:
             thread.start()
 
@@ -190,7 +206,7 @@ class Run:
 
     def report(self) -> Report:
         """The counters so far; callable at any time from any thread."""
-        drops: Counter[str] = Counter(self._frames.drops)
+        drops: Counter[str] = Counter(self._frames.drops) + Counter(full=self._flights.superseded)
         waiting = {"engine": len(self._frames)}
         for number, (output, outbox) in enumerate(self._outputs):
             if not output.viewing:
@@ -210,9 +226,9 @@ class Run:
                 self._left -= 1
                 last = not self._left
             if last:
+                self._stream.close()
                 self._ended.set()
-                if self._on_end:
-                    self._on_end(self)
+                (self._on_end or (lambda run: None))(self)
 
     def _read(self) -> None:
         try:
@@ -231,12 +247,14 @@ class Run:
         refused = 0  # frames that a gate refused since the last one submitted, and those lost before them
         try:
             while True:
-                self._places.acquire()
+                if not self._newest:
+                    self._places.acquire()
                 taken = self._frames.get()
-                frame = replace(taken.item, stream=self.name, dropped_before=taken.lost_before + refused)
+                frame = taken.item.changed(stream=self.name, dropped_before=taken.lost_before + refused)
                 now = time.monotonic()
                 try:
-                    admitted = all(gate.admit(frame) for gate in self._gates)
+                    # What was admitted and still waits is replaced: what the gates saw there is on this one, too.
+                    admitted = self._flights.waits or all(gate.admit(frame) for gate in self._gates)
                 except Exception as error:
                     result: Future[Result] = Future()  # which fails in its turn, as if the engine had failed
                     result.set_exception(error)
@@ -244,29 +262,37 @@ class Run:
                     if not admitted:
                         refused = frame.dropped_before + 1
                         self._stats.note_lost("gate")
-                        self._places.release()
+                        self._free_place()
                         continue
                     self._stats.note_submit(now)
-                    result = self._engine.submit(frame.image, self._tasks, self._tiles)
+                    result = self._stream.submit(frame, self._tasks, self._tiles, now)
                 refused = 0
-                self._pending.put(_InFlight(frame, now, result))
+                self._flights.put(InFlight(frame, now, result))
         except QueueClosed:
             pass  # the source is through
         except Exception as error:
             self._fail(error)
         finally:
-            self._pending.close()
+            self._flights.close()
+
+    def _free_place(self) -> None:
+        if not self._newest:
+            self._places.release()
 
     def _collect(self) -> None:
         whole, failed, lost = True, 0, 0
         try:
             while True:
-                flight = self._pending.get().item
+                flight = self._flights.get()
+                lost += flight.lost
                 try:
                     result = self._await(flight)
                     if not whole:
                         continue
                     delivery = self._process(flight, result)
+                except (SupersededError, DeadlineError) as error:
+                    self._stats.note_lost("full" if isinstance(error, SupersededError) else "deadline")
+                    lost += 1 + flight.frame.dropped_before
                 except CancelledError:
                     self._stats.note_lost("closed")
                     whole = False
@@ -290,7 +316,7 @@ class Run:
             for _, outbox in self._outputs:
                 outbox.close()
 
-    def _await(self, flight: _InFlight) -> Result:
+    def _await(self, flight: InFlight) -> Result:
         """The engine's result of a frame; raises CancelledError once the run is abandoned."""
         with self._lock:
             self._awaited = flight
@@ -302,9 +328,9 @@ class Run:
         finally:
             with self._lock:
                 self._awaited = None
-            self._places.release()
+            self._free_place()
 
-    def _process(self, flight: _InFlight, result: Result) -> _Delivery:
+    def _process(self, flight: InFlight, result: Result) -> _Delivery:
         """Take a result through the stages."""
         started = time.monotonic()
         for stage in self._stages:
@@ -332,7 +358,7 @@ class Run:
         try:
             while True:
                 taken = outbox.get()
-                frame = replace(taken.item.frame, dropped_before=taken.lost_before)
+                frame = taken.item.frame.changed(dropped_before=taken.lost_before)
                 guard.write(frame, taken.item.result, taken.item.latency)
                 if guard.paused and not self._source.info.live and not self._any_sink_works():
                     break  # no use in reading the rest of a file; a live source goes on until the sink works again

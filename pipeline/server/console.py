@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -83,7 +84,9 @@ class Console:
         self._engine: Engine = streams.engine
         self._videos = videos
         self._prompts = prompts
-        self.whep = WhepServer(videos, token=token, answer=self.answer, silence_s=silence_s, auth=auth)
+        self.whep = WhepServer(
+            videos, token=token, answer=self.answer, silence_s=silence_s, auth=auth, on_viewers=self._watch
+        )
         self.public = [*FILES, "/clip.mp4"]
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -112,6 +115,11 @@ class Console:
         except (ConfigError, EngineError, StreamError) as error:
             reason = str(error)
         return json.dumps({"error": reason})
+
+    def _watch(self, stream: str, viewers: int) -> None:
+        """Give a stream that is watched more of the model."""
+        with suppress(StreamError):  # it has ended
+            self._streams.get(stream).watch(watched=viewers > 0)
 
     async def _model(self, request: web.Request) -> web.Response:
         model = self._engine.model

@@ -141,8 +141,9 @@ class Demo:
             with self.streams.reserve(source.name, or_similar=True) as name:
                 source.messages.answer = partial(self._console.answer, name)
                 stages = [AnalyzeStage()]  # so that zones can be drawn
-                self.streams.add(
+                run = self.streams.add(
                     name, source, self._tasks, outputs=outputs, stages=stages, in_flight=in_flight, reserved=True
                 )
+                run.watch(watched=True)  # by the page that sends it
         except StreamError as error:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None

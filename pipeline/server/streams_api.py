@@ -6,7 +6,7 @@
     GET    /metrics         for Prometheus
     GET    /streams         all of them; /streams/door: one
     POST   /streams         {"source": "rtsp://…", "name": "door", "detect": ["person"], …}: adds one
-    PATCH  /streams/door    {"detect": ["cat"], "conf": 0.4}: changes its prompts from the next frame on
+    PATCH  /streams/door    {"detect": ["cat"], "weight": 4}: changes prompts and share from the next frame on
     DELETE /streams/door    ends it
     POST   /streams/door/restart    opens it anew, as it is now; also one that has failed
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -26,8 +27,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.core.build import CheckSource, change_prompts, prompts_of, settings_of
-from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.core.build import CheckSource, change_prompts, change_share, prompts_of, settings_of
+from saccade.pipeline.core.config import Changes, StreamConfig
 from saccade.pipeline.core.config_file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
@@ -156,10 +157,11 @@ class Api:
         return self._add(config, check=self._policy.check if self._policy.restricted else None)
 
     async def _change(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, Prompts)
+        wanted = await read_body(request, Changes)
         run = self._run(request)
         try:
             change_prompts(run, self._streams.engine, wanted)
+            change_share(run, wanted)
         except (ConfigError, EngineError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         return web.json_response(_as_json(status_of(run)))
@@ -234,6 +236,7 @@ def _as_json(status: StreamStatus) -> dict[str, Any]:
         "reason": status.reason,
         "live": status.live,
         **prompts_of(status.tasks).model_dump(),
+        **asdict(status.share),
         "fps": round(now.fps, 2),
         "age_ms": now.age_ms and round(now.age_ms, 1),
         "latency_ms": {"p50": now.p50_ms and round(now.p50_ms, 1), "p99": now.p99_ms and round(now.p99_ms, 1)},

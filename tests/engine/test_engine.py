@@ -200,7 +200,6 @@ def test_any_size_will_do(nano: Engine, shape: tuple[int, int, int]) -> None:
         torch.zeros(8, 8, 3),
         torch.zeros(8, 8, 3, dtype=torch.bfloat16),
         torch.zeros(3, 8, 8, dtype=torch.uint8),
-        None,
         "photo.jpg",
     ],
     ids=lambda image: f"{type(image).__name__} {getattr(image, 'shape', '')} {getattr(image, 'dtype', '')}",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.manual import manual
 from saccade.sources import redact
 
 _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"

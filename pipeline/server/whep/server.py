@@ -38,6 +38,7 @@ class WhepServer(Signaling[ViewerPeer]):
         max_viewers: how many viewers at a time, of all streams together.
         answer: called with the name of the stream and each message of its viewer over the data channel; its result is
             sent back. Must return at once.
+        on_viewers: called with the name of a stream and how many watch it, whenever that changes.
     """
 
     activity = "are watching"
@@ -54,6 +55,7 @@ class WhepServer(Signaling[ViewerPeer]):
         max_viewers: int = MAX_VIEWERS,
         answer: Callable[[str, str], str | None] = lambda stream, text: None,
         auth: HttpAuth | None = None,
+        on_viewers: Callable[[str, int], None] = lambda stream, viewers: None,
     ) -> None:
         super().__init__(
             token=token,
@@ -66,6 +68,8 @@ class WhepServer(Signaling[ViewerPeer]):
         )
         self._videos = videos
         self._answer = answer
+        self._on_viewers = on_viewers
+        self._watched: dict[str, str] = {}  # the stream of each session
 
     @property
     def viewers(self) -> int:
@@ -95,7 +99,19 @@ class WhepServer(Signaling[ViewerPeer]):
             await peer.close()
             raise refusal(web.HTTPNotFound, "the stream has ended", cors) from None
         log.info("%s: a viewer connects, %s", stream, peer.codec)
+        if session in self._peers:  # else it has disconnected already
+            self._watched[session] = stream
+            self._note_viewers(stream)
         return session, peer
+
+    def _forget(self, session: str) -> None:
+        super()._forget(session)
+        stream = self._watched.pop(session, None)
+        if stream is not None:
+            self._note_viewers(stream)
+
+    def _note_viewers(self, stream: str) -> None:
+        self._on_viewers(stream, list(self._watched.values()).count(stream))
 
 
 def width_of(request: web.Request, cors: dict[str, str] | None = None) -> int | None:

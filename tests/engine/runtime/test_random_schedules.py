@@ -28,7 +28,7 @@ from saccade.engine.scheduling.output_state import (
     PointsOutput,
     Sampling,
 )
-from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.resources import PagePool, Resources
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence
 from saccade.engine.scheduling.text_output import ChoiceOutput, ReasoningOutput, TextOutput
@@ -359,14 +359,14 @@ def test_writing_a_slot_that_is_being_copied_is_detected() -> None:
 
 
 def test_releasing_pages_of_a_step_in_flight_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = Scheduler._release
+    release = Resources.release
 
-    def hasty(self: Scheduler[int], sequence: Sequence[int]) -> None:
+    def hasty(self: Resources, sequence: Sequence[int]) -> None:
         refs, sequence.inflight_refs = sequence.inflight_refs, 0
         release(self, sequence)
         sequence.inflight_refs = refs
 
-    monkeypatch.setattr(Scheduler, "_release", hasty)
+    monkeypatch.setattr(Resources, "release", hasty)
     assert_violation(BUSY, "has been given away")
 
 

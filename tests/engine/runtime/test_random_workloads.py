@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import saccade.engine.runtime.cpu_executor as executor_module
-import saccade.engine.runtime.start as start_module
+import saccade.engine.start as start_module
 from saccade.engine import Caption, DeadlineError, Detect, Engine, Point, Query, Result, Task
 from saccade.engine.config import EngineConfig
 from saccade.engine.model_loader import open_model

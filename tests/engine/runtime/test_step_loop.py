@@ -25,7 +25,7 @@ from saccade.engine.models.protocol import ImageCrops
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.output_state import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput
-from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence
 from saccade.engine.scheduling.text_output import TextOutput

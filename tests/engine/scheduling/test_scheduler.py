@@ -14,7 +14,7 @@ from saccade.engine.errors import DeadlineError
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
 from saccade.engine.scheduling.output_state import BoxesOutput, ObjectsOutput, PointsOutput
-from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Sequence, Step, StepKind
 from saccade.engine.scheduling.step_slots import SlotState, StepSlots
@@ -157,7 +157,7 @@ def make_output(noise: random.Random) -> ObjectsOutput | TextOutput:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     depth=st.integers(1, 2),
@@ -233,17 +233,24 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
             assert got == wanted
 
 
-def test_prefill_and_decode_take_turns() -> None:
-    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 1)
-    for image in range(6):
-        scheduler.add(ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], lambda request, error: None))
+@pytest.mark.parametrize(("together", "decodes"), [(4, 9), (1, 3)])
+def test_decode_steps_come_between_prefills(together: int, decodes: int) -> None:
+    """More of them while too few images wait to fill a prefill."""
+    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, together)
+
+    def add() -> None:
+        scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(-1, 20, 20))], lambda request, error: None))
+
+    add()
     kinds = []
-    for _ in range(12):
+    for number in range(decodes + 2):
         step = scheduler.next_step()
         assert step is not None
         kinds.append(step.kind)
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
-    assert kinds == [StepKind.PREFILL, StepKind.DECODE] * 6
+        if not number:
+            add()
+    assert kinds == [StepKind.PREFILL, *[StepKind.DECODE] * decodes, StepKind.PREFILL]
 
 
 @settings(max_examples=100, deadline=None)
@@ -260,7 +267,7 @@ def test_under_load_neither_starves_the_other(seed: int, together: int, depth: i
         for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
             sequences = [Sequence[int]((1,), TextOutput(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
             scheduler.add(ImageRequest(image, sequences, lambda request, error: None))
-            waiting[image] = now + 2 * -(-(len(waiting) + 1) // together)
+            waiting[image] = now + 10 * -(-(len(waiting) + 1) // together)
             image += 1
         step = scheduler.next_step()
         if step is not None:

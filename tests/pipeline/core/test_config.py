@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.manual import manual
 from tests.support import REPO
 
 

@@ -1,24 +1,24 @@
-"""What tasks are asked of: an image as an array or a tensor, or one that is encoded already. Knows no models."""
+"""An image that is encoded already, for tasks to be asked of. Knows no models."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from saccade.engine.errors import AdapterError
+from saccade.engine.image import Image, LazyImage, as_array
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.step import KeptPrefix
-
-Image = NDArray[np.uint8] | torch.Tensor
-"""An image: (height, width, 3) uint8 RGB, array or tensor."""
+from saccade.engine.scheduling.task import Task
 
 
-class _Loop(Protocol):
+class PrefixKeeper(Protocol):
     """What keeps prefixes."""
 
     def release_prefix(self, kept: KeptPrefix) -> None:
@@ -43,12 +43,12 @@ class EncodedImage:
 
     __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "width")
 
-    def __init__(self, width: int, height: int, kept: KeptPrefix, adapter: Adapter | None, loop: _Loop) -> None:
+    def __init__(self, width: int, height: int, kept: KeptPrefix, adapter: Adapter | None, loop: PrefixKeeper) -> None:
         self._closed, self._process = False, os.getpid()
         self.width, self.height = width, height
         self.kept, self._adapter, self._loop = kept, adapter, loop
 
-    def adapter_for(self, loop: _Loop, asked: Adapter | None) -> Adapter | None:
+    def adapter_for(self, loop: PrefixKeeper, asked: Adapter | None) -> Adapter | None:
         """The adapter that it was prefilled with, and is asked with.
 
         Raises:
@@ -79,15 +79,45 @@ class EncodedImage:
         self.close()
 
 
-def as_array(image: Image) -> NDArray[np.uint8]:
-    """An image as an array.
+@dataclass(slots=True, frozen=True)
+class Source:
+    """What tasks are asked of: an image, or a kept prefix of an image of `size`, or neither.
+
+    Attributes:
+        image: (height, width, 3) uint8 RGB, or what gives it.
+        prefix: a kept prefix.
+        size: its image's width and height in pixels.
+        adapter: what all is computed with besides the model.
+    """
+
+    image: NDArray[np.uint8] | LazyImage | None
+    prefix: KeptPrefix | None
+    size: tuple[int, int]
+    adapter: Adapter | None
+
+
+def source_of(
+    image: Image | LazyImage | EncodedImage | None,
+    loop: PrefixKeeper,
+    adapter: Adapter | None,
+    tasks: Sequence[Task],
+    tiles: int,
+) -> Source:
+    """Check that the tasks can be asked of what was given for an image.
 
     Raises:
-        ValueError: if it is not (height, width, 3) uint8 with at least one pixel.
+        ValueError: if the image is not what it should be, a task needs one, `tiles` is not 1 or more, or not 1 with an
+            encoded image.
+        AdapterError: if another adapter is asked for than an image was encoded with.
     """
-    if isinstance(image, torch.Tensor) and image.dtype != torch.uint8:
-        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
-    array = image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image)
-    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
-        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
-    return array
+    if not isinstance(tiles, int) or tiles < 1:
+        raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
+    if isinstance(image, EncodedImage):
+        if tiles != 1:
+            raise ValueError("an encoded image has no tiles: submit the image itself")
+        return Source(None, image.kept, (image.width, image.height), image.adapter_for(loop, adapter))
+    if image is not None:
+        return Source(image if callable(image) else as_array(image), None, (0, 0), adapter)
+    if lacking := next((task.asked for task in tasks if task.needs_image), None):
+        raise ValueError(f"'{lacking}' can only be asked of an image")
+    return Source(None, None, (0, 0), adapter)

@@ -11,8 +11,10 @@ from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.cpu_settings import keep_freed_memory
 from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.step_loop import StepLoop
-from saccade.engine.scheduling.page_pool import PagePool
+from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import Scheduler
+
+_GPU_PREPARERS = 4  # threads that copy images for the upload: one copies 4K frames at 6 ms each
 
 
 def start(
@@ -32,16 +34,16 @@ def start(
         from saccade.engine.runtime.cuda_executor import CudaExecutor
 
         executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
-        together = config.images_per_prefill
+        together, preparers = config.images_per_prefill, _GPU_PREPARERS
     else:
         keep_freed_memory()
         executor = CpuExecutor(model, config, n_pages)
-        together = 1  # on a CPU a batch of images is no faster than one by one
+        together = preparers = 1  # on a CPU a batch of images is no faster than one by one
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is where the executor writes what is never read
     scheduler: Scheduler[Any] = Scheduler(
         pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
     )
-    loop = StepLoop(executor, scheduler, config.depth)
+    loop = StepLoop(executor, scheduler, config.depth, preparers)
     loop.monitor.attach(executor.streams)
     return executor, loop

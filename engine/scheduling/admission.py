@@ -1,0 +1,363 @@
+"""Which request is run next: streams, what waits in them, and their shares. Pure bookkeeping, no torch.
+
+A *stream* is what requests of one camera have in common: a key. Of a stream that keeps the newest, one request waits at
+a time: a newer one takes its place, and nothing has been done for the older. Other streams, and requests without a
+key, which are one stream of their own, wait in order of arrival.
+
+Shares are kept by weighted deficit round robin (Shreedhar and Varghese 1996): a request costs one credit for each
+part of its image. While no stream that could go on has one, all streams earn in proportion to their weights, those that
+have nothing to run at the moment, too, but never more than `_MOST_CREDIT`: a camera of 5 frames a second is not behind
+one of 30 for having no frame at the very moment at which credits are given out. Of the streams with a credit, requests
+that nothing replaces come first, by their deadlines (EDF), then by age; of frames that a newer one would replace, the
+newest is next. Simulated with 64 cameras of 5 to 30 frames a second, 7 times what an H200 answers, and a deadline of
+200 ms, it launches frames 12 ms old in the median and 52 at the 99th percentile, 158 a second; by their deadlines they
+are 39 and 72 ms old, 137 a second, as those that are about to be too late are taken.
+
+What a stream's requests take, from admission to result, is learned from those before; one whose deadline is nearer than
+that ends before anything is done for it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
+
+from saccade.engine.errors import DeadlineError, SupersededError
+from saccade.engine.scheduling.step import ImageRequest, ImageT
+
+_MOST_CREDIT = 2.0  # with 1, a stream that has no frame at the wrong moment loses its turn; more allows bursts
+_MOST_IDLE = 4096  # streams that are remembered though nothing of them waits or runs
+_DOUBT = (
+    0.95  # times the estimate after each request that ended for it, so that one slow answer does not end all others
+)
+
+
+@dataclass(slots=True, frozen=True)
+class StreamSettings:
+    """How a stream shares the engine with others; may change at any time.
+
+    Attributes:
+        weight: its share: with 4 it may run four times as many requests as a stream with 1, while both have them.
+        max_fps: most requests begun a second; None for no limit.
+        in_flight: most requests that are run at a time, of a stream that keeps the newest.
+        newest: while a request waits, a newer one takes its place; else all of them are run, in order.
+
+    Raises:
+        ValueError: if one of them is out of its range.
+    """
+
+    weight: float = 1.0
+    max_fps: float | None = None
+    in_flight: int = 2
+    newest: bool = True
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.weight) or not 0.001 <= self.weight <= 1000:
+            raise ValueError(f"weight is a number from 0.001 to 1000; got {self.weight!r}")
+        if self.max_fps is not None and (not _is_number(self.max_fps) or not 0 < self.max_fps < math.inf):
+            raise ValueError(f"max_fps is a number above 0, or None; got {self.max_fps!r}")
+        if not isinstance(self.in_flight, int) or self.in_flight < 1:
+            raise ValueError(f"in_flight is a whole number of 1 or more; got {self.in_flight!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Submission(Protocol[ImageT]):
+    """A request whose image is not cut, and whose prompts are not read, before it is admitted."""
+
+    @property
+    def deadline(self) -> float:
+        """As in `ImageRequest`."""
+        ...
+
+    def plan(self) -> Sequence[ImageRequest[ImageT]]:
+        """The parts to run, called once, at admission. What it raises ends the request."""
+        ...
+
+    def end(self, error: BaseException) -> None:
+        """It is over, before any part was run."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ServiceTime:
+    """Seconds from admission to result: a smoothed mean and deviation (Jacobson 1988), which together few exceed."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the next one takes; 0 before the first."""
+        return self.mean + 2 * self.deviation
+
+    def measured(self, seconds: float) -> None:
+        """Learn from a request that is over."""
+        if not self.mean:
+            self.mean, self.deviation = seconds, seconds / 8
+            return
+        error = seconds - self.mean
+        self.mean += error / 8
+        self.deviation += (abs(error) - self.deviation) / 8
+
+    def doubt(self) -> None:
+        """Note that a request ended for it: it is trusted a little less from then on."""
+        self.mean *= _DOUBT
+        self.deviation *= _DOUBT
+
+
+@dataclass(slots=True, eq=False)
+class Stream(Generic[ImageT]):
+    """A stream, what waits in it, and what it has earned.
+
+    Attributes:
+        key: that its requests are submitted with; None for those without.
+        settings: its share.
+        waiting: its requests, the next one first.
+        running: requests begun and not over.
+        credit: parts that it may begin, see the module.
+        next_at: when `max_fps` lets it begin the next request.
+        service: what its requests take.
+        memory: what its answers leave for those to come, by whatever asked.
+    """
+
+    key: Hashable
+    settings: StreamSettings
+    waiting: deque[Waiting[ImageT]] = field(default_factory=deque)
+    running: int = 0
+    credit: float = 0.0
+    next_at: float = -math.inf
+    service: ServiceTime = field(default_factory=ServiceTime)
+    memory: dict[Hashable, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[ImageT]):
+    """A request that waits in its stream, until its last part is admitted.
+
+    Attributes:
+        stream: its stream.
+        submission: what it is made from; None if its parts came as they are.
+        deadline: as in `ImageRequest`.
+        number: in order of arrival.
+        parts: what is to be admitted of it yet; None before it is planned.
+        begun_at: when its first part was admitted; None before that.
+        left: parts that are not over.
+        measured: whether what its parts need is known.
+    """
+
+    stream: Stream[ImageT]
+    submission: Submission[ImageT] | None
+    deadline: float
+    number: int
+    parts: deque[ImageRequest[ImageT]] | None = None
+    begun_at: float | None = None
+    left: int = 0
+    measured: bool = False
+
+
+class Admission(Generic[ImageT]):
+    """Requests that wait, by streams. Not thread-safe: one thread schedules.
+
+    Attributes:
+        superseded: requests whose place a newer one took.
+        late: requests that ended before they began, as their deadline could not be met.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[Hashable, Stream[ImageT]] = {}
+        self._backlog: dict[Stream[ImageT], None] = {}  # streams in which something waits
+        self._unkeyed: Stream[ImageT] = Stream(None, StreamSettings(newest=False, in_flight=sys.maxsize))
+        self._streams[None] = self._unkeyed
+        self._arrived = 0
+        self.superseded = self.late = 0
+
+    def __len__(self) -> int:
+        return sum(len(stream.waiting) for stream in self._backlog)
+
+    @property
+    def requests(self) -> list[Waiting[ImageT]]:
+        """Everything that waits."""
+        return [waiting for stream in self._backlog for waiting in stream.waiting]
+
+    def stream(self, key: Hashable) -> Stream[ImageT]:
+        """The stream of a key; made with the first request or the first settings."""
+        found = self._streams.get(key)
+        if found is None:
+            if len(self._streams) > _MOST_IDLE:
+                self._forget_idle()
+            found = self._streams[key] = Stream(key, StreamSettings())
+        return found
+
+    def configure(self, key: Hashable, settings: StreamSettings) -> None:
+        """Set how a stream shares, from now on."""
+        self.stream(key).settings = settings
+
+    def forget(self, key: Hashable) -> None:
+        """Forget a stream's settings, and what was learned of it; what waits in it is run all the same."""
+        if key is not None:
+            self._streams.pop(key, None)
+
+    def offer(self, submission: Submission[ImageT], key: Hashable) -> None:
+        """Let a request wait; in a stream that keeps the newest, the one that waits there ends."""
+        stream = self.stream(key)
+        last = stream.waiting[-1] if stream.waiting else None
+        if stream.settings.newest and last is not None and last.begun_at is None:
+            self.superseded += 1
+            self.end(last, SupersededError())
+        self._append(stream, Waiting(stream, submission, submission.deadline, self._next_number()))
+
+    def add(self, request: ImageRequest[ImageT], key: Hashable = None) -> None:
+        """Let a part wait that is ready to run; nothing takes its place."""
+        stream = self.stream(key)
+        waiting = Waiting(stream, None, request.deadline, self._next_number(), deque([request]), left=1, measured=True)
+        request.waiting = waiting
+        self._append(stream, waiting)
+
+    def next(self, now: float) -> Waiting[ImageT] | None:
+        """The request that is to be admitted next, with its parts; None if none may be."""
+        while (chosen := self._choose(now)) is not None:
+            if chosen.parts is not None:
+                return chosen
+            assert chosen.submission is not None
+            try:
+                parts = deque(chosen.submission.plan())
+            except Exception as error:  # a task's mistake is its own request's
+                self.end(chosen, error)
+                continue
+            if not parts:
+                self._remove(chosen)
+                continue
+            for part in parts:
+                part.waiting = chosen
+            chosen.parts, chosen.left = parts, len(parts)
+            return chosen
+        return None
+
+    def admit(self, waiting: Waiting[ImageT], now: float) -> ImageRequest[ImageT]:
+        """Take the first part of what `next` gave, which the stream pays for."""
+        stream, parts = waiting.stream, waiting.parts
+        assert parts
+        part = parts.popleft()
+        stream.credit -= 1
+        if waiting.begun_at is None:
+            waiting.begun_at = now
+            stream.running += 1
+            if stream.settings.max_fps is not None:
+                interval = 1 / stream.settings.max_fps
+                late = min(interval / 2, now - stream.next_at)  # what the next one may make good
+                stream.next_at = now + interval - (late if math.isfinite(stream.next_at) else 0)
+        if not parts:
+            self._remove(waiting)
+        return part
+
+    def over(self, request: ImageRequest[ImageT], now: float, *, learn: bool) -> None:
+        """Note that a part is over; with `learn`, the time that the whole request took tells of the next one's."""
+        waiting = request.waiting
+        if not isinstance(waiting, Waiting):
+            return
+        request.waiting = None
+        if waiting.parts and request in waiting.parts:  # it was not admitted
+            waiting.parts.remove(request)
+            if not waiting.parts:
+                self._remove(waiting)
+        waiting.left -= 1
+        if not waiting.left and waiting.begun_at is not None:
+            waiting.stream.running -= 1
+            if learn:
+                waiting.stream.service.measured(now - waiting.begun_at)
+
+    def end(self, waiting: Waiting[ImageT], error: BaseException) -> None:
+        """End a request of which no part has been admitted."""
+        self._remove(waiting)
+        for part in waiting.parts or ():
+            part.waiting = None
+        if waiting.submission is not None:
+            waiting.submission.end(error)
+
+    def withdraw(self, submission: Submission[ImageT], error: BaseException) -> None:
+        """End a request, unless a part of it has been admitted."""
+        for waiting in self.requests:
+            if waiting.submission is submission and waiting.begun_at is None:
+                self.end(waiting, error)
+                return
+
+    def expire(self, now: float) -> list[ImageRequest[ImageT]]:
+        """End the requests whose deadline has passed; parts of those that have begun, or are ready, are returned."""
+        parts: list[ImageRequest[ImageT]] = []
+        for waiting in self.requests:
+            if waiting.deadline <= now:
+                if waiting.submission is None or waiting.begun_at is not None:
+                    parts += waiting.parts or ()
+                else:
+                    self.late += 1
+                    self.end(waiting, DeadlineError(begun=False))
+        return parts
+
+    def soonest(self) -> float:
+        """The earliest deadline of what waits."""
+        return min((waiting.deadline for waiting in self.requests), default=math.inf)
+
+    def wake_at(self, now: float) -> float:
+        """When a stream may begin a request that it may not begin `now`; infinity if time alone changes nothing."""
+        return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
+
+    def _choose(self, now: float) -> Waiting[ImageT] | None:
+        ready = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
+        if len(ready) < 2:
+            return ready[0] if ready and self._earn(ready) else None
+        self._earn(ready)
+        return min((one for one in ready if one.stream.credit >= 1 - 1e-9), key=_rank)
+
+    def _earn(self, ready: list[Waiting[ImageT]]) -> bool:
+        """Give credits to all until one of those that could go on has one."""
+        rounds = min((1 - one.stream.credit) / one.stream.settings.weight for one in ready)
+        if rounds > 0:
+            for stream in self._streams.values():
+                stream.credit = min(_MOST_CREDIT, stream.credit + rounds * stream.settings.weight)
+        return True
+
+    def _first(self, stream: Stream[ImageT], now: float) -> Waiting[ImageT] | None:
+        """What could be admitted of a stream; ends what cannot be in time."""
+        first, settings = stream.waiting[0], stream.settings
+        if first.begun_at is not None:
+            return first
+        if (settings.newest and stream.running >= settings.in_flight) or now < stream.next_at:
+            return None
+        if first.submission is not None and first.deadline - now < stream.service.seconds:
+            stream.service.doubt()
+            self.late += 1
+            self.end(first, DeadlineError(begun=False, answering_s=stream.service.seconds))
+            return self._first(stream, now) if stream.waiting else None
+        return first
+
+    def _append(self, stream: Stream[ImageT], waiting: Waiting[ImageT]) -> None:
+        stream.waiting.append(waiting)
+        self._backlog[stream] = None
+
+    def _remove(self, waiting: Waiting[ImageT]) -> None:
+        stream = waiting.stream
+        stream.waiting.remove(waiting)
+        if not stream.waiting:
+            del self._backlog[stream]
+
+    def _next_number(self) -> int:
+        self._arrived += 1
+        return self._arrived
+
+    def _forget_idle(self) -> None:
+        idle = (key for key, one in self._streams.items() if key is not None and not one.waiting and not one.running)
+        for key in list(idle)[: _MOST_IDLE // 2]:
+            del self._streams[key]
+
+
+def _rank(waiting: Waiting[Any]) -> tuple[bool, float, int]:
+    if waiting.stream.settings.newest:
+        return True, 0.0, -waiting.number
+    return False, waiting.deadline, waiting.number

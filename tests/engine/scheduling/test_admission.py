@@ -1,0 +1,208 @@
+"""Streams that share an engine: the newest frame of each, shares by weight, rates, deadlines; in simulated time."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.engine.errors import DeadlineError, SupersededError
+from saccade.engine.scheduling.admission import Admission, ServiceTime, StreamSettings
+from saccade.engine.scheduling.step import ImageRequest
+from tests.support.engine.simulation import Camera, Simulation, jain
+
+
+class Asked:
+    """A submission that notes what becomes of it."""
+
+    def __init__(self, deadline: float = math.inf, parts: int = 1) -> None:
+        self.deadline, self._parts = deadline, parts
+        self.planned = False
+        self.error: BaseException | None = None
+
+    def plan(self) -> list[ImageRequest[int]]:
+        assert not self.planned
+        self.planned = True
+        return [ImageRequest(0, [], lambda request, error: None) for _ in range(self._parts)]
+
+    def end(self, error: BaseException) -> None:
+        assert self.error is None, "ended twice"
+        self.error = error
+
+
+def test_a_newer_frame_takes_the_place_of_one_that_waits() -> None:
+    admission: Admission[int] = Admission()
+    frames = [Asked() for _ in range(3)]
+    for frame in frames:
+        admission.offer(frame, "door")
+    assert [type(frame.error) for frame in frames] == [SupersededError, SupersededError, type(None)]
+    assert (admission.superseded, len(admission)) == (2, 1)
+    chosen = admission.next(0.0)
+    assert chosen is not None
+    assert [frame.planned for frame in frames] == [False, False, True]
+    begun = admission.admit(chosen, 0.0)
+    admission.offer(newer := Asked(), "door")  # what has begun is not replaced
+    assert frames[2].error is None
+    admission.over(begun, 1.0, learn=True)
+    assert admission.next(1.0) is not None
+    assert newer.planned
+
+
+def test_a_stream_that_keeps_all_runs_them_in_order() -> None:
+    admission: Admission[int] = Admission()
+    admission.configure("file", StreamSettings(newest=False))
+    requests = [ImageRequest(number, [], lambda request, error: None) for number in range(4)]
+    for request in requests:
+        admission.add(request, "file")
+    seen = []
+    while (waiting := admission.next(0.0)) is not None:
+        seen.append(admission.admit(waiting, 0.0))
+    assert seen == requests
+
+
+def test_no_more_frames_are_run_at_a_time_than_the_stream_may() -> None:
+    admission: Admission[int] = Admission()
+    admission.configure("door", StreamSettings(in_flight=1))
+    admission.offer(Asked(), "door")
+    waiting = admission.next(0.0)
+    assert waiting is not None
+    begun = admission.admit(waiting, 0.0)
+    admission.offer(Asked(), "door")
+    assert admission.next(0.0) is None
+    admission.over(begun, 0.1, learn=True)
+    assert admission.next(0.1) is not None
+
+
+def test_a_frame_that_cannot_be_in_time_costs_nothing() -> None:
+    admission: Admission[int] = Admission()
+    admission.offer(Asked(), "door")
+    waiting = admission.next(0.0)
+    assert waiting is not None
+    admission.over(admission.admit(waiting, 0.0), 0.4, learn=True)
+    admission.offer(late := Asked(deadline=1.2), "door")
+    assert admission.next(1.0) is None
+    assert isinstance(late.error, DeadlineError)
+    assert not late.planned
+    assert "an answer takes 0.4" in str(late.error)
+    admission.offer(early := Asked(deadline=1.2), "door")
+    assert admission.next(0.5) is not None
+    assert early.planned
+
+
+def test_an_estimate_that_is_never_met_is_doubted() -> None:
+    service = ServiceTime()
+    service.measured(1.0)
+    first, tries = service.seconds, 0
+    while service.seconds > 0.2:
+        service.doubt()
+        tries += 1
+    assert first > 1.0
+    assert tries < 50
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"weight": 0}, {"weight": math.nan}, {"weight": "1"}, {"max_fps": 0}, {"max_fps": math.inf}, {"in_flight": 0}],
+)
+def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="got"):
+        StreamSettings(**bad)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    acts=st.lists(
+        st.tuples(
+            st.sampled_from(["offer", "add", "next", "over", "withdraw", "expire", "configure", "forget"]),
+            st.integers(0, 3),
+        ),
+        max_size=80,
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_each_request_is_run_or_ends_once(acts: list[tuple[str, int]], seed: int) -> None:
+    dice, now = random.Random(seed), 0.0
+    admission: Admission[int] = Admission()
+    asked: list[Asked] = []
+    running: list[ImageRequest[int]] = []
+    for act, key in acts:
+        now += dice.choice([0.0, 0.01, 0.3])
+        if act == "offer":
+            asked.append(Asked(dice.choice([math.inf, now + 0.5, now]), dice.choice([0, 1, 1, 3])))
+            admission.offer(asked[-1], key)
+        elif act == "add":
+            admission.add(ImageRequest(0, [], lambda request, error: None), dice.choice([None, 9]))
+        elif act == "next" and (waiting := admission.next(now)) is not None:
+            running.append(admission.admit(waiting, now))
+        elif act == "over" and running:
+            admission.over(running.pop(dice.randrange(len(running))), now, learn=dice.random() < 0.7)
+        elif act == "withdraw" and asked:
+            admission.withdraw(dice.choice(asked), RuntimeError("cancelled"))
+        elif act == "expire":
+            for part in admission.expire(now):
+                admission.over(part, now, learn=False)
+        elif act == "configure":
+            rate = dice.choice([None, 2.0])
+            admission.configure(key, StreamSettings(dice.choice([0.5, 1, 4]), rate, dice.choice([1, 2])))
+        elif act == "forget":
+            admission.forget(key)
+        assert len(admission) == len(admission.requests)
+    while running:
+        admission.over(running.pop(), now, learn=True)
+    for _ in range(1000):
+        now += 1.0
+        while (waiting := admission.next(now)) is not None:
+            admission.over(admission.admit(waiting, now), now, learn=False)
+        if not len(admission):
+            break
+    assert not len(admission)
+    for one in asked:
+        assert one.planned or one.error is not None
+
+
+def ages(sim: list[list[float]]) -> list[float]:
+    return [age for one in sim for age in one]
+
+
+def test_mixed_cameras_share_alike_and_frames_are_fresh() -> None:
+    """64 cameras of 5 to 30 frames a second at one GPU: 6.9 times what it can do."""
+    cameras = [Camera(5 + 25 * i / 63, deadline_s=0.2) for i in range(64)]
+    seen = Simulation(cameras).run(10)
+    assert jain([one.looks for one in seen]) > 0.99
+    launched = ages([one.launch_ages for one in seen])
+    assert np.percentile(launched, 99) < 0.1
+    assert sum(one.looks for one in seen) > 0.95 * 10 * 160  # what it does without deadlines
+    for one in seen:
+        assert sum(one.ends.values()) == one.offered
+        assert set(one.ends) <= {"done", "SupersededError", "DeadlineError"}
+
+
+def test_looks_are_in_proportion_to_weights() -> None:
+    cameras = [Camera(25, StreamSettings(weight=1 if i % 4 else 4)) for i in range(64)]
+    seen = Simulation(cameras).run(15)
+    heavy, light = (np.mean([one.looks for one in seen[i::4]]) for i in (0, 1))
+    assert heavy / light == pytest.approx(4, rel=0.05)
+
+
+def test_max_fps_holds_and_leaves_no_turn_out() -> None:
+    seen = Simulation([Camera(30, StreamSettings(max_fps=7))]).run(10)
+    assert seen[0].looks == pytest.approx(70, abs=1)
+
+
+def test_one_that_bursts_and_one_that_freezes_hurt_nobody_else() -> None:
+    calm = [Camera(8) for _ in range(6)]
+    frozen, bursting = Camera(30, end=3.0), Camera(400, begin=2.0, end=6.0)
+    alone = Simulation(calm).run(8)
+    beside = Simulation([*calm, frozen, bursting]).run(8)
+    for before, after in zip(alone, beside, strict=False):
+        assert after.looks > 0.9 * before.looks
+    assert beside[7].ends["SupersededError"] > 1000
+
+
+def test_large_images_take_their_share_and_no_more() -> None:
+    seen = Simulation([Camera(10, crops=9), *(Camera(10) for _ in range(31))]).run(10)
+    assert jain([one.looks for one in seen]) > 0.99

@@ -1,0 +1,112 @@
+"""Frames of streams through the engine: the newest is run, and nothing is done for the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from saccade.engine import DeadlineError, Detect, Engine, Query, StreamSettings, SupersededError
+from tests.support.engine import TINY, Held, noise, random_model, same, write_model
+
+WAIT_S = 60
+IMAGE = noise(16, 16)
+GOOD = Detect("x", 2, 0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
+
+
+@pytest.fixture(params=[1, 2])
+def tiny(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.load(str(folder), "cpu", depth=request.param) as engine:
+        yield engine
+
+
+def test_only_the_newest_of_the_frames_that_wait_is_cut(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+    prepare = tiny._executor.prepare
+
+    def count(image: NDArray[np.uint8]) -> Any:
+        cut.append(int(image[0, 0, 0]))
+        return prepare(image)
+
+    monkeypatch.setattr(tiny._executor, "prepare", count)
+    held = Held(tiny, np.full((8, 8, 3), 200, np.uint8))
+    frames = [np.full((16, 16, 3), number, np.uint8) for number in range(6)]
+    futures = [tiny.submit(frame, [GOOD], stream=("door", number % 2)) for number, frame in enumerate(frames)]
+    held.release()
+    wait(futures, WAIT_S)
+    assert cut == [200, 4, 5] or cut == [200, 5, 4]
+    assert [isinstance(future.exception(), SupersededError) for future in futures] == [True] * 4 + [False] * 2
+    for frame, future in zip(frames[4:], futures[4:], strict=True):
+        assert same(future.result(), tiny.submit(frame, [GOOD]).result(WAIT_S))
+    assert tiny.counters()["requests_superseded_total"] == 4
+
+
+def test_an_image_is_made_when_its_turn_comes(tiny: Engine) -> None:
+    made: list[int] = []
+
+    def make(number: int) -> NDArray[np.uint8]:
+        made.append(number)
+        return IMAGE
+
+    held = Held(tiny, IMAGE)
+    futures = [tiny.submit(lambda n=n: make(n), [GOOD, Query("?", 3)], stream="door") for n in range(3)]
+    held.release()
+    assert same(futures[2].result(WAIT_S), tiny.submit(IMAGE, [GOOD, Query("?", 3)]).result(WAIT_S))
+    assert made == [2]
+    tiled = tiny.submit(lambda: IMAGE, [GOOD], 2, stream="door").result(WAIT_S)
+    assert same(tiled, tiny.submit(IMAGE, [GOOD], 2).result(WAIT_S))
+
+
+def test_an_image_that_cannot_be_made_ends_its_frame_only(tiny: Engine) -> None:
+    def fail() -> NDArray[np.uint8]:
+        raise OSError("the decoder is gone")
+
+    with pytest.raises(OSError, match="decoder"):
+        tiny.submit(fail, [GOOD], stream="door").result(WAIT_S)
+    with pytest.raises(ValueError, match="uint8 RGB"):
+        tiny.submit(lambda: IMAGE[..., 0], [GOOD], stream="door").result(WAIT_S)
+    broken = tiny.submit(IMAGE, [Detect("漢字", 2, 0.0)], stream="door")
+    assert broken.exception(WAIT_S) is not None
+    assert len(tiny.submit(IMAGE, [GOOD], stream="door").result(WAIT_S).detections) == 2
+
+
+def test_frames_that_wait_are_cancelled_expire_and_close(folder: Path) -> None:
+    with Engine.load(str(folder), "cpu") as tiny:
+        held = Held(tiny, IMAGE)
+        cancelled, late, closed = (
+            tiny.submit(IMAGE, [GOOD], stream=key, deadline_s=0.05 if key == 1 else None) for key in range(3)
+        )
+        assert cancelled.cancel()
+        threading.Timer(0.2, held.release).start()
+        with pytest.raises(DeadlineError, match="before it was begun"):
+            late.result(WAIT_S)
+        assert closed.result(WAIT_S)
+        assert tiny._loop._scheduler.at_rest
+
+
+def test_all_frames_of_a_stream_that_keeps_them_are_run(tiny: Engine) -> None:
+    tiny.configure_stream("file", StreamSettings(newest=False))
+    futures = [tiny.submit(noise(16, 16, seed), [GOOD], stream="file") for seed in range(5)]
+    assert all(len(future.result(WAIT_S).detections) == 2 for future in futures)
+    tiny.forget_stream("file")
+
+
+def test_a_stream_waits_for_its_rate(tiny: Engine) -> None:
+    tiny.configure_stream("slow", StreamSettings(max_fps=2.0))
+    first, second = tiny.submit(IMAGE, [GOOD], stream="slow"), None
+    first.result(WAIT_S)
+    second = tiny.submit(IMAGE, [GOOD], stream="slow")
+    assert same(first.result(), second.result(WAIT_S))
+    began = [future.result().timings for future in (first, second)]
+    assert sum(one.queue_ms + one.prefill_ms + one.decode_ms for one in began) > 450
