@@ -166,7 +166,14 @@ class Session:
         """
         from saccade.pipeline.server.console import Console  # imports aiortc, which nothing else here needs
 
-        console = Console(self.streams, videos or BroadcastSink(), token=token, config=self.config_api, auth=access)
+        console = Console(
+            self.streams,
+            videos or BroadcastSink(),
+            token=token,
+            config=self.config_api,
+            auth=access,
+            events=self._store is not None,
+        )
         self._server = HttpServer(
             self.streams,
             *place,

@@ -66,6 +66,7 @@ class Console:
         prompts: what a page's own video is searched for at first; None where pages may send none.
         token, silence_s, auth: as in `WhepServer`.
         config: the session's configuration file, if it may have one.
+        events: whether the server has stored events to show.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Console:
         silence_s: float = SILENCE_S,
         config: ConfigApi | None = None,
         auth: HttpAuth | None = None,
+        events: bool = False,
     ) -> None:
+        self._events = events
         self._streams = streams
         self._config = config
         self._engine: Engine = streams.engine
@@ -129,10 +132,13 @@ class Console:
             "classes": model.classes,
             "skills": model.skills,
             "publish": self._prompts is not None and client_of(request).may("operator"),
+            "events": self._events,
             "role": client_of(request).role,
             "saves": self._config is not None and self._config.actions is not None and client_of(request).may("admin"),
         }
-        return web.json_response({**described, **_described(self._prompts or Prompts())})
+        asked = self._prompts or Prompts()
+        colors = _colors([*(model.classes or []), *asked.detect, *asked.point])
+        return web.json_response({**described, "prompts": asked.model_dump(), "colors": colors})
 
     async def _names(self, request: web.Request) -> web.Response:
         try:

@@ -8,6 +8,7 @@ import {Delayed, Paired, Still} from "./video/match.js";
 import {hush, notify as note, save, status} from "./notes.js";
 import {Prompts} from "./panel.js";
 import {Figures} from "./speed.js";
+import {Timeline} from "./timeline.js";
 import {Stage} from "./video/stage.js";
 import {Wall, streamButton} from "./wall.js";
 import {Regions} from "./zones.js";
@@ -16,7 +17,7 @@ const $ = (id) => document.getElementById(id);
 const NOTHING_MS = 4000;  // without a result for so long, a note is shown
 const LIST_MS = 3000;
 
-let prompts, stage, intro, regions, wall, model;
+let prompts, stage, intro, regions, wall, timeline, model;
 const figures = new Figures();
 let now = null;  // what goes on: {kind: "mine" | "watched" | "image", stream, link, burnt, matcher, release, heardAt}
 let again = null;  // what to do when "Try again" is pressed
@@ -260,7 +261,8 @@ async function listStreams() {
   if (document.hidden) return;
   try {
     const {streams} = await (await ask("streams")).json();
-    wall.update(streams);
+    wall.update(streams, model.events && wall.shown ? (await (await ask("events?limit=50")).json()).events : []);
+    timeline.streams = streams.map(({name}) => name);
     const others = streams.filter(({name}) => name !== now?.stream);
     $("running").hidden = !others.length;
     $("streams").replaceChildren(...others.map(streamButton));
@@ -348,6 +350,8 @@ async function open() {
   intro = new Intro($("intro"), prompts.color);
   regions = new Regions(model.saves);
   wall = new Wall($("tiles"), prompts.color);
+  timeline = new Timeline(prompts.color);
+  document.querySelector("[data-view=events]").hidden = !model.events;
   new Question(() => stage.snapshot({plain: true}));
   window.saccade = {stage, regions};  // for tests and the curious
   listen();
@@ -375,16 +379,17 @@ function show(view) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
   }
   wall.shown = view === "wall";
+  timeline.shown = view === "events";
 }
 
 function route() {
   const [, view, name] = location.hash.split("/");
   const stream = name && decodeURIComponent(name);
-  document.title = `${stream ?? {wall: "All streams"}[view] ?? "Live"} · Saccade`;
-  show(view === "wall" ? "wall" : "live");
+  document.title = `${stream ?? {wall: "All streams", events: "Events"}[view] ?? "Live"} · Saccade`;
+  show(["wall", "events"].includes(view) ? view : "live");
   if (view === "stream" && stream) {
     if (now?.stream !== stream) watch(stream);
-  } else if (view === "wall") {
+  } else if (view === "wall" || view === "events") {
     if (now) stop();
     intro.stop();
   } else if (!now || now.kind === "watched") {

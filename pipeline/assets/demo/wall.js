@@ -1,5 +1,6 @@
 // All streams at a glance: live video with the boxes in it, state, counts and rate; one press leads to one stream.
 
+import {timeOf} from "./timeline.js";
 import {Link} from "./video/link.js";
 
 const WIDTH = 480;  // of a tile's video, in pixels
@@ -25,20 +26,22 @@ class Tile {
   #found = make("span", {className: "found"});
   #note = make("span", {className: "dim note"});
   #cover = make("span", {className: "cover"});
+  #event = make("span", {className: "dim event"});
 
   constructor(name, color) {
     this.#name = name;
     this.#color = color;
     const title = make("span", {className: "title"}, this.#light, make("b", {textContent: name}), this.#note);
     const frame = make("span", {className: "frame"}, this.#video, this.#cover);
-    this.item = make("li", {}, make("a", {className: "tile", href: place(name)}, frame, title, this.#found));
+    this.item = make("li", {}, make("a", {className: "tile", href: place(name)}, frame, title, this.#found, this.#event));
     this.item.dataset.stream = name;
     this.#video.onplaying = () => { this.#cover.textContent = ""; };
   }
 
   /** Show how the stream is doing, as the server lists it. */
-  update(stream) {
+  update(stream, event) {
     this.#stream = stream;
+    this.#event.textContent = event ? `${event.rule} · ${timeOf(event)}` : "";
     this.#light.className = stream.ok ? "ok" : "";
     const rate = stream.fps === undefined ? stream.state : `${stream.fps.toFixed(0)} fps`;
     this.#note.textContent = stream.ok ? rate : stream.state;
@@ -111,7 +114,10 @@ export class Wall {
     this.#connect();
   }
 
-  update(streams) {
+  get shown() { return this.#shown; }
+
+  /** @param events - the newest first */
+  update(streams, events) {
     const names = new Set(streams.map(({name}) => name));
     for (const [name, tile] of this.#tiles) {
       if (names.has(name)) continue;
@@ -128,7 +134,7 @@ export class Wall {
         this.#list.append(tile.item);
         this.#watcher.observe(tile.item);
       }
-      this.#tiles.get(stream.name).update(stream);
+      this.#tiles.get(stream.name).update(stream, events.find((event) => event.stream === stream.name));
     }
     this.#list.style.setProperty("--columns", Math.ceil(Math.sqrt(this.#tiles.size)));
     document.getElementById("no-tiles").hidden = this.#tiles.size > 0;

@@ -1,9 +1,11 @@
 // Zones and lines on the frame: shown with their counts, drawn, moved, named and removed, by mouse, finger or keyboard.
 
+import {drawChart} from "./timeline.js";
 import {ask} from "./video/link.js";
 
 const $ = (id) => document.getElementById(id);
 const NS = "http://www.w3.org/2000/svg";
+const COUNT_MS = 20_000;
 const STEP = 0.01;  // of the frame, that an arrow key moves a corner; five times as much with Shift
 const KINDS = {
   zones: {key: "polygon", name: "zone", least: 3, start: [[0.3, 0.3], [0.7, 0.3], [0.7, 0.8], [0.3, 0.8]]},
@@ -34,6 +36,7 @@ export class Regions {
   #svg = $("shapes");
 
   #saves;
+  #counting = 0;
 
   /** @param saves - whether the server can write them to its configuration file */
   constructor(saves) {
@@ -64,10 +67,25 @@ export class Regions {
       return;  // a server that only shows videos
     }
     $("save").hidden = !this.#saves;
+    this.#count();
     this.#show();
   }
 
+  /** Show what has been counted in the last minutes, again and again while the stream is in view. */
+  async #count() {
+    const stream = this.#stream;
+    clearTimeout(this.#counting);
+    try {
+      const path = `streams/${encodeURIComponent(stream)}/counts`;
+      const {minutes} = await (await ask(path)).json();
+      if (stream === this.#stream) drawChart($("chart"), minutes);
+    } catch { /* the next time, perhaps */ }
+    if (stream === this.#stream) this.#counting = setTimeout(() => this.#count(), COUNT_MS);
+  }
+
   close() {
+    clearTimeout(this.#counting);
+    $("chart").hidden = true;
     this.#stream = this.#chosen = this.#drawing = null;
     this.#all = {zones: {}, lines: {}};
     this.#counts = {zones: {}, lines: {}};

@@ -77,6 +77,20 @@ class ApiClient:
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 
+    async def events(self, **filters: str) -> list[dict[str, Any]]:
+        """Stored events, the newest first: by stream, rule, label, zone, since, q and limit."""
+        asked = "&".join(f"{key}={quote(value, safe='')}" for key, value in filters.items() if value)
+        found: list[dict[str, Any]] = (await self._json("GET", f"/events?{asked}"))["events"]
+        return found
+
+    async def snapshot(self, event: str) -> bytes:
+        """The best image of an event, as JPEG."""
+        return await self._request("GET", f"/events/{quote(event, safe='')}/snapshot.jpg")
+
+    def clip_url(self, event: str) -> str:
+        """Where the clip of an event is, for clients with the token."""
+        return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
+
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         return json.loads(await self._request(method, path, body))
 
@@ -87,6 +101,8 @@ class ApiClient:
                 data = await response.content.read(_MAX_BYTES)
                 if response.ok:
                     return data
+                if response.status == 404 and path.startswith("/events?"):
+                    raise ApiError("this saccade keeps no events: start it with --store DIR, and give it rules")
                 raise ApiError(_reason(data) or f"{response.status} {response.reason}")
         except (TimeoutError, aiohttp.ClientError) as error:
             raise ApiError(

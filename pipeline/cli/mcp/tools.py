@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +19,9 @@ _INSTRUCTIONS = (
     "Live cameras and videos, and a model that finds things in them. list_streams says which there are; look shows "
     "what one sees now; detect and ask examine its newest frame. Boxes are fractions of the frame's width and height."
 )
+
+_POLL_S = 1.0
+_OF_EVENTS = ("id", "rule", "stream", "label", "zones", "start_time", "end_time", "top_score", "answers", "clip")
 
 Stream = Annotated[str, Field(description="the name of a stream, as list_streams has it")]
 T = TypeVar("T")
@@ -54,6 +59,39 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
     async def ask(stream: Stream, question: Annotated[str, Field(min_length=1, max_length=4096)]) -> str:
         """Ask a question about the newest frame of a stream, where the model can talk."""
         return await _plain(api.ask(data_url(await _plain(api.frame(stream, drawn=False))), question))
+
+    @server.tool(annotations=_READS)
+    async def events(
+        stream: Annotated[str, Field(description="of this stream only")] = "",
+        rule: Annotated[str, Field(description="of this rule only")] = "",
+        since: Annotated[str, Field(description="how long ago, such as 15m, 2h or 1d; or a Unix time")] = "",
+        words: Annotated[str, Field(description="to search for in labels, rules and answers")] = "",
+        limit: Annotated[int, Field(ge=1, le=200)] = 20,
+    ) -> list[dict[str, Any]]:
+        """List what has happened by the rules of the streams, the newest first."""
+        found = await _plain(api.events(stream=stream, rule=rule, since=since, q=words, limit=str(limit)))
+        return [{key: event.get(key) for key in _OF_EVENTS} for event in found]
+
+    @server.tool(annotations=_READS)
+    async def watch(
+        stream: Annotated[str, Field(description="of this stream only")] = "",
+        rule: Annotated[str, Field(description="of this rule only")] = "",
+        seconds: Annotated[float, Field(gt=0, le=300, description="to wait at most")] = 60.0,
+    ) -> dict[str, Any] | None:
+        """Wait until a rule fires, and return the event; null if none does in time."""
+        known = {event["id"] for event in await _plain(api.events(stream=stream, rule=rule, limit="50"))}
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(_POLL_S, left))
+            found = await _plain(api.events(stream=stream, rule=rule, limit="10"))
+            if new := [event for event in found if event["id"] not in known]:
+                return {key: new[-1].get(key) for key in _OF_EVENTS}
+        return None
+
+    @server.tool(annotations=_READS, structured_output=False)
+    async def clip(event: Annotated[str, Field(description="the id of an event")]) -> list[Any]:
+        """Show the best image of an event, and say where its clip can be downloaded."""
+        return [Image(data=await _plain(api.snapshot(event)), format="jpeg"), f"Clip: {api.clip_url(event)}"]
 
     return server
 

@@ -15,11 +15,14 @@ import pytest
 from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
 from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.core.config_file import load
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.whep.sink import ViewerSink
+from saccade.pipeline.session import opened_session
 from saccade.sources import open_source
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab
+from tests.support.cameras import free_port
 from tests.support.webrtc import until
 from tests.support.whep import feed
 
@@ -216,6 +219,29 @@ def test_every_size_and_scheme_is_without_violations(page: Tab, width: int, phon
     page.until("document.getElementById('intro').matches('.seen')")
     assert violations(page) == []
     assert page.eval("document.documentElement.scrollWidth <= innerWidth")  # nothing sticks out
+
+
+def test_events_are_listed_searched_and_played(tmp_path: Path) -> None:
+    path, port = tmp_path / "camera.yaml", free_port()
+    rules = "[{name: visitor, when: person in door for 1s}]"
+    stream = f"{{name: hall, source: '{DEMO_CLIP}', end: 3, zones: {{door: '0,0,1,0,1,1,0,1'}}, rules: {rules}}}"
+    path.write_text(f"http: '{port}'\nstore: '{tmp_path / 'store'}'\ndetect: [person]\nstreams: [{stream}]\n")
+    with opened_session(load(path, {})) as session:
+        (run,) = session.start()
+        assert run.join(60)
+        with tab(f"http://127.0.0.1:{port}/#/events", tmp_path / "profile") as page:
+            page.until("document.querySelectorAll('#event-list li').length === 1")
+            assert "visitor" in words(page, "#event-list")
+            page.until("document.querySelector('#event-list img').naturalWidth > 0")
+            assert violations(page) == []
+            press(page, "#event-list button")
+            page.until("document.getElementById('player-video').videoWidth === 640")
+            page.until("document.getElementById('player-video').currentTime > 0")
+            press(page, "#close-player")
+            page.eval("""document.getElementById('event-words').value = 'elephant';
+                         document.getElementById('event-filters').requestSubmit()""")
+            page.until("document.getElementById('no-events').checkVisibility()")
+            assert page.console == []
 
 
 def test_a_video_sink_has_the_same_wall(tmp_path: Path) -> None:

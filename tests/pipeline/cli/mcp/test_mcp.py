@@ -13,17 +13,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from saccade.engine import Engine
+from saccade.pipeline.cli.mcp.api_client import ApiClient
 from saccade.pipeline.cli.mcp.serve import serve
+from saccade.pipeline.cli.mcp.tools import make_server
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.core.config_file import load
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.server.demo import Demo
+from saccade.pipeline.session import Session, opened_session
 from tests.support import REPO
 from tests.support.cameras import free_port
 from tests.support.webrtc import until
@@ -56,11 +61,13 @@ async def use_tools(target: Any) -> dict[str, Any]:
         found = await client.call_tool("detect", {"stream": "hall", "objects": ["person"]})
         asked = await client.call_tool("ask", {"stream": "hall", "question": "Who is it?"})
         missing = await client.call_tool("look", {"stream": "nowhere"})
+        events = await client.call_tool("events", {})
+        assert "keeps no events" in events.content[0].text
         return {"named": named, "streams": streams, "look": shown, "detect": found, "ask": asked, "missing": missing}
 
 
 def check(used: dict[str, Any]) -> None:
-    assert {"list_streams", "look", "detect", "ask"} <= used["named"]
+    assert used["named"] == {"list_streams", "look", "detect", "ask", "watch", "events", "clip"}
     (stream,) = used["streams"].structured_content["result"]
     assert (stream["name"], stream["ok"], stream["detect"]) == ("hall", True, ["person"])
     (shown,) = used["look"].content
@@ -101,6 +108,31 @@ def test_its_own_client_uses_the_tools_over_http(demo: Demo) -> None:
         finally:
             process.terminate()
             process.wait(20)
+
+
+def test_its_own_client_waits_for_a_rule_and_sees_it(tmp_path: Path) -> None:
+    path, port = tmp_path / "camera.yaml", free_port()
+    rules = "[{name: visitor, when: person in door for 1s}]"
+    stream = f"{{name: hall, source: '{DEMO_CLIP}', end: 3, zones: {{door: '0,0,1,0,1,1,0,1'}}, rules: {rules}}}"
+    path.write_text(f"http: '{port}'\nstore: '{tmp_path / 'store'}'\ndetect: [person]\nstreams: [{stream}]\n")
+
+    async def use(session: Session) -> tuple[Any, Any, Any]:
+        url = f"http://127.0.0.1:{port}"
+        async with ApiClient(url) as api, mcp.Client(make_server(api, "test")) as client:
+            waiting = asyncio.create_task(client.call_tool("watch", {"rule": "visitor"}))
+            await asyncio.sleep(1)  # it has looked what there was before
+            (run,) = session.start()
+            event = (await waiting).structured_content["result"]
+            assert await asyncio.to_thread(run.join, 60)
+            listed = await client.call_tool("events", {"stream": "hall"})
+            return event, listed, await client.call_tool("clip", {"event": event["id"]})
+
+    with opened_session(load(path, {})) as session:
+        event, listed, clip = asyncio.run(use(session))
+    assert (event["rule"], event["stream"], event["label"]) == ("visitor", "hall", "person")
+    assert [one["id"] for one in listed.structured_content["result"]] == [event["id"]]
+    image, text = clip.content
+    assert (image.mime_type, event["id"] in text.text) == ("image/jpeg", True)
 
 
 def status_of(url: str) -> int | None:
