@@ -43,5 +43,9 @@ def describe(config: RunConfig) -> str:
 
 def _texts() -> dict[str, str]:
     folder = files("saccade").joinpath("configs")
-    shipped = {path.name.removesuffix(".yaml"): path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    shipped = {
+        path.name.removesuffix(".yaml"): path.read_text(encoding="utf-8")
+        for path in folder.iterdir()
+        if path.name.endswith(".yaml")  # beside them is a folder for monitoring
+    }
     return {**shipped, "manual": manual()}
