@@ -23,7 +23,8 @@ from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.recorder import MediaWriter
-from saccade.pipeline.events.store import EventStore, StoreError
+from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import StoreError
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
@@ -183,6 +184,7 @@ class Session:
             add=self.add,
             access=access,
             events=self._store,
+            ask=self._ask,
             routes=[*console.routes(), *self.config_api.routes()],
             public=console.public,
             on_cleanup=[console.whep.close],

@@ -12,6 +12,7 @@ import typer
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.config import config_commands
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
+from saccade.pipeline.cli.events import add_event_commands
 from saccade.pipeline.cli.options import (
     Json,
     Quiet,
@@ -34,8 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(config_commands, name="config")
-rules = typer.Typer(help="Check rules for events.", no_args_is_help=True)
-app.add_typer(rules, name="rules")
+add_event_commands(app)
 
 
 def main() -> None:
@@ -290,40 +290,6 @@ def evaluate(
     ):
         scores = score(engine, data, split, limit, progress, tiles)
     print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
-
-
-@app.command()
-@with_settings("model", "device", "dtype", "conf", "vid_stride", "began")
-def backtest(
-    given: Settings,
-    config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with the rules, and zones and lines for them.")],
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Video files.")],
-    stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose settings to take, where the file has several streams.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show which events rules would have had in videos, and when, faster than they were recorded.
-
-    saccade backtest rules.yaml monday.mp4 tuesday.mp4
-    """
-    from saccade.pipeline.cli.commands.backtest import backtest as run_backtest
-
-    tested = run_backtest(config, videos, given, stream)
-    print(tested.as_json() if as_json else tested.as_text())
-
-
-@rules.command("check")
-def check_rules(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with rules; it may lack a source.")],
-) -> None:
-    """Read the rules of a configuration; a mistake is reported with line, column and what was expected.
-
-    saccade rules check cameras.yaml
-    """
-    from saccade.pipeline.cli.commands.rules import check
-
-    print(check(path))
 
 
 @app.command("eval-mot")

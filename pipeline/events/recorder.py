@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
 from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.scene import sharpness_of
-from saccade.pipeline.events.store import MEDIA
+from saccade.pipeline.events.store_reader import MEDIA
 
 if TYPE_CHECKING:
     from saccade.sources import Frame

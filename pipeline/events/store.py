@@ -1,6 +1,6 @@
 """Events, tracks and counts that stay: SQLite in a folder, with the images and clips of events beside it.
 
-    FOLDER/events.db           what is in `store_query.SCHEMA`; written by one thread, read by any
+    FOLDER/events.db           what is in `store_reader.SCHEMA`; written by one thread, read by any
     FOLDER/media/ID.jpg, .mp4  named after their event; NAME.part while they are written
 
 Whatever was committed outlives `kill -9`: on the next start events that went on then are ended, media of none are
@@ -14,35 +14,27 @@ import json
 import logging
 import os
 import queue
-import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from saccade.pipeline.events.store_query import SCHEMA, SCHEMA_VERSION, EventQuery
+from saccade.pipeline.events.store_reader import LONG_S, MEDIA, SCHEMA, SCHEMA_VERSION, EventReader, StoreError
 
 log = logging.getLogger(__name__)
 
-MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 PRUNE_S = 60.0
 _MAX_WAITING = 10_000
 _BATCH = 500  # changes in one transaction
-_LONG_S = 10.0
-_ID = re.compile(r"[\w.-]{1,100}")
 
 Write = Callable[[sqlite3.Connection], Any]
 
 
-class StoreError(Exception):
-    """A store cannot be used. The message is one line for the user."""
-
-
-class EventStore:
+class EventStore(EventReader):
     """The store in a folder, which one process at a time may write. Every method is callable from any thread.
 
     Args:
@@ -61,8 +53,7 @@ class EventStore:
         keep_s: float | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        self.media_folder = folder / "media"
-        self._path = folder / "events.db"
+        super().__init__(folder)
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[tuple[str, str], float] = {}  # by stream and rule
         try:
@@ -84,7 +75,6 @@ class EventStore:
         self._waiting: queue.Queue[tuple[Write, Future[Any]] | None] = queue.Queue(_MAX_WAITING)
         self._closing = threading.Lock()
         self._closed = False
-        self._readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="saccade store", daemon=True)
         self._thread.start()
 
@@ -116,15 +106,15 @@ class EventStore:
 
     def delete(self, event: str) -> bool:
         """Delete an event with its media; False if there is none of that id."""
-        return bool(self._do(lambda db: self._delete(db, [event])).result(_LONG_S))
+        return bool(self._do(lambda db: self._delete(db, [event])).result(LONG_S))
 
     def flush(self) -> None:
         """Return when everything written so far is stored."""
-        self._do(lambda db: None).result(_LONG_S)
+        self._do(lambda db: None).result(LONG_S)
 
     def prune(self) -> int:
         """Delete what is too old or too much; return how many events."""
-        count: int = self._do(self._prune).result(_LONG_S)
+        count: int = self._do(self._prune).result(LONG_S)
         return count
 
     def close(self) -> None:
@@ -134,53 +124,9 @@ class EventStore:
                 return
             self._closed = True
             self._waiting.put(None)
-        self._thread.join(_LONG_S)
-        with suppress(queue.Empty):
-            while True:
-                self._readers.get_nowait().close()
+        self._thread.join(LONG_S)
+        super().close()
         os.close(self._lock_file)
-
-    # ---- reading
-
-    def search(self, query: EventQuery) -> list[dict[str, Any]]:
-        """The records of events, newest first."""
-        with self._reading() as db:
-            return [json.loads(record) for (record,) in db.execute(*query.to_sql())]
-
-    def get(self, event: str) -> dict[str, Any] | None:
-        """The record of an event with the paths of its tracks; None if there is none of that id."""
-        with self._reading() as db:
-            found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
-            if found is None:
-                return None
-            record: dict[str, Any] = json.loads(found[0])
-            marks = ", ".join("?" * len(record["tracks"]))
-            end = record["frame_time"] if record["end_time"] is None else record["end_time"]
-            rows = db.execute(
-                f"SELECT number, label, path FROM tracks WHERE stream = ? AND number IN ({marks})"
-                " AND first_time <= ? AND last_time >= ? ORDER BY stored_at",
-                (record["stream"], *record["tracks"], end, record["since"]),
-            )
-            record["paths"] = [{"track_id": n, "label": label, "path": json.loads(path)} for n, label, path in rows]
-            return record
-
-    def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """What was counted in each minute that begins at a time or later."""
-        with self._reading() as db:
-            rows = db.execute(
-                "SELECT start, counts FROM minutes WHERE stream = ? AND start >= ? ORDER BY start LIMIT 10080",
-                (stream, since),
-            )
-            return [{"start": start, **json.loads(counts)} for start, counts in rows]
-
-    def media(self, event: str, kind: str) -> Path | None:
-        """The file of an event, `snapshot` or `clip`; None if there is none."""
-        path = self.media_path(event, kind)
-        return path if path is not None and path.exists() else None
-
-    def media_path(self, event: str, kind: str) -> Path | None:
-        """Where the file of an event belongs; None for what is no id."""
-        return self.media_folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
 
     # ---- within
 
@@ -227,19 +173,8 @@ class EventStore:
         for (_, done), result in zip(batch, results, strict=True):
             done.set_result(result)
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        try:
-            db = self._readers.get_nowait()
-        except queue.Empty:
-            db = self._connect()
-        try:
-            yield db
-        finally:
-            self._readers.put(db)
-
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self._path, timeout=_LONG_S, check_same_thread=False)
+        db = super()._connect()
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")  # outlives a killed process; a power cut may cost the last seconds
         return db

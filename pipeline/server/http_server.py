@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -35,6 +35,9 @@ from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.http.tls import optional_context
 from saccade.sources.http.tokens import is_loopback, read_token
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class HttpServer(AppServer):
         allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
             the server, else nothing.
         events: whose events are served; None for none.
+        ask: searches them; None for the engine of the streams.
         access: who may do what, instead of `token` and `origins`.
         add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
@@ -82,6 +86,7 @@ class HttpServer(AppServer):
         allow_sources: Sequence[str] = (),
         add: AddStream | None = None,
         events: EventStore | None = None,
+        ask: Engine | None = None,
         access: Access | None = None,
     ) -> None:
         if access is None:
@@ -99,7 +104,8 @@ class HttpServer(AppServer):
             application.add_routes([*MoondreamApi(asker).routes(), *OpenAiApi(asker).routes()])
             application.add_routes(RulesApi(streams, self._auth).routes())
         if events is not None:
-            application.add_routes(EventsApi(events, self._auth).routes())
+            searching = ask or (None if streams is None else streams.engine)
+            application.add_routes(EventsApi(events, self._auth, searching).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)

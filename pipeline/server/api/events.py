@@ -1,6 +1,7 @@
 """Stored events over HTTP, as routes for any aiohttp application.
 
     GET    /events?stream=&rule=&label=&zone=&since=&q=&limit=&after=    {"events": […], "after": ID or null}
+    GET    /events/search?q=          those that a model finds it in, the likeliest first, each with `match`
     GET    /events/ID                 the record, with the paths of its tracks
     GET    /events/ID/clip.mp4        in ranges, if asked for; so does /events/ID/snapshot.jpg
     DELETE /events/ID                 204
@@ -12,18 +13,22 @@ Authentication is elsewhere (`saccade.pipeline.server.http_server`). Reading the
 from __future__ import annotations
 
 import asyncio
-import math
-import re
-import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from saccade.pipeline.events.store import MEDIA, EventStore
-from saccade.pipeline.events.store_query import EventQuery
+from saccade.engine.errors import EngineError
+from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import MEDIA, EventQuery, time_of_text
+from saccade.pipeline.search import search_events
 from saccade.sources.http.auth import HttpAuth, refusal
 
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+_CANDIDATES = 50  # that a request has the model asked about
 _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "token")
 
 
@@ -33,17 +38,21 @@ class EventsApi:
     Args:
         store: what is read.
         auth: answers preflight requests.
+        engine: is asked about snapshots; None for nothing.
     """
 
-    def __init__(self, store: EventStore, auth: HttpAuth) -> None:
+    def __init__(self, store: EventStore, auth: HttpAuth, engine: Engine | None = None) -> None:
         self._store = store
         self._auth = auth
+        self._engine = engine
+        self._searching = asyncio.Semaphore(1)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""
         media = [f"{kind}{suffix}" for kind, suffix in MEDIA.items()]
         return [
             web.get("/events", self._list),
+            web.get("/events/search", self._search),
             web.get("/events/{id}", self._show),
             web.delete("/events/{id}", self._delete),
             *(web.get(f"/events/{{id}}/{name}", self._send) for name in media),
@@ -60,6 +69,22 @@ class EventsApi:
         events = await asyncio.to_thread(self._store.search, query)
         more = events[-1]["id"] if len(events) == query.limit else None
         return web.json_response({"events": events, "after": more})
+
+    async def _search(self, request: web.Request) -> web.Response:
+        given = dict(request.query)
+        text = given.pop("q", "")
+        if self._engine is None:
+            raise refusal(web.HTTPConflict, "there is no model here to search with")
+        if self._searching.locked():
+            raise refusal(web.HTTPServiceUnavailable, "another search goes on; try again")
+        try:
+            query = _query_of(given)
+            async with self._searching:
+                search = partial(search_events, self._store, self._engine, text, query, candidates=_CANDIDATES)
+                found = await asyncio.to_thread(search)
+        except (ValueError, ConfigError, EngineError) as error:
+            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
+        return web.json_response({"events": [one.to_json() for one in found]})
 
     async def _show(self, request: web.Request) -> web.Response:
         record = await asyncio.to_thread(self._store.get, request.match_info["id"])
@@ -84,7 +109,7 @@ class EventsApi:
 
     async def _history(self, request: web.Request) -> web.Response:
         try:
-            since = _time_of(request.query.get("since", "0"))
+            since = time_of_text(request.query.get("since", "0"))
         except ValueError as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         minutes = await asyncio.to_thread(self._store.counts, request.match_info["name"], since)
@@ -106,24 +131,11 @@ def _query_of(given: dict[str, str]) -> EventQuery:
         given.get("rule"),
         given.get("label"),
         given.get("zone"),
-        _time_of(given["since"]) if "since" in given else None,
+        time_of_text(given["since"]) if "since" in given else None,
         given.get("q", ""),
         given.get("after"),
         int(limit),
     )
-
-
-def _time_of(text: str) -> float:
-    """A time in seconds, or how long ago: `1795262111`, `15m`, `1d`."""
-    if found := _AGO.fullmatch(text):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not math.isfinite(seconds):
-        raise ValueError("since should be a time in seconds, such as 1795262111, or how long ago, such as 1d")
-    return seconds
 
 
 def _no_event(request: web.Request) -> web.HTTPException:

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.pipeline.events.record import MinuteCounts, TrackPath, make_history_record
-from saccade.pipeline.events.store import EventStore, StoreError
-from saccade.pipeline.events.store_query import EventQuery
+from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import EventQuery, StoreError
 from tests.support import REPO
 from tests.support.command import environment
 from tests.support.sinks.rule_events import BEGIN, RULES
@@ -90,7 +90,7 @@ def test_events_are_found(store: EventStore, case: str) -> None:
 @given(st.text(max_size=20), st.text(max_size=8))
 def test_any_words_are_searched_for(words: str, stream: str) -> None:
     with sqlite3.connect(":memory:") as db:
-        from saccade.pipeline.events.store_query import SCHEMA
+        from saccade.pipeline.events.store_reader import SCHEMA
 
         db.executescript(SCHEMA)
         with suppress(UnicodeEncodeError):  # half a character, which no request can hold

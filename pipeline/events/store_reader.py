@@ -1,4 +1,4 @@
-"""What is asked of stored events, and the SQL for it: newest first, page by page. Knows the schema, no connections.
+"""Reads a store of events: its schema, what is asked of it and the SQL for that, newest first and page by page.
 
 A condition on several columns is first put to the full-text index, which merges its sorted lists of rows: among a
 million events the rarest condition decides how long that takes. Then it is checked exactly.
@@ -6,8 +6,17 @@ million events the rarest condition decides how long that takes. Then it is chec
 
 from __future__ import annotations
 
+import json
+import math
+import queue
 import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -45,6 +54,11 @@ CREATE INDEX IF NOT EXISTS minutes_stored ON minutes (stored_at);
 is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
 
 MAX_LIMIT = 500
+MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
+LONG_S = 10.0
+_ID = re.compile(r"[\w.-]{1,100}")
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WORD = re.compile(r"[^\W_]+")  # as the index divides text
 
 
@@ -119,3 +133,109 @@ class EventQuery:
         parts += [f'"{word}"' for word in words[:-1]]
         parts += [f'"{word}" *' for word in words[-1:]]
         return " AND ".join(parts)
+
+
+def time_of_text(text: str) -> float:
+    """A time in seconds, or how long ago: `1795262111`, `15m`, `1d`; raises ValueError if it is none."""
+    if found := _AGO.fullmatch(text):
+        return time.time() - float(found[1]) * _UNITS[found[2]]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError("since should be a time in seconds, such as 1795262111, or how long ago, such as 1d")
+    return seconds
+
+
+class StoreError(Exception):
+    """A store cannot be used. The message is one line for the user."""
+
+
+class EventReader:
+    """Reads the store in a folder, also while another process writes it. Every method is callable from any thread.
+
+    Args:
+        folder: of the store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.media_folder = folder / "media"
+        self._path = folder / "events.db"
+        self._readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+
+    @classmethod
+    def open(cls, folder: Path) -> EventReader:
+        """Open a store that is there.
+
+        Raises:
+            StoreError: if none is.
+        """
+        reader = EventReader(folder)
+        if not reader._path.is_file():
+            raise StoreError(f"{folder}: no events are stored there")
+        try:
+            reader.search(EventQuery(limit=1))
+        except sqlite3.Error as error:
+            raise StoreError(f"{folder}: its events cannot be read: {error}") from None
+        return reader
+
+    def search(self, query: EventQuery) -> list[dict[str, Any]]:
+        """The records of events, newest first."""
+        with self._reading() as db:
+            return [json.loads(record) for (record,) in db.execute(*query.to_sql())]
+
+    def get(self, event: str) -> dict[str, Any] | None:
+        """The record of an event with the paths of its tracks; None if there is none of that id."""
+        with self._reading() as db:
+            found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
+            if found is None:
+                return None
+            record: dict[str, Any] = json.loads(found[0])
+            marks = ", ".join("?" * len(record["tracks"]))
+            end = record["frame_time"] if record["end_time"] is None else record["end_time"]
+            rows = db.execute(
+                f"SELECT number, label, path FROM tracks WHERE stream = ? AND number IN ({marks})"
+                " AND first_time <= ? AND last_time >= ? ORDER BY stored_at",
+                (record["stream"], *record["tracks"], end, record["since"]),
+            )
+            record["paths"] = [{"track_id": n, "label": label, "path": json.loads(path)} for n, label, path in rows]
+            return record
+
+    def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
+        """What was counted in each minute that begins at a time or later."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT start, counts FROM minutes WHERE stream = ? AND start >= ? ORDER BY start LIMIT 10080",
+                (stream, since),
+            )
+            return [{"start": start, **json.loads(counts)} for start, counts in rows]
+
+    def media(self, event: str, kind: str) -> Path | None:
+        """The file of an event, `snapshot` or `clip`; None if there is none."""
+        path = self.media_path(event, kind)
+        return path if path is not None and path.exists() else None
+
+    def media_path(self, event: str, kind: str) -> Path | None:
+        """Where the file of an event belongs; None for what is no id."""
+        return self.media_folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
+
+    def close(self) -> None:
+        """Close every connection."""
+        with suppress(queue.Empty):
+            while True:
+                self._readers.get_nowait().close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db = self._readers.get_nowait()
+        except queue.Empty:
+            db = self._connect()
+        try:
+            yield db
+        finally:
+            self._readers.put(db)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)

@@ -1,0 +1,84 @@
+"""The commands around events: `saccade rules check`, `saccade backtest` and `saccade search`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
+
+rules = typer.Typer(help="Check rules for events.", no_args_is_help=True)
+
+
+def add_event_commands(app: typer.Typer) -> None:
+    """Add them to the command line."""
+    app.add_typer(rules, name="rules")
+    app.command()(backtest)
+    app.command()(search)
+
+
+@with_settings("model", "device", "dtype", "conf", "vid_stride", "began")
+def backtest(
+    given: Settings,
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with the rules, and zones and lines for them.")],
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Video files.")],
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose settings to take, where the file has several streams.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which events rules would have had in videos, and when, faster than they were recorded.
+
+    saccade backtest rules.yaml monday.mp4 tuesday.mp4
+    """
+    from saccade.pipeline.cli.commands.backtest import backtest as run_backtest
+
+    tested = run_backtest(config, videos, given, stream)
+    print(tested.as_json() if as_json else tested.as_text())
+
+
+@rules.command("check")
+def check_rules(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with rules; it may lack a source.")],
+) -> None:
+    """Read the rules of a configuration; a mistake is reported with line, column and what was expected.
+
+    saccade rules check cameras.yaml
+    """
+    from saccade.pipeline.cli.commands.rules import check
+
+    print(check(path))
+
+
+@with_settings("store", "model", "device", "dtype")
+def search(
+    given: Settings,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the events should show, such as 'red truck'.")],
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long ago at most, such as 1d or 2h, or Unix time.")
+    ] = None,
+    stream: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this stream.")] = None,
+    rule: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this rule.")] = None,
+    zone: Annotated[str | None, typer.Option(metavar="NAME", help="Only events in this zone.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Ask a model which stored events show something; the likeliest come first.
+
+    saccade search "red truck" --store kept --since 1d
+    """
+    settings = load_settings({"store": "kept", **given, "http": "127.0.0.1:0"})
+    from saccade.pipeline.cli.commands.search import search as run_search
+    from saccade.pipeline.cli.formatting import counting
+    from saccade.pipeline.core.errors import ConfigError
+    from saccade.pipeline.events.store_reader import EventQuery, time_of_text
+
+    try:
+        query = EventQuery(stream, rule, None, zone, None if since is None else time_of_text(since), limit=limit)
+    except ValueError as error:
+        raise ConfigError(f"--since: {error}") from None
+    with counting() as progress:
+        found = run_search(Path(settings.store or ""), text, query, settings, progress)
+    print(found.as_json() if as_json else found.as_text())
