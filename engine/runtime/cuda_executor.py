@@ -44,7 +44,15 @@ from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128)  # as is a prefill in tokens of its prompts; more run without a graph
+PROMPT_TOKEN_SIZES = (
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+)  # as is a prefill in tokens of its prompts; more run without a graph
 _COORDS, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
 

@@ -98,7 +98,9 @@ MIXED: list[Task] = [
     Point("dog", 4, 0.0),
     Query("how many?", max_tokens=12),
     Query("what?", max_tokens=9, temperature=1.0, top_p=0.7, seed=7),
-    Query("which?", choices=("yes", "no")),
+    Query("which?", choices=("yes", "no", "not at all")),
+    Query("why?", 6, reasoning=True),
+    Query("what is it?", 6, refs=((0.25, 0.75), (0.1, 0.2, 0.5, 0.6))),
     Caption("short", max_tokens=5),
 ]
 
@@ -134,10 +136,16 @@ def test_everything_at_once_is_answered_as_on_the_cpu(depth: int) -> None:
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32", depth=depth) as cuda:
         shown = images()[2:]
         wanted = [cpu.submit(image, MIXED).result() for image in shown]
+        blank = Query("what is a shelf?", 12)
+        about_nothing = [cuda.submit(None, [blank]) for _ in range(3)]
         futures = [cuda.submit(image, MIXED) for image in shown * 4]
+        assert {one.result().texts[0].text for one in about_nothing} == {
+            cpu.submit(None, [blank]).result().texts[0].text
+        }
         for number, future in enumerate(futures):
             got, want = future.result(), wanted[number % len(shown)]
             assert got.texts == want.texts
+            assert got.texts[2].probabilities == pytest.approx(want.texts[2].probabilities, rel=1e-3)
             assert [box.label for box in got.detections.boxes] == [box.label for box in want.detections.boxes]
             for mine, theirs in zip(got.detections.boxes, want.detections.boxes, strict=True):
                 assert mine.pixels(1, 1) == pytest.approx(theirs.pixels(1, 1), abs=1e-5)
@@ -147,10 +155,26 @@ def test_everything_at_once_is_answered_as_on_the_cpu(depth: int) -> None:
 
 
 def test_prompts_too_long_for_a_graph_are_read_without_one() -> None:
-    question = "how many of them are there? " * 8
+    question = "how many of them are there? " * 20
     image = noise(100, 140)
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32") as cuda:
         assert cuda.query(image, question, max_tokens=8) == cpu.query(image, question, max_tokens=8)
+
+
+def test_an_encoded_image_is_asked_without_encoding_it_again() -> None:
+    image, asked = noise(400, 640), [Detect("dog", 3, 0.0), Query("how many?", max_tokens=12)]
+    with Engine.load(str(GOLDEN), "cuda", "float32") as cuda:
+        wanted = cuda.submit(image, asked).result()
+        with cuda.encode(image) as encoded:
+            futures = [cuda.submit(encoded, asked) for _ in range(4)]
+            for future in futures:
+                got = future.result()
+                assert got.texts == wanted.texts
+                assert [box.pixels(1, 1) for box in got.detections.boxes] == [
+                    pytest.approx(box.pixels(1, 1), abs=1e-5) for box in wanted.detections.boxes
+                ]
+        cuda._loop.run_idle(lambda: None)  # behind the release
+        assert cuda.counters()["pages_used"] == 0
 
 
 def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
