@@ -21,7 +21,6 @@ from saccade.engine.backends.plain_runner import (
     PlainSampling,
     put_values,
     suppress,
-    take_coordinates,
     take_tokens,
 )
 from saccade.engine.backends.select import cpu_decoder
@@ -30,7 +29,7 @@ from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import set_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
-from saccade.engine.runtime.sampling_inputs import GREEDY, SamplingInputs, TokenSampler, with_scores
+from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
@@ -131,14 +130,14 @@ class CpuExecutor:
         """
         present = {row.phase for row in step.sequences}
         count = len(step.sequences)
-        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute) if present & TEXT_PHASES else GREEDY
+        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
         if count:
             self._compute.run(torch.inference_mode()(lambda: self._sample(slot, present, sampler)))
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
             self._host[slot, :count].copy_(self._sampled[slot, :count])
-            if sampler.scored is not None:
+            if sampler is not None and sampler.scored is not None:
                 self._scores[1, slot].copy_(self._scores[0, slot])
 
         self._copy.run(copy)
@@ -218,7 +217,7 @@ class CpuExecutor:
         pages = torch.tensor([list(request.pages) for request in requests])
         decoder.write_kv(x, CpuPagedRows(self.cache, pages, x.shape[1]))
 
-    def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler) -> None:
+    def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler | None) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
         hidden, rows = self._hidden[slot], self._rows[slot]
         assert hidden is not None
@@ -230,14 +229,12 @@ class CpuExecutor:
             self._plain.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if present & TEXT_PHASES:
             logits = suppress(self._plain.logits(hidden), phases, self._suppressed)
-            token = sampler.draw(logits)
-            take_tokens(self.model.text, token, phases, batch_slots, sampled, self._state)
-            if sampler.grounded is not None:
-                wanted = (sampler.grounded > 0) & (token == self.model.limits.coord_id)
-                take_coordinates(self.model.region, hidden, wanted, batch_slots, sampled, self._state)
-            if sampler.scored is not None:
-                scores = sampler.scores(logits)
-                self._scores[0, slot, : len(scores), : scores.shape[1]] = scores
+            take_tokens(self.model.text, logits.argmax(-1), phases, batch_slots, sampled, self._state)
+            if sampler is not None:
+                sample_again(self.model, sampler, hidden, logits, phases, batch_slots, sampled, self._state)
+                if sampler.scored is not None:
+                    scores = sampler.scores(logits)
+                    self._scores[0, slot, sampler.rows, : scores.shape[1]] = scores
 
     def _tables(self, rows: abc.Sequence[ScheduledSequence[ImageCrops]], length: int) -> list[list[int]]:
         """Pages of each row that hold `length` positions; page 0 where there is none."""

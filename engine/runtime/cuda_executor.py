@@ -28,7 +28,6 @@ from saccade.engine.backends.plain_runner import (
     Runner,
     put_values,
     suppress,
-    take_coordinates,
     take_tokens,
 )
 from saccade.engine.backends.select import cuda_runner
@@ -38,21 +37,13 @@ from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES, CudaCrops, CudaImageEncoder, Graphs, bucket_of
 from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
 from saccade.engine.runtime.executor import Progress
-from saccade.engine.runtime.sampling_inputs import GREEDY, SamplingInputs, TokenSampler, with_scores
+from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.runtime.step_inputs import PromptTokens, StepInputs, put_prompts
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-PROMPT_TOKEN_SIZES = (
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    512,
-)  # as is a prefill in tokens of its prompts; more run without a graph
+PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128, 256, 512)  # as is a prefill in tokens of prompts; more run without a graph
 _COORDS, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
 
@@ -151,31 +142,27 @@ class CudaExecutor:
 
         To be called once the step ahead is committed.
         """
-        held, count, sampler = self._slots[slot], len(step.sequences), GREEDY
-        if any(row.phase in TEXT_PHASES for row in step.sequences):
-            sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
-        if sampler is not GREEDY:
-            self._compute.run(torch.inference_mode()(partial(self._sample_tokens, held, count, sampler)))
+        held, count = self._slots[slot], len(step.sequences)
+        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
+        if sampler is not None:
+            self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
         self._copy.wait(self._compute.record())
 
         def copy() -> None:
             held.host[:count].copy_(held.sampled[:count], non_blocking=True)
-            if sampler.scored is not None:
+            if sampler is not None and sampler.scored is not None:
                 held.host_scores[:count].copy_(held.scores[:count], non_blocking=True)
 
         self._copy.run(copy)
         held.ready = self._copy.record()
 
-    def _sample_tokens(self, held: _Slot, count: int, sampler: TokenSampler) -> None:
-        """Sample again, by more than the likeliest of all tokens."""
-        (batch_slots, phases), logits, sampled = self._sent(count), held.logits[:count], held.sampled[:count]
-        token = sampler.draw(logits)
-        take_tokens(self.model.text, token, phases, batch_slots, sampled, self._state)
-        if sampler.grounded is not None:
-            wanted = (sampler.grounded > 0) & (token == self.model.limits.coord_id)
-            take_coordinates(self.model.region, held.hidden[:count], wanted, batch_slots, sampled, self._state)
+    def _sample_again(self, held: _Slot, count: int, sampler: TokenSampler) -> None:
+        (batch_slots, phases), logits = self._sent(count), held.logits[:count]
+        sampled, hidden = held.sampled[:count], held.hidden[:count]
+        sample_again(self.model, sampler, hidden, logits, phases, batch_slots, sampled, self._state)
         if sampler.scored is not None:
-            held.scores[:count, : sampler.scored.shape[1]] = sampler.scores(logits)
+            scores = sampler.scores(logits)
+            held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
     def read(self, slot: int, step: Step[CudaCrops]) -> list[Sampled]:
         """Wait for a step's values, one tuple a sequence.
@@ -275,7 +262,7 @@ class CudaExecutor:
             logits = slot.logits[: len(hidden)].copy_(self._runner.logits(hidden))
             slot.hidden[: len(hidden)].copy_(hidden)
             suppress(logits, phases, self._suppressed)
-            take_tokens(self.model.text, GREEDY.draw(logits), phases, batch_slots, sampled, self._state)
+            take_tokens(self.model.text, logits.argmax(-1), phases, batch_slots, sampled, self._state)
 
     # ---- prefill
 

@@ -11,30 +11,35 @@ from typing import Any
 
 import torch
 
+from saccade.engine.backends.plain_runner import take_coordinates, take_tokens
+from saccade.engine.models.protocol import Model
+from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.sampler import sample
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled, TokenRule
-from saccade.engine.scheduling.step import Step, StepKind
+from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 
 @dataclass(slots=True, frozen=True)
 class TokenSampler:
-    """How the rows of a step sample tokens, and what else is wanted of them; to be used on the compute stream.
+    """How rows of a step sample tokens that do not take the likeliest of all; to be used on the compute stream.
 
     Attributes:
-        draw: from logits (rows, vocab) to tokens (rows,) int64.
-        grounded: (rows,) int64, 1 where the coordinate token brings a coordinate; None where no row may.
-        scored: (rows, n) int64 ids whose log probabilities are wanted; None where no row's are.
+        rows: (n,) int64, which rows of the step; the others take the likeliest.
+        draw: from logits (n, vocab) to tokens (n,) int64.
+        grounded: (n,) int64, 1 where the coordinate token brings a coordinate; None where no row may.
+        scored: (n, ids) int64 whose log probabilities are wanted; None where no row's are.
     """
 
+    rows: torch.Tensor
     draw: Callable[[torch.Tensor], torch.Tensor]
     grounded: torch.Tensor | None = None
     scored: torch.Tensor | None = None
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log probabilities (rows, n) float32 of what is `scored`, of all tokens of logits (rows, vocab)."""
+        """Log probabilities (n, ids) float32 of what is `scored`, of all tokens of logits (rows, vocab)."""
         assert self.scored is not None
-        return logits.float().log_softmax(-1).gather(1, self.scored)
+        return logits.index_select(0, self.rows).float().log_softmax(-1).gather(1, self.scored)
 
 
 class SamplingInputs:
@@ -42,30 +47,32 @@ class SamplingInputs:
 
     def __init__(self, depth: int, n_rows: int, vocab: int, device: torch.device) -> None:
         self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
-        self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 3)  # its seed, its step, whether it is grounded
+        self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 4)  # its seed, step, whether grounded, its row
         self._masks = _PinnedBuffer(device, torch.bool, depth, n_rows, vocab)
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
-    def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler:
+    def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | None:
         """The sampler of a step's tokens, to be run on the compute stream; its inputs are put on the copy stream.
 
-        To be called once the step is finalized by the scheduler, and the last step of the slot is committed.
+        None where all rows take the likeliest token. What else a row wants costs the others nothing: only such rows
+        are in the sampler. To be called once the step is finalized by the scheduler, and the last step of the slot is
+        committed.
         """
-        count = len(step.sequences)
-        sampling = [row.sequence.output.sampling for row in step.sequences]
-        rules = [row.rule for row in step.sequences]
+        rows = [number for number, row in enumerate(step.sequences) if _is_special(row)]
+        if not rows:
+            return None
+        chosen, count = [step.sequences[number] for number in rows], len(rows)
+        sampling, rules = [row.sequence.output.sampling for row in chosen], [row.rule for row in chosen]
         masked = any(rule.allowed is not None or rule.forbidden for rule in rules)
         warm = any(one.temperature > 0 for one in sampling)
         grounded, n_scored = any(rule.grounded for rule in rules), max(len(rule.scored) for rule in rules)
-        if not (masked or warm or grounded or n_scored):
-            return GREEDY
         sent = [self._temperatures, self._seeds]
         # A step's number is the position of what it feeds: no two steps of a sequence that are drawn share one.
-        ends = [len(row.sequence.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in step.sequences]
-        steps = [row.position + end for row, end in zip(step.sequences, ends, strict=True)]
+        ends = [len(row.sequence.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in chosen]
+        steps = [row.position + end for row, end in zip(chosen, ends, strict=True)]
         self._temperatures.host[slot, :count] = torch.tensor([(one.temperature, one.top_p) for one in sampling])
         self._seeds.host[slot, :count] = torch.tensor(
-            [(one.seed, at, rule.grounded) for one, at, rule in zip(sampling, steps, rules, strict=True)]
+            [(a.seed, at, rule.grounded, row) for a, at, rule, row in zip(sampling, steps, rules, rows, strict=True)]
         )
         if masked:
             sent.append(self._masks)
@@ -82,11 +89,12 @@ class SamplingInputs:
         copy.run(upload)
         compute.wait(copy.record())
         temperature, top_p = self._temperatures.device[slot, :count].unbind(-1)
-        seed, at, grounds = self._seeds.device[slot, :count].unbind(-1)
+        seed, at, grounds, numbers = self._seeds.device[slot, :count].unbind(-1)
         narrow = top_p if any(one.top_p < 1 for one in sampling) else None
         seen = self._masks.device[slot, :count] if masked else None
         heat = temperature if warm else None
         return TokenSampler(
+            numbers,
             lambda logits: sample(logits.float(), heat, narrow, seed, at, seen),
             grounds if grounded else None,
             self._scored.device[slot, :count, :n_scored] if n_scored else None,
@@ -114,8 +122,13 @@ class _PinnedBuffer:
         self.device[slot, :count].copy_(self.host[slot, :count], non_blocking=True)
 
 
-GREEDY = TokenSampler(lambda logits: logits.argmax(-1))
-"""The likeliest token of each row, whatever it is."""
+def _is_special(row: ScheduledSequence[Any]) -> bool:
+    """Whether a row wants more than the likeliest of all tokens."""
+    if row.phase not in TEXT_PHASES:
+        return False
+    rule = row.rule
+    wanted = rule.allowed is not None or rule.forbidden or rule.grounded or rule.scored
+    return bool(wanted) or row.sequence.output.sampling.temperature > 0
 
 
 def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) -> list[Sampled]:
@@ -131,3 +144,35 @@ def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) ->
         if row.rule.scored:
             values[number] += tuple(scores[number, : len(row.rule.scored)].tolist())
     return values
+
+
+def sample_again(
+    model: Model,
+    sampler: TokenSampler,
+    hidden: torch.Tensor,
+    logits: torch.Tensor,
+    phases: torch.Tensor,
+    batch_slots: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Sample the rows of a sampler in place of the likeliest tokens that they have got; the others stay as they are.
+
+    Args:
+        model: the model.
+        sampler: which rows, and how.
+        hidden: (rows, dim) of the whole step.
+        logits: (rows, vocab) likewise, as the next ones.
+        phases: (rows,).
+        batch_slots: (rows,) rows of `state`.
+        sampled: (rows, 3) float32.
+        state: (batch slots, dim).
+    """
+    rows = sampler.rows.contiguous()
+    token, slots = sampler.draw(logits.index_select(0, rows)), batch_slots.index_select(0, rows)
+    part = sampled.index_select(0, rows)
+    take_tokens(model.text, token, phases.index_select(0, rows), slots, part, state)
+    if sampler.grounded is not None:
+        wanted = (sampler.grounded > 0) & (token == model.limits.coord_id)
+        take_coordinates(model.region, hidden.index_select(0, rows), wanted, slots, part, state)
+    sampled.index_copy_(0, rows, part)
