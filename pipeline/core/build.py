@@ -31,7 +31,7 @@ from saccade.pipeline.events.asking import Asker, ModelAskEngine
 from saccade.pipeline.events.clips import COPIED
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.recorder import MediaWriter, Recorder
-from saccade.pipeline.events.settings import AskSettings, RuleSettings
+from saccade.pipeline.events.settings import AskSettings, EventSettings, RuleSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource
@@ -77,7 +77,7 @@ class OpenedStream:
         self.tasks = tasks_for(engine, self.config)
         if (stage := event_stage(self._stages)) is not None:
             stage.names = partial(names_of, engine)
-            set_asker(stage, ask or engine, self.config.ask_deadline, wait=not self.source.info.live)
+            set_asker(stage, ask or engine, self.config, wait=not self.source.info.live)
 
     def reserve(self, streams: Streams) -> AbstractContextManager[str]:
         """Hold a name for it: the one configured, or else a free one like the source's; as `Streams.reserve`."""
@@ -252,14 +252,15 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
     return open_source(target, hwaccel=cast(HwAccel, hwaccel), rtsp_transport=way, tls=tls, retry=False)
 
 
-def set_asker(stage: EventStage, engine: Engine, deadline_s: float, *, wait: bool) -> None:
+def set_asker(stage: EventStage, engine: Engine, config: EventSettings, *, wait: bool) -> None:
     """Have a model answer what rules ask, if it can.
 
     Raises:
         ConfigError: if a rule asks something, and it cannot.
     """
     if "query" in engine.model.skills:
-        stage.asker = Asker(ModelAskEngine(engine), deadline_s=deadline_s, wait=wait)
+        asked = ModelAskEngine(engine, config.ask_weight)
+        stage.asker = Asker(asked, deadline_s=config.ask_deadline, wait=wait)
     check_asked(stage, stage.rules, engine.model.name)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from saccade.engine.errors import DeadlineError
 from saccade.engine.results import Result, Text
+from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.tasks import Query
 from saccade.pipeline.events.questions import FRAME, Answer, Question
 from saccade.pipeline.events.scene import Scene
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_ASKED = 4
 """Questions of one stream that are under way at a time."""
 
+_STREAM = "questions of rules"
 _MARGIN = 0.1  # of a box's sides, that a crop shows around it
 _LEAST = 32  # pixels, the shorter side of a crop
 _MAX_TOKENS = 24  # of an attribute in free text
@@ -57,19 +59,23 @@ class AskEngine(Protocol):
 class ModelAskEngine:
     """A model that answers `Query` tasks.
 
+    The questions of all streams share the engine with frames as one stream of it, in which nothing is replaced.
+
     Args:
         engine: which stays the caller's.
+        weight: the share of all questions; that of a camera's frames is 1 unless it is set.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, weight: float = 4.0) -> None:
         self._engine = engine
+        engine.configure_stream(_STREAM, StreamSettings(weight, newest=False))
 
     def ask(
         self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
     ) -> Future[tuple[str, Mapping[str, float]]]:
         """As `AskEngine.ask`."""
         task = Query(text, max_tokens=_MAX_TOKENS, choices=choices)
-        asked = self._engine.submit(image, [task], deadline_s=deadline_s)
+        asked = self._engine.submit(image, [task], deadline_s=deadline_s, stream=_STREAM)
         answered: Future[tuple[str, Mapping[str, float]]] = Future()
 
         def done(future: Future[Result]) -> None:

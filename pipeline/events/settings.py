@@ -147,6 +147,13 @@ class EventSettings(BaseModel):
     ask_deadline: Seconds = setting(
         2.0, "How long the answer to a question of a rule may take; later ones count as none.", metavar="SECONDS", gt=0
     )
+    ask_weight: float = setting(
+        4.0,
+        "Share of all questions of rules in the model, beside the frames of the streams, each of which has `weight`.",
+        metavar="WEIGHT",
+        ge=0.001,
+        le=1000,
+    )
     clips: bool = setting(True, "Keep a clip and a snapshot of each event that is stored.")
     clip_before: Seconds = setting(5.0, "Seconds of video that a clip has before its event.", metavar="SECONDS", le=60)
     clip_after: Seconds = setting(

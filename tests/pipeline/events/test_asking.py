@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from saccade.engine import DeadlineError, Engine
+from saccade.engine.scheduling.admission import StreamSettings
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config_file import load
@@ -24,6 +26,7 @@ from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.session import opened_session
 from tests.pipeline.events.scripted import scene, straight, walk
 from tests.support.engine import TINY, noise, random_model, write_model
+from tests.support.engine.simulation import Camera, Seen, Simulation
 
 LONG_S = 60  # far beyond what any of these needs; only so that a hang fails
 Answered = Future[tuple[str, Mapping[str, float]]]
@@ -125,6 +128,21 @@ def test_no_frame_waits_for_an_answer() -> None:
     assert (begun.kind, begun.event.p_yes, begun.event.attributes) == ("begin", 0.95, {"hat": "yes"})
     assert [part.to_record(200, 100) for part in last.extras["attributes"]] == [{"track_id": 1, "hat": "yes"}]
     stage.close()
+
+
+def test_questions_leave_frames_their_time() -> None:
+    """The real scheduler with an H200's step times: 64 cameras, more frames than are run, and 8 questions a second."""
+    dice = random.Random(1)
+    cameras = [Camera(dice.choice([5, 10, 15, 30]), deadline_s=0.2) for _ in range(64)]
+    asked = Camera(8, StreamSettings(EventSettings().ask_weight, newest=False), deadline_s=2.0, steps=1)
+
+    def p99_of(seen: list[Seen]) -> float:
+        return float(np.percentile([age for one in seen[:64] for age in one.result_ages], 99))
+
+    alone, beside = Simulation(cameras).run(6), Simulation([*cameras, asked]).run(6)
+    assert p99_of(beside) <= 1.1 * p99_of(alone)
+    assert beside[64].ends == {"done": beside[64].offered}
+    assert np.percentile(beside[64].result_ages, 95) <= 0.25
 
 
 @pytest.fixture(scope="module")
