@@ -20,8 +20,8 @@ class EngineConfig:
         images_per_prefill: most images in one prefill, 1 to 8; a CPU takes one at a time.
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
-        exact: on a CPU, a tower that is a detector computes in the model's dtype, too; else in bfloat16 where the CPU
-            has products of it, which is faster and costs no AP.
+        exact: on a CPU, a tower that is a detector computes in the model's dtype, too, and sees what Pillow's resize
+            gives; else in bfloat16 where the CPU has products of it, and torch resizes: faster, at no cost in AP.
 
     Raises:
         ValueError: if one of them is out of its range.

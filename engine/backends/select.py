@@ -13,6 +13,7 @@ from saccade.engine.backends.onednn import fuse
 from saccade.engine.backends.packed_picodet import fast_dtype
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner, Runner
+from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.protocol import Model, TextDecoder
 
@@ -26,6 +27,8 @@ def cpu_decoder(model: Model, exact: bool) -> FusedDecoder | TextDecoder:
     """
     if isinstance(model.vision, nn.Module):
         fuse(model.vision, torch.float32 if exact else fast_dtype())
+        if isinstance(model.vision, DetectorTower):
+            model.vision.quick_crops = not exact
     return FusedDecoder(model.text) if isinstance(model, Moondream) else model.text
 
 

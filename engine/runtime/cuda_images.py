@@ -8,9 +8,7 @@ Knows nothing of prompts, steps or slots.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,20 +23,7 @@ from saccade.engine.models.protocol import Model, Tiling, VisionEncoder
 
 IMAGE_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # images of a single crop that are encoded together
 
-log = logging.getLogger(__name__)
-
-
-class EagerGraph:
-    """Stands in for a graph of work that cannot be captured: a replay launches it kernel by kernel."""
-
-    __slots__ = ("replay",)
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
-
-
 Graphs = dict[Hashable, torch.cuda.CUDAGraph]
-ImageGraphs = dict[Hashable, torch.cuda.CUDAGraph | EagerGraph]
 CaptureJob = tuple[dict[Hashable, Any], Hashable, Callable[[], None]]
 """A graph to be captured: where it goes, under which key, and what it runs."""
 
@@ -68,8 +53,8 @@ class CudaImageEncoder:
         self._device, self._kernels = device, kernels.available(device)
         self._features = cuda_features(model)
         self._uploads = torch.cuda.Stream(device)
-        self._feature_graphs: ImageGraphs = {}
-        self._join_graphs: ImageGraphs = {}
+        self._feature_graphs: Graphs = {}
+        self._join_graphs: Graphs = {}
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -108,11 +93,13 @@ class CudaImageEncoder:
             stream.wait_event(image.ready)
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
         if single:  # the encoder runs once over all images that are a single crop
-            for place, number in enumerate(single):
-                self._crops[place].copy_(images[number].pixels[0])
+            torch.cat([images[number].pixels for number in single], out=self._crops[: len(single)])
             self._feature_graphs[bucket_of(IMAGE_BATCH_SIZES, len(single)), True].replay()
-            for place, number in enumerate(single):
-                self.tokens[number].copy_(self._projected[place])
+            if len(single) == len(images):
+                self.tokens[: len(single)].copy_(self._projected[: len(single)])
+            else:
+                for place, number in enumerate(single):
+                    self.tokens[number].copy_(self._projected[place])
         for number, image in enumerate(images):
             if image.tiling != (1, 1):
                 count = len(image.pixels)
@@ -122,17 +109,13 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._projected[0])
 
     def capture_jobs(self) -> list[CaptureJob]:
-        """What is to be captured before the first `encode`; nothing where the encoder cannot be, and runs eagerly."""
+        """What is to be captured before the first `encode`."""
         tiles = self._vision.max_crops
         tilings = [(rows, columns) for rows in range(1, tiles + 1) for columns in range(1, tiles // rows + 1)][1:]
         counts = sorted({1 + rows * columns for rows, columns in tilings})
         keys = [*((n, True) for n in IMAGE_BATCH_SIZES), *((n, False) for n in counts)]
         jobs: list[CaptureJob] = [(self._feature_graphs, key, partial(self._encode_crops, *key)) for key in keys]
         jobs += [(self._join_graphs, tiling, partial(self._join, tiling)) for tiling in tilings]
-        if not can_capture(jobs[0][2], self._device):
-            for graphs, key, work in jobs:
-                graphs[key] = EagerGraph(work)
-            return []
         return jobs
 
     def close(self) -> None:
@@ -173,25 +156,6 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
     large = resize(image, rows * window + 2 * margin, columns * window + 2 * margin)
     tiles = large.unfold(0, size, window).unfold(1, size, window).permute(0, 1, 3, 4, 2).reshape(-1, size, size, 3)
     return torch.cat([whole.unsqueeze(0), tiles])
-
-
-def can_capture(work: Callable[[], None], device: torch.device) -> bool:
-    """Whether a graph can hold some work: tried on a stream of its own, which a failure leaves unusable."""
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        work()
-        stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            work()
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            log.warning("images are encoded without CUDA graphs, which is slower: %s", reason)
-            with suppress(RuntimeError):
-                graph.capture_end()
-            return False
-        graph.capture_end()
-    return True
 
 
 def bucket_of(sizes: Sequence[int], count: int) -> int:

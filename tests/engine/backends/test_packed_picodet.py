@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from saccade.engine import Engine
 from saccade.engine.backends.onednn import fuse
@@ -67,3 +69,12 @@ def test_who_asks_for_float32_gets_nothing_less(dtype: str | None, wanted: torch
         stem = engine._loaded.model.vision.stem  # type: ignore[attr-defined]
         assert isinstance(stem, PackedPicoDet)
         assert stem.dtype is wanted
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [("float32", True), (None, False)])
+def test_who_asks_for_float32_gets_pillow_s_crops_too(dtype: str | None, exact: bool) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
+    with Engine.load("nano", "cpu", dtype) as engine:
+        crop = engine._executor.prepare(image).pixels[0]
+    wanted = np.asarray(Image.fromarray(image).resize(crop.shape[:2], Image.Resampling.LANCZOS))
+    assert np.abs(crop.astype(int) - wanted).max() <= (0 if exact else 2)

@@ -37,7 +37,7 @@ def float32_is_float32() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[Engine, Engine]]:
-    with Engine.load("nano", "cpu") as cpu, Engine.load("nano", "cuda", "float32") as cuda:
+    with Engine.load("nano", "cpu", "float32") as cpu, Engine.load("nano", "cuda", "float32") as cuda:
         yield cpu, cuda
 
 
