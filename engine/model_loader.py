@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from saccade.engine.backends.quantization import round_to_fp8
 from saccade.engine.errors import EngineError
 from saccade.engine.models import model_files, registry
 from saccade.engine.models.protocol import LoadedModel
+from saccade.engine.runtime.cpu_settings import one_thread
 from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
 
@@ -53,7 +55,8 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[LoadedModel, 
     small = model_files.weights_bytes(folder) < 200 << 20
     default = torch.float32 if place.type == "cpu" or small else torch.bfloat16
     try:
-        loaded = load_folder(folder, place, dtype, default)
+        with one_thread() if place.type == "cpu" else nullcontext():
+            loaded = load_folder(folder, place, dtype, default)
     except torch.OutOfMemoryError as error:
         raise EngineError(f"{name} does not fit in the memory of {place}") from error
     vocabulary = None if loaded.classes is None else Vocabulary(name, loaded.classes, loaded.synonyms)

@@ -27,7 +27,7 @@ from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.cpu_settings import set_threads
+from saccade.engine.runtime.cpu_settings import one_thread, set_threads, step_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
@@ -46,8 +46,13 @@ class CpuExecutor:
     """
 
     def __init__(self, model: Model, config: EngineConfig, n_pages: int) -> None:
-        limits, depth, rows = model.limits, config.depth, config.max_sequences
         self.model = model
+        self._threads = step_threads()
+        with one_thread():
+            self._allocate(model, config, n_pages)
+
+    def _allocate(self, model: Model, config: EngineConfig, n_pages: int) -> None:
+        limits, depth, rows = model.limits, config.depth, config.max_sequences
         self.cache = CpuPagedCache(model, n_pages, config.page_size)
         device = model.device
         self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
@@ -58,7 +63,6 @@ class CpuExecutor:
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # batch slots and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
-        self._threads = torch.get_num_threads()
         self._decoder = cpu_decoder(model, config.exact)
         self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
         self._plain = PlainSampling(model)
@@ -74,7 +78,8 @@ class CpuExecutor:
 
     def prepare(self, image: NDArray[np.uint8]) -> ImageCrops:
         """Cut an image (height, width, 3) uint8 RGB into crops; may be called by any thread."""
-        return self.model.vision.make_crops(image)
+        with one_thread():
+            return self.model.vision.make_crops(image)
 
     def launch(self, slot: int, step: Step[ImageCrops]) -> None:
         """Put a step's forward on the compute stream."""
