@@ -31,9 +31,9 @@ class Tile {
   constructor(name, color) {
     this.#name = name;
     this.#color = color;
-    const title = make("span", {className: "title"}, this.#light, make("b", {textContent: name}), this.#note);
+    const title = make("span", {className: "title"}, this.#light, make("b", {textContent: name}), this.#found, this.#note);
     const frame = make("span", {className: "frame"}, this.#video, this.#cover);
-    this.item = make("li", {}, make("a", {className: "tile", href: place(name)}, frame, title, this.#found, this.#event));
+    this.item = make("li", {}, make("a", {className: "tile", href: place(name)}, frame, title, this.#event));
     this.item.dataset.stream = name;
     this.#video.onplaying = () => { this.#cover.textContent = ""; };
   }
@@ -136,7 +136,9 @@ export class Wall {
       }
       this.#tiles.get(stream.name).update(stream, events.find((event) => event.stream === stream.name));
     }
-    this.#list.style.setProperty("--columns", Math.ceil(Math.sqrt(this.#tiles.size)));
+    const columns = Math.ceil(Math.sqrt(this.#tiles.size));
+    this.#list.style.setProperty("--columns", columns);
+    this.#list.style.setProperty("--rows", Math.ceil(this.#tiles.size / columns));
     document.getElementById("no-tiles").hidden = this.#tiles.size > 0;
   }
 

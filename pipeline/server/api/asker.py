@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError
 from saccade.engine.results import Result, Text
+from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Caption, Query
 from saccade.pipeline.core.config_file import explain
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from saccade.engine.text_stream import TextStream
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+_STREAM = "requests over HTTP"  # to the engine, which shares itself among streams
+_WEIGHT = 0.25  # of one stream's
 _BODIES = 8  # read and decoded at a time: each takes several times its size
 TURN_S = 60.0  # that a request waits for its turn
 ANSWER_S = 120.0  # that the engine may take
@@ -49,6 +52,7 @@ class Asker:
 
     def __init__(self, engine: Engine, at_once: int | None = None) -> None:
         self.engine = engine
+        engine.configure_stream(_STREAM, StreamSettings(weight=_WEIGHT, newest=False))
         self._bodies = asyncio.Semaphore(_BODIES)
         self._turns = asyncio.Semaphore(at_once or (1 if engine.model.device == "cpu" else 8))
 
@@ -89,7 +93,7 @@ class Asker:
         """What the engine finds; raises an HTTP error where it cannot."""
         try:
             async with _held(self._turns):
-                future = await asyncio.to_thread(self.engine.submit, image, tasks, deadline_s=ANSWER_S)
+                future = await asyncio.to_thread(self.engine.submit, image, tasks, deadline_s=ANSWER_S, stream=_STREAM)
                 return await asyncio.wrap_future(future)
         except (EngineError, ValueError) as error:
             raise as_http(error) from None
