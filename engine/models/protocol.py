@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,6 +254,20 @@ class RegionHeads(Protocol):
 
     def size(self, hidden: torch.Tensor) -> torch.Tensor:
         """The most likely width and height (..., 2) float32, from hidden states (..., dim)."""
+        ...
+
+
+@runtime_checkable
+class ReadableHeads(Protocol):
+    """Region heads of which it is not certain what they are to be given: only published weights can tell."""
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """What they can be given, by name; the first is what they are given."""
+        ...
+
+    def read_as(self, name: str) -> None:
+        """Give them another of `readings` from here on."""
         ...
 
 

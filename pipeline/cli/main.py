@@ -346,21 +346,12 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Hold what the embedded model finds on each GPU to the CPU.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Try what a Moondream 3 checkpoint's region heads are to be given."),
+    ] = None,
 ) -> int:
     """Report what is installed, which device and codecs there are, and whether anything needed is missing."""
-    from itertools import chain
+    from saccade.pipeline.cli.commands.doctor import report
 
-    from rich.console import Console
-    from rich.markup import escape
-
-    from saccade.pipeline.cli.commands.doctor import examine, examine_gpu
-
-    console = Console(soft_wrap=True, highlight=False)
-    broken = []
-    for finding in chain(examine(), examine_gpu() if gpu else ()):
-        mark = "[green]ok     [/]" if finding.ok else "[red]BROKEN [/]" if finding.needed else "[yellow]missing[/]"
-        console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
-        if finding.needed and not finding.ok:
-            broken.append(finding.what)
-    console.print(f"[red]needed, but broken: {', '.join(broken)}[/]" if broken else "everything needed is here")
-    return FAILED if broken else 0
+    return FAILED if report(gpu, model) else 0

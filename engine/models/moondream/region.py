@@ -45,10 +45,11 @@ class RegionHeads(nn.Module):
     def __init__(self, config: RegionConfig, post_ln: nn.LayerNorm | None = None) -> None:
         super().__init__()
         self.config = config
-        self.norms: tuple[nn.LayerNorm, ...] = ()  # no submodules: the first may be the text decoder's, stored there
+        self._norms: dict[str, tuple[nn.LayerNorm, ...]] = {"raw": ()}  # no submodules: one is the text decoder's
         if config.reads in ("ln", "post_ln_ln"):
             self.ln = nn.LayerNorm(config.dim)
-            self.norms = (self.ln,) if post_ln is None or config.reads == "ln" else (post_ln, self.ln)
+            self._norms |= {"ln": (self.ln,), "post_ln_ln": (self.ln,) if post_ln is None else (post_ln, self.ln)}
+        self.norms = self._norms[config.reads or "raw"]
         self.coord_features = nn.Parameter(torch.empty(1, config.coord_feat_dim // 2))
         self.coord_encoder = nn.Linear(config.coord_feat_dim, config.dim)
         self.coord_decoder = _decoder(config, config.coord_out_dim)
@@ -73,6 +74,16 @@ class RegionHeads(nn.Module):
         """The most likely width and height (..., 2) float32."""
         logits = self.decode_size(hidden)
         return size_value(logits.argmax(-1), logits.shape[-1])
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """What the decoders can be given (`RegionConfig.reads`), first what they are given."""
+        given = next(name for name, norms in self._norms.items() if norms == self.norms)
+        return given, *(name for name in self._norms if name != given)
+
+    def read_as(self, name: str) -> None:
+        """Give the decoders another of `readings` from here on; a backend that is made later follows."""
+        self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the decoders are given for hidden states (..., dim), see `RegionConfig.reads`."""

@@ -9,7 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import chain
 from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
 
 NEEDED = {
     "torch": "torch",
@@ -35,6 +39,7 @@ USEFUL = {"aiomqtt": "aiomqtt", "supervision": "supervision", "pycocotools": "py
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}
 """Codec → whether a run may need it."""
+_COVERED = 0.4  # mean intersection over union from which boxes are where things are
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,6 +89,54 @@ def examine_gpu() -> Iterator[Finding]:
         yield _try(f"{device} kernels", False, _kernels, device)
         for dtype in ("float32", "bfloat16", "float16"):
             yield _try(f"{device} {dtype}", True, agreement, device, dtype)
+
+
+def examine_model(name: str) -> Iterator[Finding]:
+    """Load a model, and see which reading of its region heads finds the people that nano finds in the demo clip."""
+    from saccade.engine import Engine
+    from saccade.engine.evaluation.region_readings import compare_readings
+    from saccade.engine.model_loader import open_model
+    from saccade.pipeline.bench.common import images_of
+    from saccade.pipeline.core.assets import DEMO_CLIP
+
+    try:
+        loaded, info, _ = open_model(name, "auto", None)
+        image = images_of(str(DEMO_CLIP), 640, 360)[0]
+        with Engine.load("nano", "cpu") as engine:
+            people = engine.detect(image, "person").boxes
+        readings = compare_readings(loaded, image, "person", people)
+    except Exception as error:  # whatever keeps it from running is the finding
+        yield Finding(f"model {name}", False, True, " ".join(f"{error or type(error).__name__}".split()))
+        return
+    yield Finding("model", True, True, f"{info.parameters / 1e9:.2f} B parameters, {info.dtype} on {info.device}")
+    for number, one in enumerate(readings):
+        what = f"{one.found} boxes; the {len(people)} people in the demo clip are covered by {one.overlap:.2f}"
+        usual = " (as loaded)" if number == 0 else ""
+        yield Finding(f"reads {one.name}", one.overlap >= _COVERED, False, what + usual)
+    if readings:
+        best = max(readings, key=lambda one: one.overlap)
+        advice = f'"reads": "{best.name}" in the region section of its config.json is right'
+        if best.overlap < _COVERED:
+            advice = "no reading finds the people: are these trained weights?"
+        yield Finding("region heads", best.overlap >= _COVERED and best is readings[0], False, advice)
+
+
+def report(gpu: bool, model: str | None) -> bool:
+    """Print all findings, and whether anything needed is broken.
+
+    Args:
+        gpu: run the embedded model on every GPU.
+        model: a model to try, see `examine_model`.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    broken = []
+    for finding in chain(examine(), examine_gpu() if gpu else (), examine_model(model) if model else ()):
+        mark = "[green]ok     [/]" if finding.ok else "[red]BROKEN [/]" if finding.needed else "[yellow]missing[/]"
+        console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
+        if finding.needed and not finding.ok:
+            broken.append(finding.what)
+    console.print(f"[red]needed, but broken: {', '.join(broken)}[/]" if broken else "everything needed is here")
+    return bool(broken)
 
 
 def _gpu(device: str) -> str:
