@@ -117,6 +117,10 @@ class SupportsStats(Protocol):
         ...
 
 
+CHANGES = ("begin", "update", "end")
+"""The types of the records of an event."""
+
+
 @runtime_checkable
 class SupportsEvents(Protocol):
     """A shared sink that takes events of rules as well, besides results."""
@@ -126,7 +130,8 @@ class SupportsEvents(Protocol):
 
         Args:
             event: plain values for JSON with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`;
-                or of the type `rules`, which says in `rules` which there are in `stream` from now on.
+                or of the type `rules`, which says in `rules` which there are in `stream` from now on; or of the type
+                `media`, which says that a file of the event `event`, its `kind` (`clip` or `snapshot`), is at `path`.
 
         Raises:
             SinkError: if it could not be delivered.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from saccade.engine.results import Result
-from saccade.sinks.base import ReaderGoneError, SinkError, SourceHints
+from saccade.sinks.base import CHANGES, ReaderGoneError, SinkError, SourceHints
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.retention import INTERVAL_S, Retention
 from saccade.sinks.urls import split_path
@@ -109,7 +109,7 @@ class JsonlSink:
 
     def write_event(self, event: Mapping[str, Any]) -> None:
         """Write the line of an event, if it is events that are written; raises as `write`."""
-        if self._events and event["type"] != "rules":
+        if self._events and event["type"] in CHANGES:
             self._append(to_json(event) + b"\n")
 
     def _append(self, line: bytes) -> None:

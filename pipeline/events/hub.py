@@ -14,6 +14,7 @@ from typing import Any
 from saccade.pipeline.events.record import (
     Change,
     History,
+    MediaDone,
     RuleList,
     make_event_record,
     make_history_record,
@@ -47,7 +48,7 @@ class EventHub:
     def add(self, listener: Listener, stream: str | None = None, *, history: bool = False) -> Callable[[], None]:
         """Have a listener called for every change, or for those of one stream; return what ends that.
 
-        With `history` it is called for the paths of tracks, the counts of minutes and media that are whole as well.
+        With `history` it is called for the paths of tracks and the counts of minutes as well.
         """
         entry = listener, stream, history
         with self._lock:
@@ -100,7 +101,7 @@ class EventHub:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            past = not isinstance(item, Change | RuleList)
+            past = not isinstance(item, Change | RuleList | MediaDone)
             record = make_event_record(item) if isinstance(item, Change | RuleList) else make_history_record(item)
             with self._lock:
                 entries = [one for one in self._listeners if one[1] in (None, record["stream"])]

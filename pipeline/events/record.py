@@ -111,11 +111,12 @@ class MinuteCounts:
 
 @dataclass(slots=True, frozen=True)
 class MediaDone:
-    """A file of an event, its `clip` or `snapshot`, is whole, or could not be written."""
+    """A file of an event, its `clip` or `snapshot`, is whole, or could not be written: then `path` is None."""
 
     stream: str
     event: str
     kind: str
+    path: str | None = None
 
 
 History = TrackPath | MinuteCounts | MediaDone

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +79,7 @@ class MediaWriter:
             try:
                 work(part)
                 part.replace(self._folder / name)
+                file = replace(file, path=str(self._folder / name))
             except Exception as error:
                 log.warning("event %s: no %s: %s", file.event, file.kind, error)
                 part.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
-from saccade.sinks.base import SinkError, SinkStats, SourceHints
+from saccade.sinks.base import CHANGES, SinkError, SinkStats, SourceHints
 from saccade.sinks.messaging.background_loop import BackgroundLoop
 from saccade.sinks.messaging.events import HOLD_S, SILENT_S, ActiveStreams, Change, EventTracker, observations_of
 from saccade.sinks.messaging.mqtt_backlog import Backlog, Item
@@ -160,7 +160,7 @@ class MqttSink:
                 for rule in {*self._rules.get(stream, ()), *event["rules"]}:
                     self._set_rule(stream, rule, OFF)
                 self._rules[stream] = list(event["rules"])
-            else:
+            elif event["type"] in CHANGES:
                 before = self._events_of_rules.get(event["id"], event)
                 self._backlog.event(self._topics.events, to_text(frigate_message(before, event)).encode())
                 self._events_of_rules[event["id"]] = event

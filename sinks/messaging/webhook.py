@@ -6,6 +6,7 @@ Knows frames and results, but no source, model or pipeline.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import re
@@ -13,11 +14,12 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
-from saccade.sinks.base import SinkStats, SourceHints
+from saccade.sinks.base import CHANGES, SinkStats, SourceHints
 from saccade.sinks.messaging.background_loop import BackgroundLoop
 from saccade.sinks.messaging.events import HOLD_S, ActiveStreams, Change, EventTracker, observations_of
 from saccade.sinks.messaging.webhook_request import EXAMPLE, PORTS, WebhookRequest
@@ -59,7 +61,8 @@ class WebhookSink:
         target: the address. A `?` in it belongs to the server, so options follow a `#`:
             `send=objects` (the default), the record of each frame on which something was found or answered;
             `send=all`, of every frame; `send=events`, what `MqttSink` publishes as events, and the events of rules;
-            `send=rules`, these alone.
+            `send=rules`, these alone; `&snapshot=1`, also `{"type": "snapshot", "id", "stream", "snapshot_jpeg"}` of
+            each, in base64, once there is one, and again if there is a better one at its end.
             `max_age=10s`, how old a message may become; by default 10 s, of events an hour.
             `keep=newest`, only the newest record of each stream waits; by default all.
             `concurrency=1`, requests at a time; with more, messages may arrive out of order.
@@ -76,6 +79,7 @@ class WebhookSink:
         self._address = Address.parse(target, PORTS, EXAMPLE)
         options = Options(target.partition("#")[2], self._address.shown)
         self._send = options.choice("send", ("objects", "all", "events", "rules"))
+        self._snapshots = options.flag("snapshot")
         self._max_age_s = options.seconds("max_age", EVENT_AGE_S if self._send in ("events", "rules") else RECORD_AGE_S)
         newest = options.choice("keep", ("all", "newest")) == "newest"
         self._concurrency = options.count("concurrency", 1, 64)
@@ -147,12 +151,23 @@ class WebhookSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Post an event of a rule, if events are posted."""
-        if self._send not in ("events", "rules") or event["type"] == "rules":
+        """Post an event of a rule, if events are posted, and its snapshot, if that is wanted."""
+        if self._send not in ("events", "rules"):
+            return
+        if event["type"] in CHANGES:
+            text = to_json(event)
+        elif self._snapshots and event["type"] == "media" and event["kind"] == "snapshot" and event["path"]:
+            try:
+                image = base64.b64encode(Path(event["path"]).read_bytes()).decode()
+            except OSError:
+                return  # its event was deleted meanwhile
+            shown = {"type": "snapshot", "id": event["event"], "stream": event["stream"], "snapshot_jpeg": image}
+            text = to_json(shown)
+        else:
             return
         with self._lock:
             if not self._closed:
-                self._outbox.put(Message(event["stream"], to_json(event), queued_at=time.monotonic()))
+                self._outbox.put(Message(event["stream"], text, queued_at=time.monotonic()))
         self._loop.wake()
 
     def end(self, stream: str) -> None:

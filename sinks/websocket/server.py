@@ -43,7 +43,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkError, SinkStats, SourceHints
+from saccade.sinks.base import CHANGES, SinkError, SinkStats, SourceHints
 from saccade.sinks.outbox import Message, Outbox
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.websocket.access import FeedTarget, RefusedError
@@ -149,7 +149,7 @@ class WebSocketSink:
 
     def write_event(self, event: Mapping[str, Any]) -> None:
         """Send the clients an event of a rule."""
-        if event["type"] != "rules":
+        if event["type"] in CHANGES:
             self._post(notice(event["stream"], event=dict(event)), ends=False)
 
     def close(self) -> None:

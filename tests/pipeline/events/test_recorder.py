@@ -85,7 +85,7 @@ def test_a_live_event_has_video_from_before_to_after(tmp_path: Path) -> None:
     assert desk.close() == {"e1.jpg", "e1.mp4"}
     numbers = [number for _, number in shown(tmp_path / "e1.mp4")]
     assert numbers == list(range(20, 46))  # since 3.0 s, 1 s before that, from the key; 0.5 s after 4.0 s
-    assert MediaDone("door", "e1", "clip") in desk.done
+    assert MediaDone("door", "e1", "clip", str(tmp_path / "e1.mp4")) in desk.done
 
 
 def test_an_event_without_end_has_a_clip_of_limited_length(tmp_path: Path) -> None:
@@ -113,7 +113,9 @@ def test_the_sharpest_largest_surest_image_is_kept(tmp_path: Path) -> None:
     assert desk.close() == {"e1.jpg"}
     image = cv2.cvtColor(cv2.imread(str(tmp_path / "e1.jpg")), cv2.COLOR_BGR2RGB).astype(int)
     assert np.abs(image - best).mean() < np.abs(image - blurred).mean()
-    assert desk.done == [MediaDone("door", "e1", "snapshot")] * 2  # at once, and the best at the end
+    assert [(one.kind, one.path) for one in desk.done] == [
+        ("snapshot", str(tmp_path / "e1.jpg"))
+    ] * 2  # at once, and the best
 
 
 def test_a_slow_disk_delays_no_frame_and_loses_the_rest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,24 @@ def test_a_webhook_gets_events_where_it_asks_for_them(receiver: Receiver, option
         sink.write_event(event)
     sink.close()
     assert receiver.bodies == [BEGIN, END][:posted]
+
+
+def test_a_webhook_gets_snapshots_where_it_asks_for_them(receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "e1.jpg").write_bytes(b"\xff\xd8jpeg")
+    media = {
+        "type": "media",
+        "stream": "door",
+        "event": BEGIN["id"],
+        "kind": "snapshot",
+        "path": str(tmp_path / "e1.jpg"),
+    }
+    sinks = WebhookSink(receiver.url("/a#send=rules&snapshot=1")), WebhookSink(receiver.url("/b#send=rules"))
+    for sink in sinks:
+        sink.write_event(BEGIN)
+        sink.write_event(media)
+        sink.write_event({**media, "kind": "clip"})
+        sink.write_event({**media, "path": None})
+        sink.write_event({**media, "path": str(tmp_path / "gone.jpg")})
+        sink.close()
+    shown = {"type": "snapshot", "id": BEGIN["id"], "stream": "door", "snapshot_jpeg": "/9hqcGVn"}
+    assert [(url, body) for url, _, body in receiver.posts] == [("/a", BEGIN), ("/a", shown), ("/b", BEGIN)]
