@@ -34,6 +34,7 @@ from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report, Stats, latency_of
 from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
 from saccade.sources import Frame, Source
+from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -89,12 +90,9 @@ class Run:
         on_end: Callable[[Run], None] | None = None,
     ) -> None:
         self.settings: object = None
-        self._source = source
-        self._engine = engine
-        self._tasks = tuple(tasks)
-        self._tiles = tiles
-        self._stages = tuple(stages)
-        self._gates = tuple(gates)
+        self._source, self._engine = source, engine
+        self._tasks, self._tiles = tuple(tasks), tiles
+        self._stages, self._gates = tuple(stages), tuple(gates)
         self.name = source.name if name is None else name
         live = source.info.live
         policy = queue or (NEWEST if live else WAIT)
@@ -107,15 +105,12 @@ class Run:
         ]
         # Taken before a frame leaves the queue, unless newer ones may replace it in the engine, too.
         self._places = threading.Semaphore(in_flight)
-        self._stats = Stats()
-        self._lock = threading.Lock()  # over what follows, which the threads change
+        self._stats, self._lock = Stats(), threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
         self._awaited: InFlight | None = None  # the oldest frame that the engine has not answered yet
-        self._abandoned = False
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
-        self._on_end = on_end
-        self._left = len(work)
+        self._on_end, self._left, self._abandoned = on_end, len(work), False
         self._ended = threading.Event()
         # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
         self._threads = [
@@ -228,10 +223,12 @@ class Run:
             if last:
                 self._stream.close()
                 self._ended.set()
-                (self._on_end or (lambda run: None))(self)
+                if self._on_end:
+                    self._on_end(self)
 
     def _read(self) -> None:
         try:
+            decode_behind_the_model()
             for frame in self._source:
                 # A file's are its damaged packets, which are counted already.
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
@@ -291,6 +288,9 @@ class Run:
                         continue
                     delivery = self._process(flight, result)
                 except (SupersededError, DeadlineError) as error:
+                    error.__traceback__ = (
+                        None  # the future keeps the error, its frames would keep the future, and the image
+                    )
                     self._stats.note_lost("full" if isinstance(error, SupersededError) else "deadline")
                     lost += 1 + flight.frame.dropped_before
                 except CancelledError:

@@ -6,6 +6,9 @@ Coded frames in, decoded ones out. Knows nothing of where they come from.
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
 from typing import Literal
 
 import av
@@ -22,6 +25,7 @@ log = logging.getLogger(__name__)
 HwAccel = Literal["auto", "cuda", "none"]
 """Decode on the GPU if there is one, require it, or decode on the CPU."""
 
+_NICE = 10  # of decoding, beside what computes results
 _THREADS = 4  # a camera's frame has few slices; without a limit 16 cameras on 64 cores would have 1024 threads
 
 
@@ -103,3 +107,15 @@ def set_live(context: VideoCodecContext) -> None:
 def running(context: VideoCodecContext) -> str:
     """What a decoder runs on, to be shown."""
     return f"{context.name} (cuda)" if context.is_hwaccel else str(context.name)
+
+
+def decode_behind_the_model() -> None:
+    """Let the calling thread, and what a decoder starts from it, have only what others leave of the processor.
+
+    Where decoding has more to do than there are cores, the model would get one thread's share among all of theirs, and
+    answer on frames that are old by then. Six 4K cameras at 25 fps on two cores, nano: 1.0 frames/s, 4.4 s old at the
+    95th percentile without this, 3.7 frames/s and 2.2 s with it. Only on Linux do threads have priorities.
+    """
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))

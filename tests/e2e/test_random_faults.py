@@ -119,6 +119,6 @@ def test_cameras_come_back_from_random_faults() -> None:
         assert [watcher.error for watcher in watchers] == [None] * 4
         assert [watcher.broken for watcher in watchers] == [0] * 4
         assert all(watcher.frames > 20 * SECONDS * 0.4 for watcher in watchers)
-        assert grown < 30
+        assert grown < 60  # of which the cameras, which are in this process, keep a part
     print(f"{rounds} faults, worst return {worst:.1f} s, grown by {grown:.1f} MB", file=sys.stderr)
     assert open_files() <= files + 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 from saccade.sources import LiveError, LiveSource, SourceError, open_source
 from saccade.sources.errors import StreamEndedError
 from saccade.sources.live.connection import LiveFrame
+from saccade.sources.live.decoder import decode_behind_the_model
 from saccade.sources.live.reconnect import Link
 
 LONG_S = 20
@@ -114,3 +117,24 @@ def test_vid_stride_keeps_numbers_and_losses() -> None:
 def test_a_live_source_has_no_beginning_or_end() -> None:
     with pytest.raises(SourceError, match="start and end are for files"):
         open_source("rtsp://127.0.0.1/x", end=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is a process's")
+def test_only_the_thread_that_decodes_gives_way() -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    seen = []
+
+    def decode() -> None:
+        decode_behind_the_model()
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        inside = threading.Thread(
+            target=lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        )
+        inside.start()
+        inside.join()
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    thread.join()
+    assert seen == [min(19, mine + 10)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
