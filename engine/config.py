@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 MAX_IMAGES_PER_PREFILL = 8
 """What the CUDA graphs and buffers of images are made for."""
+MAX_DRAFTED_TOKENS = 128
+"""Tokens of a prefill's prompts and drafts together, up to which it is drafted: so many cost next to nothing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,6 +22,7 @@ class EngineConfig:
         images_per_prefill: most images in one prefill, 1 to 8; a CPU takes one at a time.
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
+        drafts: begin the answers about a stream's frame with those about the one before it, see `scheduling.drafts`.
         exact: on a CPU, a tower that is a detector computes in the model's dtype, too, and sees what Pillow's resize
             gives; else in bfloat16 where the CPU has products of it, and torch resizes: faster, at no cost in AP.
 
@@ -34,6 +37,7 @@ class EngineConfig:
     images_per_prefill: int = 8
     adapter_slots: int = 4
     adapter_rank: int = 32
+    drafts: bool = True
     exact: bool = True
 
     def __post_init__(self) -> None:

@@ -42,7 +42,13 @@ def start(
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is where the executor writes what is never read
     scheduler: Scheduler[Any] = Scheduler(
-        pool, config.page_size, model.limits.prefix_length, config.max_sequences, together, config.adapter_slots
+        pool,
+        config.page_size,
+        model.limits.prefix_length,
+        config.max_sequences,
+        together,
+        config.adapter_slots,
+        drafts=config.drafts,
     )
     loop = StepLoop(executor, scheduler, config.depth, preparers)
     loop.monitor.attach(executor.streams)

@@ -177,6 +177,25 @@ class PlainRunner(PlainSampling):
         return None
 
 
+def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Embeddings of values that the host feeds: what a sequence has sampled, or a guess of that.
+
+    Args:
+        model: the model.
+        kinds: (…) int, `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for none.
+        values: (…, 2) float32: (coordinate, any), (width, height), (token id, any).
+        others: (…, dim) embeddings where the kind is 0.
+
+    Returns:
+        (…, dim).
+    """
+    kind = kinds.unsqueeze(-1)
+    x = torch.where(kind == Phase.Y, model.region.encode_coord(values[..., :1]), others)
+    x = torch.where(kind == Phase.SIZE, model.region.encode_size(values), x)
+    ids = torch.where(kinds == Phase.TOKEN, values[..., 0], 0.0)
+    return torch.where(kind == Phase.TOKEN, model.text.embed(ids.to(torch.int64)), x)
+
+
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Logits (rows, vocab), in place with those of `ids` (n,) at -inf where a row's phase is LATER_TOKEN."""
     later = (phases == Phase.LATER_TOKEN).unsqueeze(1)

@@ -19,6 +19,7 @@ from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.plain_runner import (
     SAMPLED,
     PlainSampling,
+    embed_fed,
     put_values,
     suppress,
     take_tokens,
@@ -56,7 +57,8 @@ class CpuExecutor:
         self.cache = CpuPagedCache(model, n_pages, config.page_size)
         device = model.device
         self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
-        self._state = torch.zeros(rows, limits.dim, dtype=model.dtype)
+        self._state = torch.zeros(rows + 1, limits.dim, dtype=model.dtype)
+        self._spare = rows  # takes what is sampled behind a draft, and is never read
         self._sampled = torch.zeros(depth, rows, SAMPLED)
         self._host = torch.zeros(depth, rows, SAMPLED)
         self._scores = torch.zeros(2, depth, rows, MAX_SCORED)  # log probabilities, and what is copied of them
@@ -86,32 +88,37 @@ class CpuExecutor:
         if not step.sequences:
             self._compute.run(torch.inference_mode()(partial(self._write_prefixes, step, step.imaged, step.images)))
             return
-        phases = [int(row.phase) for row in step.sequences]
-        batch_slots = [row.sequence.batch_slot for row in step.sequences]
-        rows = torch.tensor([batch_slots, phases])
-        longest = 1 if step.kind is StepKind.DECODE else max(len(row.sequence.prompt) for row in step.sequences)
-        length = longest + max(row.position for row in step.sequences)  # of the longest sequence with what is fed now
-        table = torch.tensor(self._tables(step.sequences, length))
-        positions = torch.tensor([row.position for row in step.sequences]).unsqueeze(1)
-        slots = [row.sequence.request.adapter_slot for row in step.sequences]
+        cells = _Cells(step)
+        outs, phases = [self._out_of(row) for row in step.sequences], [int(row.phase) for row in step.sequences]
+        rows = torch.tensor([outs, phases])
+        longest, firsts = cells.longest, [group[0] for group in cells.groups]
+        length = longest + max(row.position for row in firsts)  # of the longest sequence with what is fed now
+        table = torch.tensor(self._tables(firsts, length))
+        positions = torch.tensor([row.position for row in firsts]).unsqueeze(1)
+        slots = [row.sequence.request.adapter_slot for row in firsts]
         adapters = torch.tensor(slots) if any(slots) else None
+        model = self.model
         if step.kind is StepKind.DECODE:
+            batch_slots = torch.tensor([row.sequence.batch_slot for row in firsts])
 
             def forward() -> None:
                 self._rows[slot] = rows
-                self._use_threads(len(positions))
-                x, cache = self._state[rows[0]].unsqueeze(1), CpuPagedRows(self.cache, table, length)
-                hidden = self._text(adapters)(x, positions, cache, cache.before(positions))
-                self._hidden[slot] = hidden.squeeze(1)
+                self._use_threads(len(positions) * longest)
+                x, cache = self._state[batch_slots].unsqueeze(1), CpuPagedRows(self.cache, table, length)
+                at = positions
+                if cells.drafted:
+                    x = embed_fed(model, cells.kinds, cells.values, x.expand(-1, longest, -1))
+                    at = positions + cells.steps
+                hidden = self._text(adapters)(x, at, cache, cache.before(at))
+                self._hidden[slot] = hidden[cells.sampled] if longest > 1 else hidden.squeeze(1)
         else:
             prompts = torch.tensor(
-                [[*row.sequence.prompt, *[0] * (longest - len(row.sequence.prompt))] for row in step.sequences]
+                [[*row.sequence.prompt, *[0] * (longest - len(row.sequence.prompt))] for row in firsts]
             )
-            lengths = torch.tensor([len(row.sequence.prompt) for row in step.sequences])
             imaged, images = step.imaged, step.images
             values = {
                 number * longest + place: numbers
-                for number, row in enumerate(step.sequences)
+                for number, row in enumerate(firsts)
                 for place, numbers in row.sequence.values.items()
             }
 
@@ -121,10 +128,11 @@ class CpuExecutor:
                 self._write_prefixes(step, imaged, images)
                 self._use_threads(len(positions) * longest)
                 at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
-                x = self.model.text.embed(prompts)
-                put_values(self.model.region, x.view(-1, x.shape[-1]), values)
-                hidden = self._text(adapters)(x, at, cache, cache.before(at))
-                self._hidden[slot] = hidden[torch.arange(len(lengths)), lengths - 1]
+                x = model.text.embed(prompts)
+                put_values(model.region, x.view(-1, x.shape[-1]), values)
+                if cells.drafted:
+                    x = embed_fed(model, cells.kinds, cells.values, x)
+                self._hidden[slot] = self._text(adapters)(x, at, cache, cache.before(at))[cells.sampled]
 
         self._compute.run(torch.inference_mode()(forward))
 
@@ -175,6 +183,10 @@ class CpuExecutor:
         """End the streams."""
         self._compute.close()
         self._copy.close()
+
+    def _out_of(self, row: ScheduledSequence[ImageCrops]) -> int:
+        """Where the embedding of what a row samples goes."""
+        return row.sequence.batch_slot if row.alone else self._spare
 
     def _use_threads(self, tokens: int) -> None:
         """Use as many threads as pay off for so many tokens, and for the sampling behind them."""
@@ -246,3 +258,39 @@ class CpuExecutor:
         count = self.cache.pages_upto(length)
         tables = [[*row.sequence.request.pages, *row.sequence.pages] for row in rows]
         return [[*table, *[0] * (count - len(table))][:count] for table in tables]
+
+
+class _Cells:
+    """What a step feeds, as a table: a line a sequence, behind its prompt in a prefill, with its draft.
+
+    Attributes:
+        groups: the step's rows by sequence.
+        longest: length of the lines.
+        sampled: line and place of each row of the step.
+        drafted: whether any value comes from the host; only then are there
+        kinds, values: of these, as `embed_fed` takes them; and
+        steps: (lines, longest) positions behind a line's first, in decode steps.
+    """
+
+    def __init__(self, step: Step[ImageCrops]) -> None:
+        decode = step.kind is StepKind.DECODE
+        self.groups = step.groups
+        starts = [0 if decode else len(group[0].sequence.prompt) - 1 for group in self.groups]
+        ends = [start + len(group) for start, group in zip(starts, self.groups, strict=True)]
+        self.longest, self.drafted = max(ends), step.drafted
+        lines = [line for line, group in enumerate(self.groups) for _ in group]
+        places = [start + i for start, group in zip(starts, self.groups, strict=True) for i in range(len(group))]
+        self.sampled = torch.tensor(lines), torch.tensor(places)
+        if not self.drafted:
+            return
+        kinds = np.zeros((len(self.groups), self.longest), np.int64)
+        values = np.zeros((len(self.groups), self.longest, 2), np.float32)
+        for row, line, place in zip(step.sequences, lines, places, strict=True):
+            if row.value is not None:
+                kinds[line, place], values[line, place] = row.value[0], row.value[1:]
+        # What only fills a line of a decode step repeats its last cell: it writes what that one writes.
+        steps = np.minimum(np.arange(self.longest), np.array(ends)[:, None] - 1)
+        if decode:
+            kinds, values = np.take_along_axis(kinds, steps, 1), np.take_along_axis(values, steps[..., None], 1)
+        self.kinds, self.values = torch.from_numpy(kinds), torch.from_numpy(values)
+        self.steps = torch.from_numpy(steps)

@@ -26,6 +26,7 @@ from saccade.engine.backends.plain_runner import (
     SAMPLED,
     PlainRunner,
     Runner,
+    embed_fed,
     put_values,
     suppress,
     take_tokens,
@@ -38,13 +39,13 @@ from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES, CudaCrops, Cud
 from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
-from saccade.engine.runtime.step_inputs import PromptTokens, StepInputs, put_prompts
+from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128, 256, 512)  # as is a prefill in tokens of prompts; more run without a graph
-_COORDS, _SIZES, _TEXT = 1, 2, 4  # what a graph samples, as bits
+_COORDS, _SIZES, _TEXT, _DRAFTED = 1, 2, 4, 8  # what a graph samples, as bits; whether the host says what is fed
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
 
 
@@ -87,18 +88,16 @@ class CudaExecutor:
         self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most the rest of the context.
         width = self.cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
-        self._steps = StepInputs(depth, device, batch_slots=(rows,), phases=(rows,), positions=(rows,))
-        self._prefills = StepInputs(
+        self._steps = DecodeInputs(depth, device, rows, self.cache.prefix_length)
+        self._prefills = PrefillInputs(
             depth,
             device,
-            prefixes=(IMAGE_BATCH_SIZES[-1], self.cache.prefix_pages),
-            ids=(PROMPT_TOKEN_SIZES[-1],),
-            positions=(PROMPT_TOKEN_SIZES[-1],),
-            owners=(PROMPT_TOKEN_SIZES[-1],),
-            valued=(PROMPT_TOKEN_SIZES[-1],),
-            lasts=(rows,),
-            batch_slots=(rows,),
-            tables=(rows, width),
+            rows,
+            IMAGE_BATCH_SIZES[-1],
+            PROMPT_TOKEN_SIZES[-1],
+            self.cache.prefix_pages,
+            width,
+            self.cache.prefix_length,
         )
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
@@ -108,7 +107,6 @@ class CudaExecutor:
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64, device=device)
         self._tables = buffer(rows + 1, width, dtype=torch.int32)
         self._state = buffer(rows + 1, limits.dim)
-        self._values = buffer(PROMPT_TOKEN_SIZES[-1], limits.dim)  # where a prompt has no tokens but coordinates, sizes
         self._last = buffer(rows, limits.dim)  # hidden states at the ends of a prefill's prompts
         vocab = limits.vocab_size if texts else 1
         self._slots = [_Slot(rows, vocab, model) for _ in range(depth)]
@@ -157,9 +155,9 @@ class CudaExecutor:
         held.ready = self._copy.record()
 
     def _sample_again(self, held: _Slot, count: int, sampler: TokenSampler) -> None:
-        (batch_slots, phases), logits = self._sent(count), held.logits[:count]
+        (outs, phases), logits = self._sent(count), held.logits[:count]
         sampled, hidden = held.sampled[:count], held.hidden[:count]
-        sample_again(self.model, sampler, hidden, logits, phases, batch_slots, sampled, self._state)
+        sample_again(self.model, sampler, hidden, logits, phases, outs, sampled, self._state)
         if sampler.scored is not None:
             scores = sampler.scores(logits)
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
@@ -196,7 +194,8 @@ class CudaExecutor:
         pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.cache.n_pages - 1) + 1
         self._tables[:bucket, :own] = pages.view(bucket, own)
         device = self._steps.device
-        device["batch_slots"][:bucket] = torch.arange(bucket, device=self._device)
+        for name in ("batch_slots", "outs"):
+            device[name][:bucket] = torch.arange(bucket, device=self._device)
         device["phases"].fill_(Phase.X_OR_EOS)
         device["positions"].fill_(position)
         # Rows that differ, as a step's do: with experts, how many are read depends on it.
@@ -209,7 +208,7 @@ class CudaExecutor:
 
     def time_sampling(self, rows: int) -> float:
         """Median seconds on the GPU's clock of a step's sampling of coordinates, while nothing else runs."""
-        self._steps.device["batch_slots"].fill_(self._spare)
+        self._steps.device["outs"].fill_(self._spare)
         self._steps.device["phases"].fill_(Phase.X_OR_EOS)
         graph = self._slots[0].first[bucket_of(self._batch_sizes, rows), _COORDS]
         return float(np.median(self._compute.time(graph.replay, repeats=100)))
@@ -221,7 +220,7 @@ class CudaExecutor:
     # ---- decode
 
     def _decode(self, slot: int, step: Step[CudaCrops]) -> None:
-        rows, kind = step.sequences, _kind_of(step.sequences)
+        rows, kind = step.sequences, _kind_of(step)
         adapters = [row.sequence.request.adapter_slot for row in rows]
         if any(adapters):
             self._send(slot, rows, len(rows))
@@ -232,37 +231,31 @@ class CudaExecutor:
         self._slots[slot].decode[bucket, kind].replay()
 
     def _send(self, slot: int, rows: abc.Sequence[ScheduledSequence[CudaCrops]], bucket: int) -> None:
-        """Batch slots, phases and positions to the device; rows that fill the bucket go to the spare slot."""
-        host, count = self._steps.host[slot], len(rows)
-        host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
-        host["phases"][:count] = [row.phase for row in rows]
-        host["positions"][:count] = [row.position for row in rows]
-        host["batch_slots"][count:bucket] = self._spare
-        host["phases"][count:bucket] = Phase.X_OR_EOS
-        host["positions"][count:bucket] = self.cache.prefix_length
-        self._steps.send(slot)
+        self._steps.fill(slot, rows, bucket)
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._steps.device["batch_slots"][:rows], self._steps.device["phases"][:rows]
+        """Where the embeddings of what rows sample go, and their phases."""
+        return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: _Slot, rows: int, kind: int, runner: Runner) -> None:
-        batch_slots, phases = self._sent(rows)
-        x, positions = F.embedding(batch_slots, self._state), self._steps.device["positions"][:rows]
-        hidden = runner.forward_tokens(x, positions, batch_slots, self._tables, together=False)
-        self._sample(slot, hidden, batch_slots, phases, kind)
+        device = self._steps.device
+        batch_slots, drafted = device["batch_slots"][:rows], bool(kind & _DRAFTED)
+        x, positions = F.embedding(batch_slots, self._state), device["positions"][:rows]
+        if drafted:
+            x = embed_fed(self.model, device["kinds"][:rows], self._steps.values[:rows], x)
+        hidden = runner.forward_tokens(x, positions, batch_slots, self._tables, together=drafted)
+        self._sample(slot, hidden, *self._sent(rows), kind)
 
-    def _sample(
-        self, slot: _Slot, hidden: torch.Tensor, batch_slots: torch.Tensor, phases: torch.Tensor, kind: int
-    ) -> None:
+    def _sample(self, slot: _Slot, hidden: torch.Tensor, outs: torch.Tensor, phases: torch.Tensor, kind: int) -> None:
         sampled = slot.sampled[: len(hidden)]
         coords, sizes = bool(kind & _COORDS), bool(kind & _SIZES)
         if coords or sizes:
-            self._runner.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
+            self._runner.sample_regions(hidden, phases, outs, coords, sizes, sampled, self._state)
         if kind & _TEXT:
             logits = slot.logits[: len(hidden)].copy_(self._runner.logits(hidden))
             slot.hidden[: len(hidden)].copy_(hidden)
             suppress(logits, phases, self._suppressed)
-            take_tokens(self.model.text, logits.argmax(-1), phases, batch_slots, sampled, self._state)
+            take_tokens(self.model.text, logits.argmax(-1), phases, outs, sampled, self._state)
 
     # ---- prefill
 
@@ -270,21 +263,18 @@ class CudaExecutor:
         rows = step.sequences
         # Keeps the device busy for milliseconds, in which the rest is put together.
         self._images.encode(step.images, self._compute.stream)
-        prompts = put_prompts(self._prefills.host[slot], step, self._spare, self.cache.prefix_length)
-        count = len(prompts.ids)
-        bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= count), None)
+        prompts = self._prefills.fill(slot, step)
+        bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= len(prompts.ids)), None)
         adapted = any(request.adapter_slot for request in step.requests)
-        self._prefills.send(slot)
         if bucket is None or adapted:
             self._prefill_without_graph(step, prompts, adapted)
         else:
-            put_values(self.model.region, self._values, prompts.values)
             self._prefill_graphs[bucket_of((0, *IMAGE_BATCH_SIZES), len(step.imaged)), bucket].replay()
         if not rows:
             return
-        whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(rows)
+        whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(step)
         self._send(slot, rows, whole)
-        self._slots[slot].first[whole, kind].replay()
+        self._slots[slot].first[whole, kind & ~_DRAFTED].replay()
 
     def _prefill_without_graph(self, step: Step[CudaCrops], prompts: PromptTokens, adapted: bool) -> None:
         """What `_prefill_graphs` do, for long prompts and for adapters."""
@@ -299,10 +289,12 @@ class CudaExecutor:
             runner.prefill(*self._prefixes(len(imaged)), None, positions, owners, self._tables)
         if not step.sequences:
             return
-        slots = [row.sequence.request.adapter_slot for row in step.sequences for _ in row.sequence.prompt]
-        runner = self._adapted(slots) if adapted else self._runner
+        runner = self._adapted(prompts.adapter_slots) if adapted else self._runner
         x = self.model.text.embed(ids)
-        put_values(self.model.region, x, prompts.values)
+        if len(x) <= PROMPT_TOKEN_SIZES[-1]:
+            x = embed_fed(self.model, self._prefills.device["kinds"][: len(x)], self._prefills.values[: len(x)], x)
+        else:  # too many for a draft
+            put_values(self.model.region, x, prompts.values)
         hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
         self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
 
@@ -325,11 +317,12 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def _capture_all(self, texts: bool, progress: Progress | None) -> None:
-        kinds = [_COORDS, _SIZES, _COORDS | _SIZES]
-        firsts = [_COORDS]
+        kinds = [_COORDS, _SIZES, _COORDS | _SIZES, _COORDS | _SIZES | _DRAFTED]
+        firsts = [_COORDS, _COORDS | _SIZES]
         if texts:
-            firsts += [_TEXT, _TEXT | _COORDS]
+            firsts += [_TEXT, _TEXT | _COORDS, _TEXT | _COORDS | _SIZES]
             kinds += [_TEXT, _TEXT | _COORDS, _TEXT | _SIZES, _TEXT | _COORDS | _SIZES]
+            kinds.append(_TEXT | _COORDS | _SIZES | _DRAFTED)
         jobs = self._images.capture_jobs()
         for n in (0, *IMAGE_BATCH_SIZES):
             for tokens in PROMPT_TOKEN_SIZES:
@@ -342,6 +335,7 @@ class CudaExecutor:
         # Warm-up runs write to pages and slots that are never read.
         self._steps.device["batch_slots"].fill_(self._spare)
         self._steps.device["positions"].fill_(self.cache.prefix_length)
+        self._steps.device["outs"].fill_(self._spare)
         unused = {"owners": self._spare, "batch_slots": self._spare, "positions": self.cache.prefix_length}
         for name, value in unused.items():
             self._prefills.device[name].fill_(value)
@@ -366,7 +360,7 @@ class CudaExecutor:
         inputs = self._prefills.device
         self._write_tables()
         x = self.model.text.embed(inputs["ids"][:tokens])
-        x = torch.where(inputs["valued"][:tokens].unsqueeze(1) > 0, self._values[:tokens], x)
+        x = embed_fed(self.model, inputs["kinds"][:tokens], self._prefills.values[:tokens], x)
         positions, owners = inputs["positions"][:tokens], inputs["owners"][:tokens]
         if n:
             hidden = self._runner.prefill(*self._prefixes(n), x, positions, owners, self._tables)
@@ -382,8 +376,10 @@ class CudaExecutor:
         return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(self._device, non_blocking=True)
 
 
-def _kind_of(rows: abc.Sequence[ScheduledSequence[CudaCrops]]) -> int:
+def _kind_of(step: Step[CudaCrops]) -> int:
     kind = 0
-    for row in rows:
+    for row in step.sequences:
         kind |= _KINDS[row.phase]
+    if step.drafted:  # few steps are: one graph serves all that have no text, and another all others
+        kind |= _DRAFTED | _COORDS | _SIZES
     return kind

@@ -24,18 +24,20 @@ _NOTHING = nullcontext()
 
 @dataclass(slots=True, eq=False)
 class StepPart:
-    """A part of a step: its name, the step's number, kind and sequences, and how often the loop had been idle."""
+    """A part of a step: its name, the step's number, kind, sequences and drafted values; how often the loop idled."""
 
     name: str
     step: int
     kind: str
     sequences: int
     rests: int
+    drafted: int = 0
 
     @property
     def args(self) -> Mapping[str, object]:
         """Arguments of its span."""
-        return {"step": self.step, "kind": self.kind, "rows": self.sequences}
+        drafted = {"drafted": self.drafted} if self.drafted else {}
+        return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 
 
 class Track:
@@ -134,21 +136,25 @@ class Monitor:
     def launching(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The next step's forward is put on the streams; returns a block to do it in."""
         self.steps[step.kind] += 1
-        self.sequences[step.kind] += len(step.sequences)
-        self.doing = StepPart(step.kind, step.number, step.kind, len(step.sequences), self._rests)
+        self.sequences[step.kind] += len(step.groups)
+        self.doing = self._part(step.kind, step)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The same for its sampling and its copy to the host."""
-        self.doing = StepPart("sample", step.number, step.kind, len(step.sequences), self._rests)
+        self.doing = self._part("sample", step)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The oldest step is read and committed."""
         if self.trace is None:
             return _NOTHING
-        self._reading = StepPart("commit", step.number, step.kind, len(step.sequences), self._rests)
+        self._reading = self._part("commit", step)
         return self.span("commit", self._reading)
+
+    def _part(self, name: str, step: Step[Any]) -> StepPart:
+        count = len(step.groups)
+        return StepPart(name, step.number, step.kind, count, self._rests, len(step.sequences) - count)
 
     def waiting(self) -> AbstractContextManager[object]:
         """The part of that in which the host only waits for the device."""
@@ -190,6 +196,9 @@ class Monitor:
         counts["images_waiting"] = scheduler.waiting
         counts["sequences_decoding"] = scheduler.decoding
         resources, admission = scheduler.resources, scheduler.admission
+        counts["draft_values_total"] = scheduler.drafts.drafted
+        counts["draft_values_accepted_total"] = scheduler.drafts.accepted
+        counts["draft_steps_saved_total"] = scheduler.drafts.saved
         counts["requests_late_total"] = admission.late
         counts["batch_slots_used"] = resources.batch_slots_used
         counts["pages_used"] = resources.pages_total - resources.pool.n_free

@@ -14,7 +14,7 @@ Deliver = Callable[[ImageRequest[Any], Any, BaseException | None], None]
 
 
 class Preparer:
-    """Some daemon threads, the first of which starts with the first request.
+    """Some daemon threads: the first starts at once, the others with the requests that follow each other.
 
     Args:
         n_threads: most of them.
@@ -24,20 +24,27 @@ class Preparer:
     def __init__(self, n_threads: int, deliver: Deliver) -> None:
         self._requests: SimpleQueue[ImageRequest[Any] | None] = SimpleQueue()
         self._deliver = deliver
-        self._most, self._started = n_threads, 0
+        self._most, self._threads = n_threads, list[threading.Thread]()
+        self._start()
 
     def put(self, request: ImageRequest[Any]) -> None:
         """Prepare a request's image; called by one thread."""
-        if self._started < self._most:
-            self._started += 1
-            name = f"saccade-prepare-{self._started}"
-            threading.Thread(target=_run, args=(self._requests, self._deliver), name=name, daemon=True).start()
+        if len(self._threads) < self._most:
+            self._start()
         self._requests.put(request)
 
     def close(self) -> None:
-        """End the threads after what they have; does not wait."""
-        for _ in range(self._started):
+        """End the threads after what they have, and wait for that."""
+        for _ in self._threads:
             self._requests.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self) -> None:
+        name = f"saccade-prepare-{1 + len(self._threads)}"
+        thread = threading.Thread(target=_run, args=(self._requests, self._deliver), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
 
 def _run(requests: SimpleQueue[ImageRequest[Any] | None], deliver: Deliver) -> None:

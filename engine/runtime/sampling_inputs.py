@@ -68,7 +68,8 @@ class SamplingInputs:
         grounded, n_scored = any(rule.grounded for rule in rules), max(len(rule.scored) for rule in rules)
         sent = [self._temperatures, self._seeds]
         # A step's number is the position of what it feeds: no two steps of a sequence that are drawn share one.
-        ends = [len(row.sequence.prompt) - 1 if step.kind is StepKind.PREFILL else 0 for row in chosen]
+        prefill = step.kind is StepKind.PREFILL
+        ends = [len(row.sequence.prompt) - 1 if prefill and row.value is None else 0 for row in chosen]
         steps = [row.position + end for row, end in zip(chosen, ends, strict=True)]
         self._temperatures.host[slot, :count] = torch.tensor([(one.temperature, one.top_p) for one in sampling])
         self._seeds.host[slot, :count] = torch.tensor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade.engine.scheduling.step import Step
+from saccade.engine.phase import Phase
+from saccade.engine.scheduling.output_state import FedValue
+from saccade.engine.scheduling.step import ScheduledSequence, Step
 
 
 class StepInputs:
@@ -48,60 +51,152 @@ class StepInputs:
         """Copy a slot's arrays over; does not wait."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
+    def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
+        """Write what is fed at some places, as `plain_runner.embed_fed` takes it, to `kinds` and `values`."""
+        host = self.host[slot]
+        numbers = host["values"].view(np.float32)
+        for place, value in values.items():
+            host["kinds"][place], numbers[place] = value[0], value[1:]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """What is fed, (…, 2) float32, on the device."""
+        return self.device["values"].view(torch.float32)
+
+
+class DecodeInputs(StepInputs):
+    """Of a decode step, and of what is sampled behind a prefill.
+
+    Args:
+        depth: slots.
+        device: where they go.
+        rows: most of them; also the batch slot that is nobody's.
+        prefix_length: where rows feed that only fill a step.
+    """
+
+    def __init__(self, depth: int, device: torch.device, rows: int, prefix_length: int) -> None:
+        one, two = (rows,), (rows, 2)
+        super().__init__(depth, device, batch_slots=one, outs=one, phases=one, positions=one, kinds=one, values=two)
+        self._spare, self._prefix_length = rows, prefix_length
+
+    def fill(self, slot: int, rows: abc.Sequence[ScheduledSequence[Any]], bucket: int) -> None:
+        """Send rows, and some that fill the bucket: they go to the spare slot."""
+        host, count = self.host[slot], len(rows)
+        host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
+        # What is sampled behind a draft is fed by the host, if at all.
+        host["outs"][:count] = [row.sequence.batch_slot if row.alone else self._spare for row in rows]
+        host["phases"][:count] = [row.phase for row in rows]
+        host["positions"][:count] = [row.position for row in rows]
+        host["kinds"][:bucket] = 0
+        host["batch_slots"][count:bucket] = host["outs"][count:bucket] = self._spare
+        host["phases"][count:bucket] = Phase.X_OR_EOS
+        host["positions"][count:bucket] = self._prefix_length
+        self.feed(slot, {place: row.value for place, row in enumerate(rows) if row.value is not None})
+        self.send(slot)
+
 
 @dataclass(slots=True, frozen=True)
 class PromptTokens:
-    """The tokens of all prompts of a prefill, one prompt behind the other.
+    """The tokens of all prompts of a prefill, one prompt behind the other, each with its draft behind it.
 
     Attributes:
         ids, positions, owners: of each token: its id, its place in its sequence, its sequence's batch slot.
         values: what stands in place of some of them, see `Sequence.values`.
+        adapter_slots: of each token's adapter.
     """
 
     ids: list[int]
     positions: list[int]
     owners: list[int]
     values: dict[int, tuple[float, ...]]
+    adapter_slots: list[int]
 
 
-def put_prompts(
-    host: Mapping[str, NDArray[np.int32]], step: Step[Any], spare: int, unused_position: int
-) -> PromptTokens:
-    """Write a prefill's inputs: pages of images and sequences, and as many of the prompts' tokens as there is room for.
+class PrefillInputs(StepInputs):
+    """Of a prefill: pages of its images and sequences, and the tokens behind the images.
 
     Args:
-        host: `prefixes`, `lasts`, `tables` and `batch_slots` of images and sequences; `ids`, `positions`, `owners`, and
-            `valued` of tokens, 1 where a value stands in place of one. What is not used gets page 0 and `spare`.
-        step: the prefill.
-        spare: the batch slot of tokens that only fill up.
-        unused_position: their position.
+        depth: slots.
+        device: where they go.
+        rows: most that are sampled; also the batch slot that is nobody's.
+        images: most of them.
+        tokens: most behind the images.
+        prefix_pages: of an image.
+        pages: of a sequence.
+        prefix_length: where tokens are that only fill a prefill.
     """
-    rows = step.sequences
-    for name in ("prefixes", "lasts", "tables", "ids", "valued"):
-        host[name].fill(0)
-    for name, value in (("batch_slots", spare), ("owners", spare), ("positions", unused_position)):
-        host[name].fill(value)
-    for number, request in enumerate(step.imaged):
-        host["prefixes"][number] = request.pages
-    ends = np.cumsum([len(row.sequence.prompt) for row in rows], dtype=np.int32)
-    host["lasts"][: len(rows)] = ends - 1
-    host["batch_slots"][: len(rows)] = [row.sequence.batch_slot for row in rows]
-    for number, row in enumerate(rows):
-        pages = (*row.sequence.request.pages, *row.sequence.pages)
-        host["tables"][number, : len(pages)] = pages
-    tokens = PromptTokens(
-        list(chain.from_iterable(row.sequence.prompt for row in rows)),
-        [row.position + i for row in rows for i in range(len(row.sequence.prompt))],
-        [row.sequence.batch_slot for row in rows for _ in row.sequence.prompt],
-        {
-            end - len(row.sequence.prompt) + place: numbers
-            for end, row in zip(ends.tolist(), rows, strict=True)
-            for place, numbers in row.sequence.values.items()
-        },
-    )
-    count = len(tokens.ids)
-    if count <= len(host["ids"]):
-        host["ids"][:count], host["positions"][:count] = tokens.ids, tokens.positions
-        host["owners"][:count] = tokens.owners
-        host["valued"][list(tokens.values)] = 1
-    return tokens
+
+    def __init__(
+        self,
+        depth: int,
+        device: torch.device,
+        rows: int,
+        images: int,
+        tokens: int,
+        prefix_pages: int,
+        pages: int,
+        prefix_length: int,
+    ) -> None:
+        super().__init__(
+            depth,
+            device,
+            prefixes=(images, prefix_pages),
+            ids=(tokens,),
+            positions=(tokens,),
+            owners=(tokens,),
+            kinds=(tokens,),
+            values=(tokens, 2),
+            lasts=(rows,),
+            batch_slots=(rows,),
+            tables=(rows, pages),
+        )
+        self._spare, self._prefix_length, self._most = rows, prefix_length, tokens
+
+    def fill(self, slot: int, step: Step[Any]) -> PromptTokens:
+        """Send a prefill, without its tokens if they are too many for the buffers; returns these."""
+        host, groups = self.host[slot], step.groups
+        for name in ("prefixes", "lasts", "tables", "ids", "kinds"):
+            host[name].fill(0)
+        for name, value in (("batch_slots", self._spare), ("owners", self._spare), ("positions", self._prefix_length)):
+            host[name].fill(value)
+        for number, request in enumerate(step.imaged):
+            host["prefixes"][number] = request.pages
+        sequences = [group[0].sequence for group in groups]
+        lengths = [len(one.prompt) + len(group) - 1 for one, group in zip(sequences, groups, strict=True)]
+        starts = np.cumsum([0, *lengths]).tolist()
+        lasts = [
+            start + len(group[0].sequence.prompt) - 1 + i
+            for start, group in zip(starts, groups, strict=False)
+            for i in range(len(group))
+        ]
+        host["lasts"][: len(lasts)] = lasts
+        host["batch_slots"][: len(groups)] = [one.batch_slot for one in sequences]
+        for number, one in enumerate(sequences):
+            pages = (*one.request.pages, *one.pages)
+            host["tables"][number, : len(pages)] = pages
+        each = list(zip(sequences, groups, lengths, strict=True))
+        tokens = PromptTokens(
+            list(chain.from_iterable((*one.prompt, *[0] * (len(group) - 1)) for one, group, _ in each)),
+            [group[0].position + i for _, group, length in each for i in range(length)],
+            [one.batch_slot for one, _, length in each for _ in range(length)],
+            {
+                start + at: numbers
+                for start, one in zip(starts, sequences, strict=False)
+                for at, numbers in one.values.items()
+            },
+            [one.request.adapter_slot for one, _, length in each for _ in range(length)],
+        )
+        count = len(tokens.ids)
+        if count <= self._most:
+            for name, numbers in (("ids", tokens.ids), ("positions", tokens.positions), ("owners", tokens.owners)):
+                host[name][:count] = numbers
+            drafts = zip(lasts, step.sequences, strict=True)
+            self.feed(slot, {at: row.value for at, row in drafts if row.value is not None})
+            self.feed(slot, {at: _fed(numbers) for at, numbers in tokens.values.items()})
+        self.send(slot)
+        return tokens
+
+
+def _fed(numbers: tuple[float, ...]) -> FedValue:
+    """A value of a prompt: one number is a coordinate, two are a size."""
+    return (Phase.Y, numbers[0], 0.0) if len(numbers) == 1 else (Phase.SIZE, numbers[0], numbers[1])

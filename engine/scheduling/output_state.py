@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from saccade.engine.phase import Phase
+from saccade.engine.phase import TEXT_PHASES, Phase
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,6 +44,12 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+_LONGEST_PAUSE = 64  # frames
+_WORTH = 0.25  # of an answer's steps: each step with a draft costs some 0.2 ms more of a GPU, and is not run ahead
+
+FedValue = tuple[Phase, float, float]
+"""What a sampled value is fed as: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, id, 0)."""
 
 Sampled = tuple[float, ...]
 """What a step yields for a row: three numbers by its phase, then the log probabilities of `TokenRule.scored`."""
@@ -118,8 +124,56 @@ class OutputState(ABC):
                 a text phase (token id, coordinate where it is grounded, –, log probabilities that were wanted…).
         """
 
+    @property
+    def draftable(self) -> bool:
+        """Whether the next answer to the same prompt may be begun with the values of this one; see `drafts`."""
+        return False
+
+    def retract(self, steps: int) -> None:
+        """Take back the newest launched steps: they are not committed, and will be launched again."""
+        self._launched -= steps
+
+    def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
+        """What the next step is fed after a sample, or after one that was guessed; None where the answer would end."""
+        if phase is Phase.SIZE:
+            return Phase.SIZE, sampled[0], sampled[1]
+        return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
+
+    def values(self) -> list[FedValue]:
+        """Everything that was fed for the answer so far, in order, where it is `draftable`."""
+        return []
+
     def finish(self) -> None:  # noqa: B027 - most answers hold nothing back
         """Called once when the answer is complete, before its task collects it."""
+
+
+@dataclass(slots=True, eq=False)
+class DraftMemory:
+    """The last answer to one prompt of a stream, and whether drafting pays there.
+
+    Attributes:
+        values: of the last answer.
+        pause: answers for which nothing is drafted.
+        failures: answers in a row whose drafts did not pay.
+    """
+
+    values: tuple[FedValue, ...] = ()
+    pause: int = 0
+    failures: int = 0
+
+    def draft(self) -> tuple[FedValue, ...]:
+        """What to begin the next answer with."""
+        if self.pause:
+            self.pause -= 1
+            return ()
+        return self.values
+
+    def learn(self, values: Sequence[FedValue], drafted: int, saved: float) -> None:
+        """Take a complete answer, how many values were drafted for it, and which part of its steps that has saved."""
+        self.values = tuple(values)
+        if drafted:
+            self.failures = self.failures + 1 if saved < _WORTH else 0
+            self.pause = min(_LONGEST_PAUSE, 2**self.failures) if self.failures > 1 else 0
 
 
 class ObjectsOutput(OutputState):
@@ -158,6 +212,26 @@ class ObjectsOutput(OutputState):
         if phase is self.phases[-1]:
             self.objects.append(DecodedObject(self._score, self._x, self._y, self._width, self._height))
         return self._committed == self.steps
+
+    @property
+    def draftable(self) -> bool:
+        """Always: objects are not drawn."""
+        return True
+
+    def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
+        """A coordinate or a size; None where the model would stop."""
+        if phase is Phase.X_OR_EOS:
+            return (Phase.Y, sampled[1], 0.0) if sampled[0] > self._logit_limit else None
+        return super().fed(phase, sampled)
+
+    def values(self) -> list[FedValue]:
+        """Those of whole objects."""
+        values: list[FedValue] = []
+        for one in self.objects:
+            values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
+            if Phase.SIZE in self.phases:
+                values.append((Phase.SIZE, one.width, one.height))
+        return values
 
 
 class BoxesOutput(ObjectsOutput):

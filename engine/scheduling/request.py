@@ -182,6 +182,7 @@ class Request(Generic[ImageT]):
                     None, sequences[part], self._image_done, self.deadline, self._adapter, self._prefix
                 )
                 image_request.has_prefix = not self._blank
+                image_request.window = number
                 image_request.prepare = partial(self._prepare, crops) if chosen and crops else None
                 self._parts.append(_Part(window, tuple(chosen[part]), image_request))
         self._left = self._uncut = len(self._parts)

@@ -34,9 +34,11 @@ import time
 from collections import abc
 from typing import Generic
 
+from saccade.engine.config import MAX_DRAFTED_TOKENS
 from saccade.engine.errors import DeadlineError, RequestTooLargeError
-from saccade.engine.phase import TEXT_PHASES, Phase
+from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.scheduling.admission import Admission, Submission
+from saccade.engine.scheduling.drafts import DraftCounts, first_rows, next_rows, recall, take
 from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.resources import PagePool, Resources
 from saccade.engine.scheduling.step import (
@@ -63,10 +65,12 @@ class Scheduler(Generic[ImageT]):
         images_per_prefill: most images in one prefill.
         n_adapters: most adapters on the device at a time; requests that need one more wait.
         clock: what deadlines are measured with, in seconds.
+        drafts: whether a stream's answers are begun with earlier ones.
 
     Attributes:
         admission: what waits, by streams.
         resources: what is held, and free.
+        drafts: what drafts have done.
     """
 
     def __init__(
@@ -78,10 +82,11 @@ class Scheduler(Generic[ImageT]):
         images_per_prefill: int,
         n_adapters: int = 0,
         clock: abc.Callable[[], float] = time.monotonic,
+        drafts: bool = True,
     ) -> None:
         self.resources = Resources(pool, page_size, prefix_length, n_batch_slots, n_adapters)
         self._images_per_prefill = images_per_prefill
-        self._clock = clock
+        self._clock, self._drafts = clock, drafts
         self.admission: Admission[ImageT] = Admission()
         self._admitted: list[ImageRequest[ImageT]] = []  # and not prefilled
         self._unprepared: list[ImageRequest[ImageT]] = []  # of these, those that nobody prepares yet
@@ -92,6 +97,7 @@ class Scheduler(Generic[ImageT]):
         self._decodes = _DECODES_QUIET  # steps since the last prefill
         self._launched = 0
         self.zombies = 0
+        self.drafts = DraftCounts()
 
     @property
     def waiting(self) -> int:
@@ -130,7 +136,7 @@ class Scheduler(Generic[ImageT]):
 
     def submit(self, submission: Submission[ImageT], stream: abc.Hashable) -> None:
         """Let a request wait in its stream's place, of which nothing is done before it is admitted."""
-        self.admission.offer(submission, stream)
+        self.admission.offer(submission, stream, self._clock())
         self._soonest = min(self._soonest, submission.deadline)
 
     def _measure(self, request: ImageRequest[ImageT]) -> bool:
@@ -189,8 +195,8 @@ class Scheduler(Generic[ImageT]):
         if step is not None:
             self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
             self._prefilling += step.kind is StepKind.PREFILL
-            for scheduled in step.sequences:
-                scheduled.sequence.inflight_refs += 1
+            for rows in step.groups:
+                rows[0].sequence.inflight_refs += 1
         return step
 
     def finalize(self, step: Step[ImageT]) -> None:
@@ -203,17 +209,20 @@ class Scheduler(Generic[ImageT]):
                     self.cancel(scheduled.sequence.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
-        """Hand a step's values (one tuple a sequence) to its sequences; end those that are complete."""
+        """Hand a step's values (one tuple a row) to its sequences; end those that are complete."""
         self._landed(step)
-        for scheduled, values in zip(step.sequences, sampled, strict=True):
-            sequence = scheduled.sequence
+        at = 0
+        for rows in step.groups:
+            values = sampled[at : at + len(rows)]
+            at += len(rows)
+            sequence = rows[0].sequence
             sequence.inflight_refs -= 1
             if sequence.finalized:
                 self.zombies += 1
                 self.resources.release(sequence)
                 continue
             try:
-                complete = sequence.output.commit(values)
+                complete = take(rows, values, self.drafts)
             except Exception as error:  # an output state's mistake is its own request's
                 self.cancel(sequence.request, error)
                 continue
@@ -234,8 +243,8 @@ class Scheduler(Generic[ImageT]):
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
         """End all requests of a step that failed; nothing of it may be running any more."""
         self._landed(step)
-        for scheduled in step.sequences:
-            scheduled.sequence.inflight_refs -= 1
+        for rows in step.groups:
+            rows[0].sequence.inflight_refs -= 1
         for request in dict.fromkeys([*step.requests, *(scheduled.sequence.request for scheduled in step.sequences)]):
             self.cancel(request, error)
             if request.keeps is not None:
@@ -307,6 +316,8 @@ class Scheduler(Generic[ImageT]):
                 self.resources.drop(request)
                 self._end(request, None)
                 continue
+            if self._drafts and waiting.stream.key is not None:
+                recall(request, waiting.stream.memory)
             self._admitted.append(request)
             if not request.prepared:
                 self._unprepared.append(request)
@@ -318,33 +329,36 @@ class Scheduler(Generic[ImageT]):
             return None
         requests: list[ImageRequest[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
+        # What drafts may add: no more rows than there are batch slots, nor tokens than are nearly free.
+        prompts = [sequence.prompt for request in ready for sequence in request.sequences]
+        room = min(self.resources.n_batch_slots - len(prompts), MAX_DRAFTED_TOKENS - sum(map(len, prompts)))
+        share = max(0, room) // max(1, len(ready))
         for request in ready:
             try:
-                phases = [_first_phase(sequence) for sequence in request.sequences]
+                rows = first_rows(request, share, self.drafts)
             except Exception as error:  # an output state's mistake is its own request's
                 self.cancel(request, error)
                 continue
             self._admitted.remove(request)
             requests.append(request)
-            for sequence, phase in zip(request.sequences, phases, strict=True):
-                scheduled.append(ScheduledSequence(sequence, phase, sequence.position))
-                sequence.position += len(sequence.prompt)
-                self._decoding.append(sequence)
+            scheduled += rows
+            self._decoding += request.sequences
         return self._numbered(StepKind.PREFILL, scheduled, requests) if requests else None
 
     def _decode(self) -> Step[ImageT] | None:
         scheduled: list[ScheduledSequence[ImageT]] = []
         failed: list[tuple[ImageRequest[ImageT], Exception]] = []
+        left = self.resources.n_batch_slots - len(self._decoding)
         for sequence in self._decoding:
+            if sequence.verifying:
+                continue
             try:
-                phase = sequence.output.next_phase()
+                rows = next_rows(sequence, left, self.drafts)
             except Exception as error:  # an output state's mistake is its own request's
                 failed.append((sequence.request, error))
                 continue
-            if phase is not None:
-                sequence.position -= sequence.output.back
-                scheduled.append(ScheduledSequence(sequence, phase, sequence.position))
-                sequence.position += 1
+            left -= max(0, len(rows) - 1)
+            scheduled += rows
         if failed:
             for request, mistake in failed:
                 self.cancel(request, mistake)
@@ -379,10 +393,3 @@ class Scheduler(Generic[ImageT]):
         late = isinstance(error, DeadlineError) and request.admitted
         self.admission.over(request, self._clock(), learn=error is None or late)
         request.done(request, error)
-
-
-def _first_phase(sequence: Sequence[ImageT]) -> Phase:
-    phase = sequence.output.next_phase()
-    if phase is None:
-        raise ValueError("an output state that wants no step was scheduled")
-    return phase

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter
-from saccade.engine.scheduling.output_state import ANY_TOKEN, OutputState, TokenRule
+from saccade.engine.scheduling.output_state import ANY_TOKEN, DraftMemory, FedValue, OutputState, TokenRule
 
 ImageT = TypeVar("ImageT")
 """An image as the executor takes it."""
@@ -32,6 +32,12 @@ class Sequence(Generic[ImageT]):
         position: where the next token goes.
         inflight_refs: launched and uncommitted steps that it is part of.
         finalized: no more steps are wanted; those in flight are zombies.
+        memory: what is known of earlier answers to this prompt, for a draft; None where nothing is kept.
+        feed: what its next step feeds: the last value, and a draft behind it; empty where the device has the last one.
+        verifying: a step with a draft of it is in flight: the next one depends on it.
+        started: its prompt has been read.
+        decodes: decode steps so far; of them, `misses` in a row whose draft was wrong at once.
+        drafted, committed: values of drafts that were fed, and values of the answer.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +50,14 @@ class Sequence(Generic[ImageT]):
     position: int = 0
     inflight_refs: int = 0
     finalized: bool = False
+    memory: DraftMemory | None = None
+    feed: tuple[FedValue, ...] = ()
+    verifying: bool = False
+    started: bool = False
+    decodes: int = 0
+    misses: int = 0
+    drafted: int = 0
+    committed: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +89,7 @@ class ImageRequest(Generic[ImageT]):
         adapter_slot: where its adapter is on the device, held likewise.
         prepare: cuts the image, where `image` is not there yet; called once, after the request is admitted, by a thread
             that is not the scheduler's.
+        window: number of the part of the image that it is, the whole is 0.
         waiting: what `admission` knows of it until it is over.
         measured: it is known to fit, and holds the kept prefix that it reads.
         admitted: it has pages and batch slots.
@@ -93,6 +108,7 @@ class ImageRequest(Generic[ImageT]):
     pages: tuple[int, ...] = ()
     adapter_slot: int = NO_SLOT
     prepare: abc.Callable[[], ImageT] | None = None
+    window: int = 0
     waiting: object = None
     measured: bool = False
     admitted: bool = False
@@ -128,29 +144,56 @@ class StepKind(StrEnum):
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
 class ScheduledSequence(Generic[ImageT]):
-    """One sequence's part of a step.
+    """A row of a step: what a sequence feeds at a position, and samples behind it. With a draft it has several.
 
     Attributes:
         sequence: whose.
         phase: what is sampled.
         position: of the token that is fed (decode), or of the prompt's first one (prefill).
         rule: what a token may be; set by `Scheduler.finalize`.
+        value: what is fed; None for what the sequence has sampled last, or for its prompt.
+        alone: it is the only row of its sequence in the step, so that what it samples may be fed by the next one.
     """
 
     sequence: Sequence[ImageT]
     phase: Phase
     position: int
     rule: TokenRule = ANY_TOKEN
+    value: FedValue | None = None
+    alone: bool = True
 
 
 @dataclass(slots=True, frozen=True)
 class Step(Generic[ImageT]):
-    """A launch: its sequences, and for a prefill the requests they belong to, in the same order; `number` is from 1."""
+    """A launch: its rows, those of a sequence behind each other, and the requests of a prefill, in the same order.
+
+    Attributes:
+        kind: prefill or decode.
+        number: from 1.
+        sequences: its rows.
+        requests: of a prefill.
+        groups: the rows by sequence.
+        drafted: whether any row feeds what the host says.
+    """
 
     kind: StepKind
     number: int
     sequences: tuple[ScheduledSequence[ImageT], ...]
     requests: tuple[ImageRequest[ImageT], ...] = ()
+    groups: abc.Sequence[abc.Sequence[ScheduledSequence[ImageT]]] = field(init=False)
+    drafted: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups: list[list[ScheduledSequence[ImageT]]] = []
+        last: object = None
+        for row in self.sequences:
+            if row.sequence is last:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+                last = row.sequence
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "drafted", any(row.value is not None for row in self.sequences))
 
     @property
     def imaged(self) -> list[ImageRequest[ImageT]]:

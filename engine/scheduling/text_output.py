@@ -17,6 +17,7 @@ from saccade.engine.results import Grounding, Reasoning
 from saccade.engine.scheduling.output_state import (
     GREEDY,
     MAX_SCORED,
+    FedValue,
     OutputState,
     Sampled,
     Sampling,
@@ -57,6 +58,19 @@ class TextOutput(OutputState):
         first = not self._launched
         phase = super().next_phase()
         return phase if phase is None or first else Phase.LATER_TOKEN
+
+    @property
+    def draftable(self) -> bool:
+        """Unless it is drawn, and so is meant to differ each time."""
+        return self.sampling.temperature == 0
+
+    def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
+        """A token; None at the end of the text."""
+        return None if int(sampled[0]) == self._eos else (Phase.TOKEN, sampled[0], 0.0)
+
+    def values(self) -> list[FedValue]:
+        """Its tokens."""
+        return [(Phase.TOKEN, float(token), 0.0) for token in self.tokens]
 
     def commit(self, sampled: Sampled) -> bool:
         """Take a token; True at the end of the text."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from saccade.engine.errors import PromptError
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.scheduling.detokenizer import Detokenizer
 from saccade.engine.scheduling.output_state import OutputState, Sampling
 from saccade.engine.scheduling.task import Answers, OnText, Task, shorten
 from saccade.engine.scheduling.text_output import ChoiceOutput, ReasoningOutput, TextOutput
+from saccade.engine.tasks.detokenizer import Detokenizer
 from saccade.engine.tasks.table import is_number, register_task, require_count, require_text
 
 if TYPE_CHECKING:

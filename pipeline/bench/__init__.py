@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.cameras import time_cameras
     from saccade.pipeline.bench.decode import time_decode
+    from saccade.pipeline.bench.drafts import time_drafts, time_scripted
     from saccade.pipeline.bench.frame import time_frames
     from saccade.pipeline.bench.ingest import time_ingest
     from saccade.pipeline.bench.pipeline import time_pipeline
@@ -24,10 +25,12 @@ __all__ = [
     "time_bubble",
     "time_cameras",
     "time_decode",
+    "time_drafts",
     "time_frames",
     "time_ingest",
     "time_pipeline",
     "time_prompts",
+    "time_scripted",
     "time_throughput",
     "time_webrtc",
 ]
@@ -38,6 +41,7 @@ __getattr__ = lazy_attributes(
         "bubble": ["time_bubble"],
         "cameras": ["time_cameras"],
         "decode": ["time_decode"],
+        "drafts": ["time_drafts", "time_scripted"],
         "frame": ["time_frames"],
         "ingest": ["time_ingest"],
         "pipeline": ["time_pipeline"],

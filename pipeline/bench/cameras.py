@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import random
 import threading
 import time
@@ -51,7 +52,8 @@ class CameraRow:
         launch_p50_ms, launch_p99_ms: age of its frames when their prefill was launched.
         result_p50_ms, result_p99_ms: the same when their result was there.
         dropped: the others by cause: superseded by a newer frame, deadline, or failed.
-        share: looks by what a fair scheduler would give it, see `fair_shares`.
+        share: looks by what a fair scheduler would give it in each second, of the frames that it offered at different
+            moments, see `fair_shares`.
     """
 
     name: str
@@ -162,24 +164,42 @@ def time_cameras(
     dice = np.random.default_rng(0)
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
     large = images_of(str(DEMO_CLIP), *_LARGE)[:2]
+    task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
     with open_engine(model, device, dtype=dtype) as engine:
-        task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
-        for image in [*images[:3], *large]:
-            engine.submit(image, [task]).result()
-        capacity = closed_loop(engine, images, task, max(1.0, seconds / 5))
-        rates = [fps[0] + (fps[1] - fps[0]) * i / (streams - 1) for i in range(streams)]
-        if load is not None:
-            rates = [rate * load * capacity / sum(rates) for rate in rates]
-        cameras = [_Camera(engine, i, rates[i], weights[i % len(weights)], images, task) for i in range(streams)]
-        special = sorted(cameras, key=lambda one: one.row.fps)[streams // 2 - 1 :][:3]
-        for camera, name in zip(special, ("freezes", "bursts", "4K"), strict=True):
-            camera.row.name = name
-        special[2].images = large
-        used = time.process_time()
-        limit_s = None if deadline_ms is None else deadline_ms / 1e3
-        _run(cameras, seconds + _SETTLE_S, limit_s)
-        used = time.process_time() - used
-        info = engine.model
+        return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+
+
+def run_cameras(
+    engine: Engine,
+    images: Sequence[RgbImage],
+    large: Sequence[RgbImage],
+    task: Detect,
+    streams: int,
+    fps: tuple[float, float],
+    seconds: float,
+    deadline_ms: float | None,
+    load: float | None,
+    weights: Sequence[float],
+) -> CamerasBench:
+    """What `time_cameras` does with an engine, images, and those of the camera that is in 4K."""
+    for image in [*images[:3], *large]:
+        engine.submit(image, [task]).result()
+    # With as many large ones among them as there are among the looks, if these are shared alike.
+    mixed = [*(images[i % len(images)] for i in range(streams - 1)), large[0]]
+    capacity = closed_loop(engine, mixed, task, max(1.0, seconds / 5))
+    rates = [fps[0] + (fps[1] - fps[0]) * i / (streams - 1) for i in range(streams)]
+    if load is not None:
+        rates = [rate * load * capacity / sum(rates) for rate in rates]
+    cameras = [_Camera(engine, i, rates[i], weights[i % len(weights)], images, task) for i in range(streams)]
+    special = sorted(cameras, key=lambda one: one.row.fps)[streams // 2 - 1 :][:3]
+    for camera, name in zip(special, ("freezes", "bursts", "4K"), strict=True):
+        camera.row.name = name
+    special[2].images = large
+    used = time.process_time()
+    limit_s = None if deadline_ms is None else deadline_ms / 1e3
+    _run(cameras, seconds + _SETTLE_S, limit_s)
+    used = time.process_time() - used
+    info = engine.model
     return _summary(cameras, seconds, capacity, limit_s, used, (info.name, info.device, info.dtype))
 
 
@@ -194,6 +214,8 @@ class _Camera:
         self.launch: list[float] = []
         self.result: list[float] = []
         self.failed_late = 0
+        self.moments: set[float] = set()  # at which counted frames came
+        self.answered: list[float] = []  # when the frames came that were answered
         self._engine, self._key, self._task = engine, ("camera", number), task
         self._lock = threading.Lock()
         self._open = 0
@@ -206,6 +228,8 @@ class _Camera:
         with self._lock:
             self._open += 1
             self.row.offered += counts
+            if counts:
+                self.moments.add(due)
         future = self._engine.submit(lambda: image, [self._task], deadline_s=left_s, stream=self._key)
         future.call_when_done(lambda future: self._take(future, due, counts=counts))
 
@@ -228,6 +252,7 @@ class _Camera:
                 timings = future.result().timings
                 age = now - due
                 self.result.append(age)
+                self.answered.append(due)
                 self.launch.append(age - (timings.prefill_ms - timings.crops_ms + timings.decode_ms) / 1e3)
                 return
             cause = "failed"
@@ -292,7 +317,7 @@ def closed_loop(engine: Engine, images: Sequence[RgbImage], task: Detect, second
         if not open_now.acquire(timeout=_END_S):
             raise TimeoutError("the engine does not answer")
     counted = [at for at in done if stop - seconds <= at < stop]
-    return len(counted) / seconds
+    return max(1, len(counted)) / seconds
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
@@ -331,7 +356,15 @@ def _summary(
             row.result_p50_ms, row.result_p99_ms = _percentiles(camera.result)
     rows = [camera.row for camera in cameras]
     looks = sum(row.looks for row in rows)
-    shares = fair_shares([row.offered for row in rows], [row.weight for row in rows], looks)
+    begun = min(min(camera.moments) for camera in cameras if camera.moments)
+    shares = [0.0] * len(rows)
+    for second in range(math.ceil(seconds) + 1):
+        offered, answered = (
+            [sum(second <= at - begun < second + 1 for at in times) for times in every]
+            for every in ([camera.moments for camera in cameras], [camera.answered for camera in cameras])
+        )
+        given = fair_shares(offered, [row.weight for row in rows], sum(answered))
+        shares = [one + more for one, more in zip(shares, given, strict=True)]
     for row, share in zip(rows, shares, strict=True):
         row.share = row.looks / share if share else 1.0
     launch = [age for camera in cameras for age in camera.launch]

@@ -40,6 +40,18 @@ def parse_counts(text: str, flag: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_small(text: str, flag: str, most: int) -> list[int]:
+    """Read `0,2` as numbers from 0 to `most`.
+
+    Raises:
+        ConfigError: naming the flag, if it is anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,3}", part) and int(part) <= most for part in parts):
+        raise ConfigError(f"{flag}: should be numbers from 0 to {most} with commas, such as 0,2, got {text!r}")
+    return [int(part) for part in parts]
+
+
 def parse_range(text: str, flag: str) -> tuple[float, float]:
     """Read `5-30` or `15` as the lowest and the highest of some rates, each above 0 and at most 1000.
 

@@ -239,3 +239,29 @@ def bench_cameras(
         size=parse_size(size),
     )
     print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("drafts")
+@with_settings("vid_stride", "detect", "model", "device", "dtype")
+def bench_drafts(
+    given: Settings,
+    clips: Annotated[list[str] | None, typer.Argument(metavar="CLIP…", help="Video files.")] = None,
+    frames: Annotated[int, typer.Option(min=2, help="How many frames of each.")] = 100,
+    objects: Annotated[int, typer.Option(min=1, max=20, help="Without a CLIP: boxes of each scripted answer.")] = 5,
+    moved: Annotated[str, typer.Option(metavar="N,N,…", help="Without a CLIP: how many of them move.")] = "0,2",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Without a CLIP: size of the images in pixels.")] = "640x360",
+    as_json: Json = False,
+) -> None:
+    """Count decode steps with and without the last frame's answer as a draft, on clips or with scripted answers."""
+    from saccade.pipeline.bench.common import parse_size, parse_small
+    from saccade.pipeline.bench.drafts import time_drafts, time_scripted
+
+    model, device, dtype = given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")
+    if clips:
+        label = given.get("detect", "person")
+        stride = given.get("vid_stride", 1)
+        result = time_drafts(model, device, clips, dtype=dtype, label=label, frames=frames, stride=stride)
+    else:
+        counts = parse_small(moved, "--moved", objects)
+        result = time_scripted(model, device, objects, counts, dtype=dtype, size=parse_size(size), frames=frames)
+    print(result.as_json() if as_json else result.as_text())

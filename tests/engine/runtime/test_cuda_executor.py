@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
-from saccade.engine import Caption, Detect, Engine, Point, Query
+from saccade.engine import Caption, Detect, Engine, Point, Query, StreamSettings, SupersededError
 from saccade.engine.evaluation.golden import check
 from saccade.engine.scheduling.task import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
@@ -231,3 +231,43 @@ def test_half_precision_runs_and_finds_much_the_same(engines: tuple[Engine, Engi
     with Engine.load("nano", "cuda", "float16") as half:
         (got,) = half.detect(image, "tv").boxes
     assert got.pixels(1, 1) == pytest.approx(wanted.pixels(1, 1), abs=2e-2)
+
+
+@pytest.mark.parametrize("model", ["nano", str(GOLDEN)])
+def test_drafts_change_no_answer(model: str) -> None:
+    """Images come twice, and some once more: drafts that are right, wrong, and too long."""
+    tasks: list[Task] = [Detect("dog", 6, 0.1), Point("cat", 5, 0.1)]
+    if model != "nano":
+        tasks += [Query("how many?", max_tokens=12), Caption("short", max_tokens=7)]
+    shown = [image for image in images() for _ in range(2)]
+    with Engine.load(model, "cuda", "float32") as engine:
+        engine.configure_stream("door", StreamSettings(newest=False))
+        wanted = [engine.submit(image, tasks).result() for image in shown]
+        before = engine.counters()
+        drafted = [engine.submit(image, tasks, stream="door") for image in shown]
+        for one, future in zip(wanted, drafted, strict=True):
+            got = future.result()
+            assert got.texts == one.texts
+            assert [box.pixels(1, 1) for box in got.detections.boxes] == [
+                box.pixels(1, 1) for box in one.detections.boxes
+            ]
+            assert [spot.pixels(1, 1) for spot in got.points.points] == [
+                spot.pixels(1, 1) for spot in one.points.points
+            ]
+        after = engine.counters()
+    assert after["draft_values_accepted_total"] > before["draft_values_accepted_total"]
+
+
+def test_frames_of_many_streams_are_answered_on_cuda() -> None:
+    with Engine.load("nano", "cuda") as engine:
+        shown = images()
+        futures = [
+            (number % len(shown), engine.submit(shown[number % len(shown)], [Detect("tv")], stream=number % 12))
+            for number in range(240)
+        ]
+        wanted = [engine.detect(image, "tv") for image in shown]
+        seen = [(i, future.result()) for i, future in futures if future.exception() is None]
+        assert all(isinstance(future.exception(), SupersededError | None) for _, future in futures)
+    assert len(seen) >= 12
+    for i, result in seen:
+        assert len(result.detections) == len(wanted[i])

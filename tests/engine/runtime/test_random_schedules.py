@@ -21,6 +21,7 @@ from saccade.engine.errors import DeadlineError, EngineClosedError
 from saccade.engine.models.protocol import ReasoningTokens
 from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.adapter_slots import Adapter
+from saccade.engine.scheduling.drafts import DraftCounts
 from saccade.engine.scheduling.output_state import (
     BoxesOutput,
     ObjectsOutput,
@@ -79,6 +80,7 @@ class Arrival:
     after_s: float
     deadline_s: float | None
     cancel: int | None  # together with the arrival of the request so many places further
+    stream: str | None = None  # whose earlier answers are drafts of its own
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Workload:
 asked = st.builds(
     Asked,
     st.sampled_from(["boxes", "points", "text", "text", "choice", "reasoning"]),
-    st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple),
+    st.one_of(st.sampled_from([(7,), (7, 8)]), st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple)),
     st.integers(1, 5),
     st.sampled_from([0.1, 0.5, 0.7]),
     st.builds(Sampling, st.sampled_from([0.0, 1.0]), st.just(1.0), st.integers(0, 9)),
@@ -106,6 +108,7 @@ arrivals = st.builds(
     st.sampled_from([0.0, 0.0, 0.0, 2e-4, 1e-3]),
     st.sampled_from([None, None, None, None, 0.0, 5e-4, 2e-3, 30.0]),
     st.sampled_from([None, None, None, None, None, 0, 1, 2]),
+    st.sampled_from([None, "door", "door", "yard"]),
 )
 workloads = st.builds(
     Workload,
@@ -125,6 +128,7 @@ class Outcome:
     sequences: list[list[Any]]
     zombies: int
     hit: set[int]
+    drafts: DraftCounts
 
 
 def answer_of(output: OutputState) -> object:
@@ -152,7 +156,7 @@ def run(work: Workload, depth: int, seed: int, loops: type[StepLoop[int]] = Step
             ended[number] = error
 
         requests.append(ImageRequest(number, sequences, done, deadline, ADAPTERS[one.adapter]))
-        loop.add(requests[-1])
+        loop.add(requests[-1], stream=one.stream)
         for before, other in enumerate(work.arrivals[: number + 1]):
             if other.cancel is not None and before + other.cancel == number:
                 loop.cancel(requests[before], CancelledError())
@@ -170,6 +174,7 @@ def run(work: Workload, depth: int, seed: int, loops: type[StepLoop[int]] = Step
         [[answer_of(sequence.output) for sequence in request.sequences] for request in requests],
         scheduler.zombies,
         executor.hit,
+        scheduler.drafts,
     )
 
 

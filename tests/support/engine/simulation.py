@@ -19,13 +19,14 @@ from saccade.engine.scheduling.text_output import TextOutput
 
 @dataclass
 class Camera:
-    """Frames at a rate, from `begin` to `end` in seconds; `steps` of each answer, `crops` of each image."""
+    """Frames at a rate, from `begin` to `end` in seconds; `steps` of an answer, `crops` of an image, right drafts."""
 
     fps: float
     settings: StreamSettings = field(default_factory=StreamSettings)
     deadline_s: float = float("inf")
     steps: int = 10
     crops: int = 1
+    drafted: bool = False
     begin: float = 0.0
     end: float = float("inf")
 
@@ -45,6 +46,16 @@ class Seen:
         return len(self.result_ages)
 
 
+class Plain(TextOutput):
+    """A text that is not drafted."""
+
+    __slots__ = ()
+
+    @property
+    def draftable(self) -> bool:
+        return False
+
+
 class Frame:
     """One submission."""
 
@@ -58,7 +69,7 @@ class Frame:
         assert not self.over
         assert not self.planned
         self.planned = True
-        answer = Answer[Frame]((1, 2, 3), TextOutput(-1, self.camera.steps, 200))
+        answer = Answer[Frame]((1, 2, 3), (TextOutput if self.camera.drafted else Plain)(-1, self.camera.steps, 200))
         request = ImageRequest[Frame](None, [answer], self._done, self.deadline)
         request.prepare = lambda: self
         return [request]

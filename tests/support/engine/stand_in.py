@@ -19,6 +19,7 @@ from saccade.engine.scheduling.output_state import OutputState, Sampled, Samplin
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 EOS, COORD, VOCAB = 0, 5, 6
+CONTENTS = 4  # images that differ: the next one shows the same again
 
 
 class ViolationError(Exception):
@@ -36,7 +37,7 @@ def mix(*numbers: int) -> int:
 
 def begin(image: int, adapter: Adapter | None, prompt: Sequence[int]) -> int:
     """State of a sequence whose prompt has been read."""
-    return mix(image, 0 if adapter is None else 1 + ord(adapter.name), *prompt)
+    return mix(image % CONTENTS, 0 if adapter is None else 1 + ord(adapter.name), *prompt)
 
 
 def decide(state: int, phase: Phase, sampling: Sampling, number: int, rule: TokenRule) -> Sampled:
@@ -55,19 +56,33 @@ def decide(state: int, phase: Phase, sampling: Sampling, number: int, rule: Toke
     return h % 983 / 983, h % 977 / 977, 0.0
 
 
-def carry_on(state: int, values: Sampled) -> int:
-    """State after what was sampled has been fed."""
-    return mix(state, *(hash(value) & (1 << 64) - 1 for value in values))
+def carry_on(state: int, fed: tuple[float, ...]) -> int:
+    """State after something has been fed."""
+    return mix(state, *(hash(value) & (1 << 64) - 1 for value in fed))
+
+
+def fed(output: OutputState, phase: Phase, values: Sampled) -> tuple[float, ...]:
+    """What a device feeds after a sample, which does not know whether the answer ends there."""
+    if not output.draftable:
+        return values
+    if phase is Phase.X_OR_EOS:
+        return Phase.Y, values[1], 0.0
+    return output.fed(phase, values) or (Phase.TOKEN, values[0], 0.0)
 
 
 def alone(image: int, adapter: Adapter | None, prompt: Sequence[int], output: OutputState, start: int) -> None:
     """The answer of a loop that knows no steps in flight; `start` is the place of the prompt."""
-    state, number = begin(image, adapter, prompt), start + len(prompt) - 1
-    while (phase := output.next_phase()) is not None:
-        values = decide(state, phase, output.sampling, number, output.rule())
+    at = start + len(prompt) - 1
+    states = {at: begin(image, adapter, prompt)}
+    phase = output.next_phase()
+    while phase is not None:
+        values = decide(states[at], phase, output.sampling, at, output.rule())
         if output.commit(values):
             return
-        state, number = carry_on(state, values), number + 1
+        given = fed(output, phase, values)
+        phase = output.next_phase()
+        at += 1 - output.back
+        states[at] = carry_on(states[at - 1], given)
 
 
 class SlotGuard:
@@ -146,7 +161,7 @@ class _Fed:
     batch_slot: int
     prefix: tuple[int, ...]
     pages: tuple[int, ...]
-    number: int
+    at: int  # position of what is fed
 
     def touches(self, other: _Fed) -> bool:
         """Whether it begins where the other still is."""
@@ -163,7 +178,8 @@ class StandIn:
     ) -> None:
         self.guard = SlotGuard()
         self._compute, self._copy = (SlowStream(name, dice, slowest_s) for name in ("compute", "copy"))
-        self._batch_slots = [0] * n_batch_slots
+        self._last: dict[int, tuple[float, ...]] = {}  # by batch slot, what its sequence has sampled last
+        self._states: dict[tuple[int, int], int] = {}  # of a sequence behind a position: its keys and values
         self._pages: list[int] = [0] * n_pages
         self._adapters: dict[int, Adapter | None] = {}
         self._rows: list[list[_Fed]] = [[] for _ in range(depth)]
@@ -203,9 +219,10 @@ class StandIn:
         def sample() -> None:
             self.guard.write(slot, number)
             self._sampled[slot] = []
-            for fed, output, rule in zip(rows, outputs, rules, strict=True):
-                values = decide(self._batch_slots[fed.batch_slot], fed.row.phase, output.sampling, fed.number, rule)
-                self._batch_slots[fed.batch_slot] = carry_on(self._batch_slots[fed.batch_slot], values)
+            for one, output, rule in zip(rows, outputs, rules, strict=True):
+                values = decide(self._states[one.owner, one.at], one.row.phase, output.sampling, one.at, rule)
+                if one.row.alone:
+                    self._last[one.batch_slot] = fed(output, one.row.phase, values)
                 self._sampled[slot].append(values)
 
         def copy() -> None:
@@ -254,7 +271,10 @@ class StandIn:
                     self._pages[page] = fed.request
                 for page in fed.pages:
                     self._pages[page] = fed.owner
-                self._batch_slots[fed.batch_slot] = begin(fed.image, fed.adapter, fed.row.sequence.prompt)
+                if fed.row.value is None:
+                    self._states[fed.owner, fed.at] = begin(fed.image, fed.adapter, fed.row.sequence.prompt)
+                else:
+                    self._feed(fed, fed.row.value)
                 continue
             if fed.adapter is not None and self._adapters[fed.adapter_slot] is not fed.adapter:
                 raise ViolationError("an adapter has lost its slot while it was used")
@@ -262,6 +282,12 @@ class StandIn:
                 raise ViolationError("the pages of an image have been taken while they were read")
             if any(self._pages[page] != fed.owner for page in fed.pages):
                 raise ViolationError("the pages of a sequence have been taken while they were written")
+            self._feed(fed, fed.row.value or self._last[fed.batch_slot])
+
+    def _feed(self, fed: _Fed, value: tuple[float, ...]) -> None:
+        """Write a position behind the one before it; those behind it are of no use any more."""
+        self._states[fed.owner, fed.at] = carry_on(self._states[fed.owner, fed.at - 1], value)
+        self._states.pop((fed.owner, fed.at + 1), None)
 
 
 class FaultError(Exception):
@@ -311,7 +337,8 @@ class Faulty(StandIn):
 
 def _fed(row: ScheduledSequence[int], kind: StepKind, image: int) -> _Fed:
     sequence, request = row.sequence, row.sequence.request
-    number = row.position + (len(sequence.prompt) - 1 if kind is StepKind.PREFILL else 0)
+    first = kind is StepKind.PREFILL and row.value is None
+    at = row.position + (len(sequence.prompt) - 1 if first else 0)
     return _Fed(
         row,
         id(sequence),
@@ -322,7 +349,7 @@ def _fed(row: ScheduledSequence[int], kind: StepKind, image: int) -> _Fed:
         sequence.batch_slot,
         request.pages,
         sequence.pages,
-        number,
+        at,
     )
 
 

@@ -1,0 +1,150 @@
+"""Drafts: a stream's last answer is checked in one step instead of being written again step by step. No torch.
+
+What a frame shows is nearly what the one before it did. The values of the last answer to a prompt are fed behind the
+prompt, and the same step samples behind each of them. As long as what is sampled is what was fed, the answer is that of
+one step after another; the first value that differs is the right one, as all before it are right. What was sampled
+behind it is the draft of the next step (Jacobi iteration; Santilli et al. 2023, arXiv:2305.10427), until all is right.
+Greedy answers are therefore those of plain decoding; drawn text is not drafted, as it is meant to differ.
+
+A step's cost is reading weights and keys, whatever its rows, while these are few: a step has no more of them than the
+engine has batch slots. A prompt whose drafts save few steps stops drafting for a while, twice as long each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.engine.scheduling.output_state import DraftMemory, FedValue, Sampled
+from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence
+from saccade.engine.scheduling.step import Sequence as Answer
+
+Rows = list[ScheduledSequence[Any]]
+Memory = dict[tuple[object, ...], DraftMemory]
+"""What the answers of a stream have left, by what was asked."""
+
+_MOST_REMEMBERED = 256  # prompts of a stream
+_MOST_MISSES = 4  # steps in a row that only correct one value, before the rest is written plainly
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What drafts have done so far: values fed, those that were right, and decode steps of a sequence saved."""
+
+    drafted: int = 0
+    accepted: int = 0
+    saved: int = 0
+
+
+def recall(request: ImageRequest[Any], memory: Memory) -> None:
+    """Give a request's sequences what earlier answers to their prompts have left."""
+    for sequence in request.sequences:
+        if sequence.output.draftable:
+            if len(memory) >= _MOST_REMEMBERED:
+                memory.clear()
+            key = request.window, sequence.prompt, type(sequence.output), request.adapter
+            sequence.memory = memory.setdefault(key, DraftMemory())
+
+
+def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts) -> Rows:
+    """What a prefill samples of a request: behind each prompt, and behind each of at most `left` values of drafts."""
+    scheduled: Rows = []
+    for sequence in request.sequences:
+        phase = sequence.output.next_phase()
+        if phase is None:
+            raise ValueError("an output state that wants no step was scheduled")
+        rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
+        sequence.position += len(sequence.prompt)
+        memory = sequence.memory
+        if memory is not None and left > 0 and sequence.output.draftable:
+            left -= _extend(rows, memory.draft()[:left], counts)
+        scheduled += rows
+    return scheduled
+
+
+def next_rows(sequence: Answer[Any], left: int, counts: DraftCounts) -> Rows:
+    """What a decode step feeds of a sequence: one row, and at most `left` of a draft; none if it is complete."""
+    phase = sequence.output.next_phase()
+    if phase is None:
+        return []
+    sequence.position -= sequence.output.back
+    rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
+    sequence.position += 1
+    sequence.decodes += 1
+    if sequence.feed:
+        rows[0].value, *draft = sequence.feed
+        sequence.feed = ()
+        _extend(rows, draft[: max(0, left)], counts)
+    return rows
+
+
+def take(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled], counts: DraftCounts) -> bool:
+    """Commit what a step has sampled for one sequence, as far as its draft was right; the rest is the next draft.
+
+    Args:
+        rows: of the sequence, in order.
+        sampled: their values.
+        counts: of all drafts.
+
+    Returns:
+        Whether the answer is complete.
+    """
+    sequence = rows[0].sequence
+    committed, complete = (1, sequence.output.commit(sampled[0])) if len(rows) == 1 else _verify(rows, sampled)
+    counts.accepted += committed - 1
+    sequence.started = True
+    sequence.committed += committed
+    if complete and sequence.memory is not None:
+        plain = sequence.committed - 1  # decode steps: one for each value but the first
+        saved = plain - sequence.decodes
+        counts.saved += max(0, saved)
+        sequence.memory.learn(sequence.output.values(), sequence.drafted, saved / max(1, plain))
+    return complete
+
+
+def _extend(rows: Rows, draft: Sequence[FedValue], counts: DraftCounts) -> int:
+    """Add rows that feed a draft behind a sequence's first row, as far as the answer can be so long; how many."""
+    sequence = rows[0].sequence
+    for number, value in enumerate(draft):
+        phase = sequence.output.next_phase()
+        if phase is None:
+            break
+        rows.append(ScheduledSequence(sequence, phase, sequence.position + number, value=value))
+    drafted = len(rows) - 1
+    for row in rows:
+        row.alone = not drafted
+    sequence.verifying = drafted > 0
+    sequence.drafted += drafted
+    counts.drafted += drafted
+    return drafted
+
+
+def _verify(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> tuple[int, bool]:
+    """How many rows were committed, and whether the answer is complete."""
+    sequence = rows[0].sequence
+    output = sequence.output
+    right: FedValue | None = None
+    committed = 0
+    for number, (row, values) in enumerate(zip(rows, sampled, strict=True)):
+        committed += 1
+        if output.commit(values):
+            return committed, True
+        right = output.fed(row.phase, values)
+        if number + 1 < len(rows) and rows[number + 1].value != right:
+            break
+    assert right is not None, "an answer that goes on feeds what it has sampled"
+    output.retract(len(rows) - committed)
+    first = rows[0].position if sequence.started else rows[0].position + len(sequence.prompt) - 1
+    sequence.position = first + committed
+    sequence.verifying = False
+    sequence.misses = sequence.misses + 1 if committed == 1 else 0
+    feed = [right]
+    if sequence.misses < _MOST_MISSES:
+        for row, values in zip(rows[committed:], sampled[committed:], strict=True):
+            value = output.fed(row.phase, values)
+            if value is None:
+                break
+            feed.append(value)
+    sequence.feed = tuple(feed)
+    return committed, False
