@@ -86,6 +86,9 @@ def test_published_dimensions_have_9_3_billion_weights() -> None:
         model = Moondream(MOONDREAM_3)
     assert model.n_parameters() == pytest.approx(9.27e9, rel=0.01)
     assert model.text.n_block_weights == pytest.approx(1.556e9, rel=0.01)
+    names = list(model.state_dict())
+    assert len(names) == 662  # as the published index has
+    assert sum(name.startswith("region.") for name in names) == 12
 
 
 def test_shards_and_one_file_are_the_same(folder: Path) -> None:
