@@ -39,7 +39,7 @@ class TokenSampler:
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
         """Log probabilities (n, ids) float32 of what is `scored`, of all tokens of logits (rows, vocab)."""
         assert self.scored is not None
-        return logits.index_select(0, self.rows).float().log_softmax(-1).gather(1, self.scored)
+        return logits.index_select(0, self.rows.contiguous()).float().log_softmax(-1).gather(1, self.scored)
 
 
 class SamplingInputs:
