@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from saccade.engine import EngineError, ModelFilesError
+from saccade.engine import Engine, EngineError, Gaze, ModelFilesError
 from saccade.engine.evaluation.golden import check
+from saccade.engine.evaluation.golden_engine import read_image
 from tests.support import REPO
 from tests.support.engine import GOLDEN, GOLDEN_3, one_thread
 
@@ -87,6 +88,24 @@ def test_the_engine_answers_as_the_reference() -> None:
     assert quantities["engine texts"].compared == 63
     assert quantities["stopped sooner"].differing == 4
     assert quantities["reasoning points"].compared == 6
+
+
+GAZES = [  # of the reference's `detect_gaze`, run in float32, which goes on where the end is not the likeliest token
+    (0, (0.25, 0.75), (0.26953125, 0.712890625)),
+    (0, (0.5, 0.125), (0.26953125, 0.9619140625)),
+    (2, (0.5, 0.125), (0.7861328125, 0.94921875)),
+    (2, (0.8, 0.3), (0.34765625, 0.9619140625)),
+    (5, (0.25, 0.75), (0.501953125, 0.951171875)),
+]
+
+
+def test_gazes_are_those_of_the_reference() -> None:
+    folder = shared("moondream-talk")
+    with Engine.load(str(folder), "cpu") as engine:
+        for number, eye, wanted in GAZES:
+            image = read_image(folder / "images" / f"{number}.png")
+            (spot,) = engine.submit(image, [Gaze(eye, conf=0.0)]).result(60).points.points
+            assert (spot.x, spot.y) == wanted
 
 
 def test_moondream_3_reproduces_its_reference_from_shards() -> None:
