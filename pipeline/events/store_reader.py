@@ -54,6 +54,7 @@ CREATE INDEX IF NOT EXISTS minutes_stored ON minutes (stored_at);
 is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
 
 MAX_LIMIT = 500
+_FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
 _ID = re.compile(r"[\w.-]{1,100}")
@@ -90,8 +91,8 @@ class EventQuery:
         if not 1 <= self.limit <= MAX_LIMIT:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
-    def to_sql(self) -> tuple[str, list[object]]:
-        """A statement that selects `record`, and its values."""
+    def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
+        """A statement that selects `record`, and its values; `first_row` is the first that may be so new as `since`."""
         where: list[str] = []
         values: list[object] = []
 
@@ -111,9 +112,8 @@ class EventQuery:
             add("instr(events.zones, ?)", f"|{self.zone}|")
         if self.since is not None:
             add("events.start_time >= ?", self.since)
-            # No event is stored before it begins: bounds the rows, where the times alone would not.
-            first = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
-            add(f"{row} >= coalesce(({first}), 9223372036854775807)", self.since)
+        if first_row is not None:
+            add(f"{row} >= ?", first_row)
         if self.after is not None:
             add(f"{row} < (SELECT row FROM events WHERE id = ?)", self.after)
         conditions = f" WHERE {' AND '.join(where)}" if where else ""
@@ -183,7 +183,14 @@ class EventReader:
     def search(self, query: EventQuery) -> list[dict[str, Any]]:
         """The records of events, newest first."""
         with self._reading() as db:
-            return [json.loads(record) for (record,) in db.execute(*query.to_sql())]
+            first = None
+            if query.since is not None:
+                # No event is stored before it begins: that bounds the rows, where the times alone would not.
+                first = db.execute(_FIRST, (query.since,)).fetchone()
+                if first is None:
+                    return []
+            rows = db.execute(*query.to_sql(None if first is None else first[0]))
+            return [json.loads(record) for (record,) in rows]
 
     def get(self, event: str) -> dict[str, Any] | None:
         """The record of an event with the paths of its tracks; None if there is none of that id."""
