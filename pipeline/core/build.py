@@ -6,7 +6,7 @@ terminals or addresses of outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.asking import Asker, ModelAskEngine
 from saccade.pipeline.events.clips import COPIED
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.machine import GAP_S
 from saccade.pipeline.events.recorder import MediaWriter, Recorder
 from saccade.pipeline.events.settings import AskSettings, EventSettings, RuleSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
@@ -187,6 +188,7 @@ def open_stream(
                     flush=events.flush,
                     minutes=minutes,
                     recorder=recorder,
+                    gap_s=max(GAP_S, 2 * config.motion_heartbeat),
                 )
             )
         elif config.rules:
@@ -373,4 +375,18 @@ def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
     prompts = prompts_of(run.tasks).model_copy(update=changed)
     if prompts.nothing:
         raise ConfigError(prompts.nothing)
-    run.tasks = tasks_for(engine, prompts)
+    stage = event_stage(run.stages)
+    run.tasks = [*(tasks := tasks_for(engine, prompts)), *missing_tasks(engine, tasks, stage.rules if stage else ())]
+
+
+def missing_tasks(engine: Engine, tasks: Sequence[Task], rules: Iterable[RuleSettings]) -> list[Task]:
+    """The tasks that find what rules name and none of `tasks` finds, with the score and the limit of these.
+
+    Raises:
+        UnknownClassError: if the model does not know a name.
+    """
+    found = {task.asked for task in tasks}
+    labels = dict.fromkeys(label for rule in rules for label in rule.condition.labels)
+    missing = [label for label in labels if not found.issuperset(names_of(engine, label))]
+    alike = prompts_of(tasks).model_copy(update={"detect": missing, "point": [], "query": [], "task": []})
+    return tasks_for(engine, alike) if missing else []

@@ -32,10 +32,12 @@ class Watch:
     Args:
         condition: what is watched.
         names: what its labels are called.
+        gap_s: seconds without a frame, after which what was there before counts no more.
     """
 
-    def __init__(self, condition: Condition, names: Names | None = None) -> None:
+    def __init__(self, condition: Condition, names: Names | None = None, gap_s: float = GAP_S) -> None:
         self.condition = condition
+        self._gap_s = gap_s
         known = names or {}
         self._labels = {name for label in condition.labels for name in known.get(label, (label,))}
         self._last_s: float | None = None
@@ -47,7 +49,7 @@ class Watch:
 
         Of a condition on the frame as a whole that holds, those that it counts, under -1 its own time.
         """
-        if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= GAP_S:
+        if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
         first, self._last_s = self._last_s is None, scene.seconds
         kind, now = self.condition.kind, (scene.seconds, scene.captured_at)
@@ -94,6 +96,7 @@ class RuleMachine:
         rule: what it watches.
         stream: name of the stream.
         names: what the labels of the rule are called.
+        gap_s: as in `Watch`.
         chance: returns random numbers from 0 to 1, for the ids.
     """
 
@@ -102,12 +105,15 @@ class RuleMachine:
         rule: RuleSettings,
         stream: str,
         names: Names | None = None,
+        *,
+        gap_s: float = GAP_S,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.rule = rule
         self._stream = stream
         self._chance = chance
-        self._watch = Watch(rule.condition, names)
+        self._gap_s = gap_s
+        self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
         self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
         self._event: Event | None = None
@@ -123,7 +129,7 @@ class RuleMachine:
     def step(self, scene: Scene) -> list[Change]:
         """Take the next scene, and return what has changed."""
         changes: list[Change] = []
-        if scene.seconds < self._last_s or scene.seconds - self._last_s > GAP_S:
+        if scene.seconds < self._last_s or scene.seconds - self._last_s > self._gap_s:
             changes += self.end()
         if scene.seconds < self._last_s:
             self._free_at = float("-inf")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import MINUTE_S, Minute
-from saccade.pipeline.events.machine import RuleMachine
+from saccade.pipeline.events.machine import GAP_S, RuleMachine
 from saccade.pipeline.events.record import Change, History, MinuteCounts, RuleList
 from saccade.pipeline.events.recorder import Recorder
 from saccade.pipeline.events.scene import Scene, SceneReader
@@ -49,6 +49,7 @@ class EventStage:
         names: how the model calls a label of a rule.
         file_began: Unix time at which a file begins, for `between`; by default now.
         flush: called when the stream has ended, after its last change.
+        gap_s: as in `RuleMachine`; more than a gate keeps back frames on which nothing moves.
         recorder: keeps clips and snapshots of the events; None for none.
         minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
             as well: its minutes, if it is live, and the paths of its tracks.
@@ -64,10 +65,12 @@ class EventStage:
         flush: Callable[[], object] | None = None,
         minutes: Callable[[float], list[Minute]] | None = None,
         recorder: Recorder | None = None,
+        gap_s: float = GAP_S,
     ) -> None:
         self._publish = publish
         self._flush = flush
         self._recorder = recorder
+        self._gap_s = gap_s
         self._media: dict[str, tuple[str | None, str | None]] = {}  # paths over HTTP, by event
         self._minutes = minutes
         self._minute: int | None = None  # start of the one that goes on
@@ -158,7 +161,7 @@ class EventStage:
         if old is not None and old.rule == rule:
             return old
         names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
-        return RuleMachine(rule, stream, names)
+        return RuleMachine(rule, stream, names, gap_s=self._gap_s)
 
     def _tell_history(self, captured_at: float | None) -> None:
         """Publish the tracks that have ended, and at a time of capture the minutes that have."""

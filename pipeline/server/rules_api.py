@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from saccade.engine import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
-from saccade.pipeline.core.build import check_asked, names_of, prompts_of, tasks_for
+from saccade.pipeline.core.build import check_asked, missing_tasks
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
@@ -83,13 +83,7 @@ class RulesApi:
             raise ConfigError("the stream was started by a program without a stage for tracks")
         check_places(rules, analysis.regions)
         check_asked(self._stage(run), rules)
-        engine = self._streams.engine
-        found = {task.asked for task in run.tasks}
-        labels = dict.fromkeys(label for rule in rules for label in rule.condition.labels)
-        missing = [label for label in labels if not found.issuperset(names_of(engine, label))]
-        if missing:
-            more = prompts_of(run.tasks).model_copy(update={"detect": missing, "point": [], "query": [], "task": []})
-            run.tasks = (*run.tasks, *tasks_for(engine, more))
+        run.tasks = (*run.tasks, *missing_tasks(self._streams.engine, run.tasks, rules))
         analysis.need_tracks()
 
     def _stage(self, run: Run) -> EventStage:

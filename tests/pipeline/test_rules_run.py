@@ -144,6 +144,8 @@ def test_rules_are_set_over_http_while_a_stream_runs(tmp_path: Path, monkeypatch
             422,
             {"error": "rule 'x': there is no zone 'hall'; zones: none"},
         )
+        status, changed = request("PATCH", f"{base}/room", {"detect": ["cat"]})
+        assert (status, changed["detect"]) == (200, ["cat", "person"])  # what the rule names is still found
         status, wrong = request("PUT", f"{base}/room/rules", {"rules": [{"name": "x", "when": "unicorn"}]})
         assert (status, "unicorn" in wrong["error"]) == (422, True)
         deadline = time.monotonic() + LONG_S
