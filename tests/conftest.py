@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -15,6 +16,10 @@ import pytest
 from tests.support import REPO
 from tests.support.clips import MakeClip, numbered_image
 from tests.support.command import saccade as saccade
+
+# Workers side by side, each with a thread for every core, would mostly wait for each other's: before torch is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What a shell ignores for its background jobs, and nohup, would stay ignored in the processes that the tests start.
 for _number in (signal.SIGINT, signal.SIGHUP):

@@ -6,7 +6,7 @@ Knows engines and results, nothing of command lines.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -70,13 +70,23 @@ def _answers(device: str, dtype: str) -> list[Place]:
     with Engine.load("nano", device, dtype) as engine:
         names = engine.model.classes or ()
         for image in _images():
-            boxes = [engine.submit(image, [Detect(name, 1, 0.0)]) for name in names]
+            boxes = [engine.submit(image, [Detect(name, 1, 0.0) for name in group]) for group in _groups(names)]
             tasks: list[Task] = [Point(name, 1, 0.0) for name in names]
             points = engine.submit(image, tasks)  # in one batch, the others in batches of all sizes
-            for future in boxes:
-                found += [(box.x1, box.y1, box.x2, box.y2) for box in future.result().detections.boxes] or [()]
+            places = {box.label: box for future in boxes for box in future.result().detections.boxes}
+            for name in names:
+                box = places.get(name)
+                found.append(() if box is None else (box.x1, box.y1, box.x2, box.y2))
             found += [(spot.x, spot.y) for spot in points.result().points.points]
     return found
+
+
+def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The names by one, two, three and so on."""
+    begin, size = 0, 1
+    while begin < len(names):
+        yield names[begin : begin + size]
+        begin, size = begin + size, size + 1
 
 
 def _images() -> list[NDArray[np.uint8]]:

@@ -222,8 +222,8 @@ def test_nothing_grows_or_is_lost(tmp_path: Path) -> None:
         run = subprocess.Popen(command, stdout=log, stderr=log, env=environment(), cwd=tmp_path)
         stack.callback(run.kill)
         api, seen = Api(http), dict[str, int]()
-        wait_for(api.up)
-        wait_for(lambda: _listens(feed))
+        wait_for(api.up, 120)
+        wait_for(lambda: _listens(feed), 120)
         stack.callback(never_reads(feed).close)
         listener = stack.enter_context(Listener(broker))
         extra = f"rtsp://127.0.0.1:{cameras['door'].port}/live"
