@@ -83,6 +83,7 @@ class Engine:
         depth: int | None = None,
         adapter_slots: int = 4,
         adapter_rank: int = 32,
+        drafts: bool | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Load a model.
@@ -98,6 +99,7 @@ class Engine:
                 default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
             adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
+            drafts: begin a stream's answers with those on its last frame; by default on a CPU only, see `EngineConfig`.
             progress: called with (done, of how many) while a GPU is prepared, which takes some seconds.
 
         Raises:
@@ -107,11 +109,10 @@ class Engine:
             ValueError: if another argument is out of its range, see `EngineConfig`.
         """
         loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype)
+        cuda = loaded.model.device.type == "cuda"
+        depth, drafts = (1 + cuda if depth is None else depth), (not cuda if drafts is None else drafts)
         config = EngineConfig(
-            depth=(2 if loaded.model.device.type == "cuda" else 1) if depth is None else depth,
-            adapter_slots=adapter_slots,
-            adapter_rank=adapter_rank,
-            exact=dtype is not None,
+            depth, adapter_slots=adapter_slots, adapter_rank=adapter_rank, drafts=drafts, exact=dtype is not None
         )
         return cls(loaded, info, vocabulary, config, progress=progress)
 

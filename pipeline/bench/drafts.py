@@ -134,7 +134,7 @@ def time_drafts(
         EngineError: if the model cannot be loaded.
         SourceError: if a clip cannot be read.
     """
-    with open_engine(model, device, dtype=dtype) as engine:
+    with open_engine(model, device, dtype=dtype, drafts=True) as engine:
         rows = []
         for clip in clips:
             with open_source(clip, vid_stride=stride) as source:
@@ -277,7 +277,7 @@ def time_scripted(
         EngineError: if the model cannot be loaded.
     """
     images = images_of(str(DEMO_CLIP), *size)
-    with open_engine(model, device, dtype=dtype) as engine:
+    with open_engine(model, device, dtype=dtype, drafts=True) as engine:
         rows = run_scripted(engine, images, objects, moved, frames)
         info = engine.model
     return DraftsBench(info.name, info.device, info.dtype, tuple(rows))

@@ -123,8 +123,10 @@ class Measured:
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
-def open_engine(name: str, device: str, depth: int | None = None, dtype: str | None = None) -> Engine:
-    """Load a model, or make one of random weights.
+def open_engine(
+    name: str, device: str, depth: int | None = None, dtype: str | None = None, *, drafts: bool | None = None
+) -> Engine:
+    """Load a model, or make one of random weights; the arguments are those of `Engine.load`.
 
     Raises:
         EngineError: if there is no such model, device or dtype.
@@ -135,7 +137,7 @@ def open_engine(name: str, device: str, depth: int | None = None, dtype: str | N
 
     if name in RANDOM:
         return random_engine(device, dtype, depth or 2, name=name)
-    return Engine.load(name, device, dtype, depth=depth)
+    return Engine.load(name, device, dtype, depth=depth, drafts=drafts)
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:

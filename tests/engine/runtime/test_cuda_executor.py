@@ -240,7 +240,7 @@ def test_drafts_change_no_answer(model: str) -> None:
     if model != "nano":
         tasks += [Query("how many?", max_tokens=12), Caption("short", max_tokens=7)]
     shown = [image for image in images() for _ in range(2)]
-    with Engine.load(model, "cuda", "float32") as engine:
+    with Engine.load(model, "cuda", "float32", drafts=True) as engine:
         engine.configure_stream("door", StreamSettings(newest=False))
         wanted = [engine.submit(image, tasks).result() for image in shown]
         before = engine.counters()
