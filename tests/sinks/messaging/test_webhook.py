@@ -114,7 +114,7 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
         ("https://me:sec/ret@host", "special characters of a password as %XX"),
         ("https://me:sec#ret@host", "is not a valid address"),
         ("http://host:x/", "is not a valid address"),
-        ("http://host/#send=some", "http://host: send should be objects or all or events, not 'some'"),
+        ("http://host/#send=some", "http://host: send should be objects or all or events or rules, not 'some'"),
         ("http://host/?a=1#sent=all", "http://host: unknown option 'sent'; did you mean 'send'?"),
         ("http://host/#timeout=0", "timeout should be a time"),
         ("http://host/#concurrency=65", "concurrency should be a whole number from 1 to 64"),
