@@ -6,10 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from saccade.engine import (
     Detect,
@@ -17,22 +14,11 @@ from saccade.engine import (
     EngineError,
     Query,
 )
-from tests.support.engine import TINY, noise, random_model, write_model
+from tests.support.engine import noise
 
 WAIT_S = 60
 IMAGE = noise(16, 16)
 GOOD = Detect("x", 2, 0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
-
-
-@pytest.fixture
-def tiny(folder: Path) -> Iterator[Engine]:
-    with Engine.load(str(folder), "cpu", depth=2) as engine:
-        yield engine
 
 
 def answered(engine: Engine) -> bool:

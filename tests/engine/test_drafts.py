@@ -14,7 +14,7 @@ from saccade.engine.phase import Phase
 from saccade.engine.scheduling.output_state import DraftMemory
 from saccade.sources import open_source
 from tests.support import REPO
-from tests.support.engine import GOLDEN, TINY, noise, random_model, write_model
+from tests.support.engine import GOLDEN, noise
 
 WAIT_S = 60
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
@@ -26,11 +26,6 @@ TASKS: list[Task] = [
     Query("how many?", 12),
     Caption("short", max_tokens=9),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
 
 
 @pytest.fixture(params=[1, 2])

@@ -26,7 +26,7 @@ from saccade.engine import (
     UnsupportedTaskError,
 )
 from tests.support import REPO
-from tests.support.engine import GOLDEN, SCREEN, TINY, noise, random_model, same, square, write_model
+from tests.support.engine import GOLDEN, SCREEN, noise, same, square
 
 WAIT_S = 60  # far beyond what any of these needs; only so that a deadlock fails instead of hanging
 LOW = 0.003
@@ -38,15 +38,9 @@ def nano() -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of every output and an open vocabulary, with random weights."""
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
-
-
 @pytest.fixture
-def tiny(tiny_folder: Path) -> Iterator[Engine]:
-    with Engine.load(str(tiny_folder), "cpu") as engine:
+def tiny(folder: Path) -> Iterator[Engine]:
+    with Engine.load(str(folder), "cpu") as engine:
         yield engine
 
 

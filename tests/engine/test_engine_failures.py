@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,22 +40,11 @@ from saccade.engine.results import ResultPart, Text
 from saccade.engine.scheduling.output_state import OutputState, Sampled, TokenRule
 from saccade.engine.scheduling.task import Answers, OnText
 from saccade.engine.scheduling.text_output import TextOutput
-from tests.support.engine import TINY, Held, noise, random_model, write_model
+from tests.support.engine import Held, noise
 
 WAIT_S = 60
 IMAGE = noise(16, 16)
 GOOD = Detect("x", 2, 0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
-
-
-@pytest.fixture
-def tiny(folder: Path) -> Iterator[Engine]:
-    with Engine.load(str(folder), "cpu", depth=2) as engine:
-        yield engine
 
 
 def answered(engine: Engine) -> bool:

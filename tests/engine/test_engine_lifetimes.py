@@ -23,22 +23,11 @@ from saccade.engine.results import ResultPart
 from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES
 from saccade.engine.runtime.device_streams import Watcher
 from saccade.engine.scheduling.task import Answers
-from tests.support.engine import TINY, Held, noise, random_model, write_model
+from tests.support.engine import Held, noise
 
 WAIT_S = 15
 IMAGE = noise(16, 16)
 GOOD = Detect("x", 2, 0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
-
-
-@pytest.fixture
-def tiny(folder: Path) -> Iterator[Engine]:
-    with Engine.load(str(folder), "cpu", depth=2) as engine:
-        yield engine
 
 
 @pytest.fixture

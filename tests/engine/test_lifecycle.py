@@ -22,20 +22,14 @@ from saccade.engine import (
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
-from tests.support.engine import TINY, Held, noise, random_model, same, write_model
+from tests.support.engine import Held, noise, same
 
 WAIT_S = 60  # far beyond what any of these needs; only so that a deadlock fails instead of hanging
 
 
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of every output and an open vocabulary, with random weights."""
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
-
-
 @pytest.fixture
-def tiny(tiny_folder: Path) -> Iterator[Engine]:
-    with Engine.load(str(tiny_folder), "cpu") as engine:
+def tiny(folder: Path) -> Iterator[Engine]:
+    with Engine.load(str(folder), "cpu") as engine:
         yield engine
 
 
@@ -50,8 +44,8 @@ def test_cancelling_before_the_start_drops_the_work(tiny: Engine) -> None:
     assert not held.first.cancel()
 
 
-def test_closing_fails_what_has_not_begun_and_ends_the_thread(tiny_folder: Path) -> None:
-    engine = Engine.load(str(tiny_folder), "cpu")
+def test_closing_fails_what_has_not_begun_and_ends_the_thread(folder: Path) -> None:
+    engine = Engine.load(str(folder), "cpu")
     held = Held(engine, noise(16, 16))
     waiting = [engine.submit(noise(16, 16), [Detect("x", 2, 0.0)]) for _ in range(5)]
     assert waiting[3].cancel()
@@ -74,8 +68,8 @@ def test_closing_fails_what_has_not_begun_and_ends_the_thread(tiny_folder: Path)
             assert isinstance(future.exception(WAIT_S), EngineClosedError)
 
 
-def test_a_closed_engine_refuses_and_may_be_closed_again(tiny_folder: Path) -> None:
-    with Engine.load(str(tiny_folder), "cpu") as engine:
+def test_a_closed_engine_refuses_and_may_be_closed_again(folder: Path) -> None:
+    with Engine.load(str(folder), "cpu") as engine:
         assert engine.detect(noise(16, 16), "x", 1, 0.0)
     engine.close()
     with pytest.raises(EngineClosedError, match="closed"):
@@ -84,8 +78,8 @@ def test_a_closed_engine_refuses_and_may_be_closed_again(tiny_folder: Path) -> N
         engine.detect(noise(16, 16), "x")
 
 
-def test_many_may_close_at_once(tiny_folder: Path) -> None:
-    engine = Engine.load(str(tiny_folder), "cpu")
+def test_many_may_close_at_once(folder: Path) -> None:
+    engine = Engine.load(str(folder), "cpu")
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(engine.close) for _ in range(8)]:
             done.result(WAIT_S)
@@ -101,8 +95,8 @@ def test_an_error_belongs_to_its_future_only(tiny: Engine) -> None:
     assert after.result(WAIT_S).detections == before
 
 
-def test_what_can_never_fit_fails_alone(tiny_folder: Path) -> None:
-    loaded, info, vocabulary = open_model(str(tiny_folder), "cpu", None)
+def test_what_can_never_fit_fails_alone(folder: Path) -> None:
+    loaded, info, vocabulary = open_model(str(folder), "cpu", None)
     with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
         future = small.submit(noise(16, 16), [Detect("x", 9, 0.0)] * 9)
         with pytest.raises(RequestTooLargeError, match="ask less at a time") as caught:

@@ -30,17 +30,12 @@ from saccade.engine import (
 from saccade.engine.evaluation.reference import Generator
 from saccade.engine.model_loader import open_model
 from saccade.engine.tasks import TASKS
-from tests.support.engine import TINY, noise, random_model, write_model
+from tests.support.engine import TINY, noise, write_model
 
 WAIT_S = 60
 IMAGE = noise(30, 30)
 CHOICES = ("yes", "no", "not at all")
 SPELLINGS = ("yes", " yes", "Yes", " Yes", "no", " no", "No", " No", "not at all", " not at all", "Not at all")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["blocking", "pipelined"])

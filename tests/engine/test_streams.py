@@ -13,16 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from saccade.engine import DeadlineError, Detect, Engine, Query, StreamSettings, SupersededError
-from tests.support.engine import TINY, Held, noise, random_model, same, write_model
+from tests.support.engine import Held, noise, same
 
 WAIT_S = 60
 IMAGE = noise(16, 16)
 GOOD = Detect("x", 2, 0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
 
 
 @pytest.fixture(params=[1, 2])

@@ -14,15 +14,10 @@ from typing import Any
 import pytest
 
 from saccade.engine import Caption, DeadlineError, Detect, Engine, EngineClosedError, EngineError, Query, Result, Task
-from tests.support.engine import TINY, Held, noise, random_model, write_model
+from tests.support.engine import Held, noise
 
 WAIT_S = 60
 IMAGE = noise(30, 30)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), TINY, random_model(TINY))
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["blocking", "pipelined"])

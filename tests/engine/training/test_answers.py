@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +20,6 @@ from saccade.engine.training.answers import (
 from saccade.engine.training.augment import Batch
 from saccade.engine.training.import_picodet import convert
 from saccade.engine.training.train import build
-from tests.support.engine import one_thread
 from tests.support.training import CLASSES, random_start, small_config
 
 CPU = torch.device("cpu")
@@ -31,12 +27,6 @@ CONFIG = small_config()
 WORDS = torch.arange(10, 10 + len(CLASSES))
 SIMILAR = similar_classes(CLASSES, CPU)
 N_PROMPTS, N_OBJECTS, K = 4, 3, CONFIG.vision.n_places
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def fresh() -> Answerer:

@@ -1,32 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from saccade.engine.training.augment import make_batch
-from saccade.engine.training.data import Split, load_split
-from tests.support.engine import one_thread
-from tests.support.training import BOX, CLASSES, one_square, small_pack
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_pack(tmp_path_factory.mktemp("pack"))
-
-
-@pytest.fixture(scope="module")
-def train(pack: Path) -> Split:
-    return load_split(pack, "train", 2)
+from saccade.engine.training.data import Split
+from tests.support.training import BOX, CLASSES, one_square
 
 
 def bright(image: torch.Tensor) -> torch.Tensor:

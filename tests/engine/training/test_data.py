@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,24 +18,8 @@ from saccade.engine.training.data import (
     read_images,
     read_labels,
 )
-from tests.support.engine import label, noise, one_thread, square, write_pack
-from tests.support.training import BOX, CLASSES, small_pack
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_pack(tmp_path_factory.mktemp("pack"))
-
-
-@pytest.fixture(scope="module")
-def train(pack: Path) -> Split:
-    return load_split(pack, "train", 2)
+from tests.support.engine import label, noise, square, write_pack
+from tests.support.training import BOX, CLASSES
 
 
 def test_a_split_has_its_images_and_labels(train: Split) -> None:

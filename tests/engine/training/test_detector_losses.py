@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from saccade.engine.models.moondream.picodet import BINS, Evidence, places
 from saccade.engine.training.augment import Batch
 from saccade.engine.training.detector_losses import assign, detector_losses, generalised_iou, iou
-from tests.support.engine import one_thread
 from tests.support.training import CLASSES
 
 SIDE = 64
@@ -16,12 +13,6 @@ CENTRES, STRIDES = places(SIDE, SIDE, torch.device("cpu"))
 FACE, CAT, DOG = (CLASSES.index(name) for name in ("face", "cat", "dog"))
 KNOWN = torch.tensor([name != "face" for name in CLASSES])
 BOX = torch.tensor([16.0, 16.0, 48.0, 48.0])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def evidence(logit: float = -6.0) -> Evidence:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,9 @@ from safetensors.torch import load_file
 from saccade.engine.models.moondream.picodet import PicoDet
 from saccade.engine.training.import_picodet import _MEAN, _SPREAD, COCO, convert
 from tests.support import REPO
-from tests.support.engine import one_thread
 from tests.support.training import CLASSES, random_start
 
 SHARED = Path(REPO).resolve().parent / "shared" / "starts" / "start-picodet-s"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def test_a_detector_takes_its_classes_from_cocos() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,10 @@ from saccade.engine.models.moondream.model import load
 from saccade.engine.training.data import load_split
 from saccade.engine.training.import_picodet import convert
 from saccade.engine.training.train import balance, build, export, main, rate_at
-from tests.support.engine import one_thread, square
-from tests.support.training import BOX, CLASSES, random_start, small_config, small_pack, write_shape, write_start
+from tests.support.engine import square
+from tests.support.training import BOX, CLASSES, random_start, small_config, write_shape, write_start
 
 WORDS = torch.arange(10, 10 + len(CLASSES))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_pack(tmp_path_factory.mktemp("pack"))
 
 
 def test_the_rate_warms_up_and_falls_to_a_fiftieth() -> None:
