@@ -179,11 +179,16 @@ class Request(Generic[ImageT]):
             for start in range(0, max(1, len(chosen)), most):
                 part = slice(start, start + most)
                 image_request = ImageRequest[ImageT](
-                    None, sequences[part], self._image_done, self.deadline, self._adapter, self._prefix
+                    None,
+                    sequences[part],
+                    self._image_done,
+                    self.deadline,
+                    self._adapter,
+                    self._prefix,
+                    has_prefix=not self._blank,
+                    window=number,
+                    prepare=partial(self._prepare, crops) if chosen and crops else None,
                 )
-                image_request.has_prefix = not self._blank
-                image_request.window = number
-                image_request.prepare = partial(self._prepare, crops) if chosen and crops else None
                 self._parts.append(_Part(window, tuple(chosen[part]), image_request))
         self._left = self._uncut = len(self._parts)
         return self.image_requests

@@ -18,7 +18,6 @@ from saccade.pipeline.analytics.kalman import STEP_S, correct, predict, start
 _LEAST_FIRST = 0.2  # overlap × score, of a track and a box that scores high
 _LEAST_SECOND = 0.5  # overlap, of a track and a box that scores low
 _LEAST_NEW = 0.3  # overlap × score, of a track seen once and its second box
-_HITS = 2  # boxes one after the other that make a track
 # For which a track that is not seen goes on growing or shrinking; later it would match anything. With 0, those that are
 # half hidden for some frames were lost (TUD-Campus: IDF1 70.4, with this 74.7); 0.25 to 0.4 gave the same.
 _GROWTH_S = 0.3

@@ -262,10 +262,7 @@ class BroadcastSink:
             NoSuchStreamError: if there is no such stream.
         """
         with self._lock:
-            found = self._streams.get(stream)
-            if found is None:
-                raise NoSuchStreamError(stream)
-            return found.next()
+            return self._find(stream).next()
 
     def join(self, stream: str, view: View, wake: Callable[[], None]) -> tuple[Viewer, Callable[[], None]]:
         """View a stream from its next frame on.
@@ -282,9 +279,13 @@ class BroadcastSink:
             NoSuchStreamError: if there is no such stream.
         """
         with self._lock:
-            found = self._streams.get(stream)
-            if found is None:
-                raise NoSuchStreamError(stream)
-            viewer = Viewer(wake)
+            found, viewer = self._find(stream), Viewer(wake)
             found.join(view, viewer)
         return viewer, lambda: found.leave(view, viewer)
+
+    def _find(self, stream: str) -> _Stream:
+        """A stream by its name; the lock is held."""
+        found = self._streams.get(stream)
+        if found is None:
+            raise NoSuchStreamError(stream)
+        return found

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, Field
 
+from saccade.engine.results import Result
 from saccade.engine.tasks import Caption, Detect, Point, Query
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.images import decode_image
@@ -83,12 +84,15 @@ class MoondreamApi:
             web.get("/v1/models", self._models),
         ]
 
-    async def _detect(self, request: web.Request) -> web.StreamResponse:
+    async def _find(self, request: web.Request, kind: type[Detect] | type[Point]) -> Result:
+        """What a request for objects or points finds."""
         async with self._asker.reading():
             asked = await self._asker.read(request, _Object)
             image = await self._asker.decode(partial(decode_image, asked.image_url))
-            tasks = [Detect(asked.object, asked.how.max_objects, asked.how.conf)]
-            found = (await self._asker.result(image, tasks)).detections
+            return await self._asker.result(image, [kind(asked.object, asked.how.max_objects, asked.how.conf)])
+
+    async def _detect(self, request: web.Request) -> web.StreamResponse:
+        found = (await self._find(request, Detect)).detections
         objects = [
             {"x_min": box.x1, "y_min": box.y1, "x_max": box.x2, "y_max": box.y2, "score": box.score, "label": box.label}
             for box in found.boxes
@@ -96,11 +100,7 @@ class MoondreamApi:
         return web.json_response({"request_id": _request_id(), "objects": objects})
 
     async def _point(self, request: web.Request) -> web.StreamResponse:
-        async with self._asker.reading():
-            asked = await self._asker.read(request, _Object)
-            image = await self._asker.decode(partial(decode_image, asked.image_url))
-            tasks = [Point(asked.object, asked.how.max_objects, asked.how.conf)]
-            found = (await self._asker.result(image, tasks)).points
+        found = (await self._find(request, Point)).points
         points = [{"x": spot.x, "y": spot.y, "score": spot.score, "label": spot.label} for spot in found.points]
         return web.json_response({"request_id": _request_id(), "points": points, "count": len(points)})
 
