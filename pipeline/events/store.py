@@ -56,6 +56,7 @@ class EventStore(EventReader):
         super().__init__(folder)
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[tuple[str, str], float] = {}  # by stream and rule
+        self._deleted_media: list[Path] = []  # of a transaction that is not committed yet
         try:
             self.media_folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -159,6 +160,7 @@ class EventStore(EventReader):
     def _commit(self, db: sqlite3.Connection, batch: list[tuple[Write, Future[Any]]]) -> None:
         """Write a batch in one transaction; where that fails, one by one, so that one that fails costs no other."""
         results: list[Any] = []
+        self._deleted_media.clear()
         try:
             with db:
                 results = [write(db) for write, _ in batch]
@@ -170,6 +172,11 @@ class EventStore(EventReader):
                 for one in batch:
                     self._commit(db, [one])
             return
+        for path in self._deleted_media:  # only now: an event that a kill or an error keeps must keep its media
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s could not be deleted: %s", path, error.strerror)
         for (_, done), result in zip(batch, results, strict=True):
             done.set_result(result)
 
@@ -211,7 +218,7 @@ class EventStore(EventReader):
         path = self.media(event, kind)
         if row is None:
             if path is not None:  # its event was deleted meanwhile
-                path.unlink(missing_ok=True)
+                self._deleted_media.append(path)
             return
         record = json.loads(row[0])
         record[f"has_{kind}"] = path is not None
@@ -230,9 +237,7 @@ class EventStore(EventReader):
             db.execute("DELETE FROM words WHERE rowid = ?", row)
             db.execute("DELETE FROM events WHERE row = ?", row)
             count += 1
-            for kind in MEDIA:
-                if (path := self.media(event, kind)) is not None:
-                    path.unlink(missing_ok=True)
+            self._deleted_media += [path for kind in MEDIA if (path := self.media(event, kind)) is not None]
         return count
 
     def _prune(self, db: sqlite3.Connection) -> int:
