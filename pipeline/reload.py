@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from saccade.engine.errors import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.build import change_prompts, tasks_for
 from saccade.pipeline.core.config import ListedStream, Prompts, RunConfig
-from saccade.pipeline.core.config_edit import save_regions
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.edit import save_regions
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.run_tasks import change_prompts, tasks_for
 from saccade.pipeline.session import Session
 from saccade.sinks import SinkError
 from saccade.sources import SourceError

@@ -19,10 +19,11 @@ from websockets.sync.client import connect
 
 from saccade.engine import ModelInfo
 from saccade.engine.results import Result
-from saccade.pipeline.core.build import load_engine, tasks_for
+from saccade.pipeline.core.build import load_engine
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.core.output import Output
+from saccade.pipeline.core.run_tasks import tasks_for
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.sinks import CallbackSink, Latency
 from saccade.sinks.websocket.server import WebSocketSink

@@ -68,7 +68,7 @@ def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
     Raises:
         ConfigError: if a value is invalid.
     """
-    from saccade.pipeline.core.config_file import load
+    from saccade.pipeline.core.config.file import load
 
     return load(config, given)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from saccade.pipeline.core.bounded_queue import QueuePolicy
     from saccade.pipeline.core.build import load_engine
     from saccade.pipeline.core.config import Prompts, RunConfig, StreamConfig
-    from saccade.pipeline.core.config_file import load
+    from saccade.pipeline.core.config.file import load
     from saccade.pipeline.core.errors import ConfigError, RunFailed, StreamError
     from saccade.pipeline.core.output import Output
     from saccade.pipeline.core.stats import Report
@@ -43,7 +43,7 @@ __getattr__ = lazy_attributes(
         "bounded_queue": ["QueuePolicy"],
         "build": ["load_engine"],
         "config": ["Prompts", "RunConfig", "StreamConfig"],
-        "config_file": ["load"],
+        "config.file": ["load"],
         "errors": ["ConfigError", "RunFailed", "StreamError"],
         "stats": ["Report"],
         "stream_manager": ["StreamStatus", "Streams"],

@@ -19,9 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, SupersededError
@@ -29,10 +26,11 @@ from saccade.engine.results import Result
 from saccade.engine.scheduling.task import Task
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
 from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy
+from saccade.pipeline.core.delivery import Delivery, OutputDelivery
 from saccade.pipeline.core.engine_stream import EngineStream, Flights, InFlight, Share
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report, Stats, latency_of
-from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
+from saccade.sinks import SinkStatus
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model
 
@@ -42,14 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_FAILED = 10  # frames of a live source in a row on which the engine or a stage may fail
-_LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
-
-
-@dataclass(slots=True, frozen=True)
-class _Delivery:
-    frame: Frame
-    result: Result
-    latency: Latency
 
 
 class Run:
@@ -100,16 +90,14 @@ class Run:
         self._frames: BoundedQueue[Frame] = BoundedQueue(policy)
         self._flights = Flights(in_flight)
         self._stream = EngineStream(engine, self.name, in_flight, share or Share(), live=live, newest=self._newest)
-        self._outputs = [
-            (output, BoundedQueue[_Delivery](output.outbox or (_LIVE_OUTBOX if live else WAIT))) for output in outputs
-        ]
+        self._delivery = OutputDelivery(outputs, self.name, live=live, stop=self.stop, fail=self._fail)
         # Taken before a frame leaves the queue, unless newer ones may replace it in the engine, too.
         self._places = threading.Semaphore(in_flight)
         self._stats, self._lock = Stats(), threading.Lock()  # over what follows, which the threads change
         self._error: Exception | None = None
         self._awaited: InFlight | None = None  # the oldest frame that the engine has not answered yet
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
-        work += [(type(o.sink).__name__, partial(self._write, o, outbox)) for o, outbox in self._outputs]
+        work += self._delivery.work()
         self._on_end, self._left, self._abandoned = on_end, len(work), False
         self._ended = threading.Event()
         # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
@@ -202,16 +190,13 @@ class Run:
     def report(self) -> Report:
         """The counters so far; callable at any time from any thread."""
         drops: Counter[str] = Counter(self._frames.drops) + Counter(full=self._flights.superseded)
-        waiting = {"engine": len(self._frames)}
-        for number, (output, outbox) in enumerate(self._outputs):
-            if not output.viewing:
-                drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
-            waiting[f"{number} {output.name}"] = len(outbox)
+        drops.update(self._delivery.drops())
+        waiting = {"engine": len(self._frames), **self._delivery.waiting()}
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink that is this run's own."""
-        return [output.guard.status() for output, _ in self._outputs if not output.shared]
+        return self._delivery.statuses()
 
     def _part(self, work: Callable[[], None]) -> None:
         try:
@@ -313,8 +298,7 @@ class Run:
             pass  # everything submitted is delivered
         finally:
             self._close_stages()
-            for _, outbox in self._outputs:
-                outbox.close()
+            self._delivery.close()
 
     def _await(self, flight: InFlight) -> Result:
         """The engine's result of a frame; raises CancelledError once the run is abandoned."""
@@ -330,20 +314,18 @@ class Run:
                 self._awaited = None
             self._free_place()
 
-    def _process(self, flight: InFlight, result: Result) -> _Delivery:
+    def _process(self, flight: InFlight, result: Result) -> Delivery:
         """Take a result through the stages."""
         started = time.monotonic()
         for stage in self._stages:
             result = stage.process(flight.frame, result)
         track_ms = 1000 * (time.monotonic() - started)
-        return _Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
+        return Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
 
-    def _deliver(self, delivery: _Delivery, lost: int) -> None:
+    def _deliver(self, delivery: Delivery, lost: int) -> None:
         """Hand a result to the sinks; `lost` frames were lost before it, besides its frame's `dropped_before`."""
         self._stats.note_result(delivery.frame, delivery.result, delivery.latency)
-        for _, outbox in self._outputs:
-            with suppress(QueueClosed):  # a sink that failed ends the run; the others still get what is in flight
-                outbox.put(delivery, delivery.frame.dropped_before + lost)
+        self._delivery.put(delivery, delivery.frame.dropped_before + lost)
 
     def _close_stages(self) -> None:
         for stage in self._stages:
@@ -352,44 +334,6 @@ class Run:
                     stage.close()
                 except Exception as error:
                     self._fail(error)
-
-    def _write(self, output: Output, outbox: BoundedQueue[_Delivery]) -> None:
-        guard = output.guard
-        try:
-            while True:
-                taken = outbox.get()
-                frame = taken.item.frame.changed(dropped_before=taken.lost_before)
-                guard.write(frame, taken.item.result, taken.item.latency)
-                if guard.paused and not self._source.info.live and not self._any_sink_works():
-                    break  # no use in reading the rest of a file; a live source goes on until the sink works again
-        except QueueClosed:
-            pass  # nothing more will come
-        except ReaderGoneError as error:
-            log.info("%s: %s", self.name, error)
-            if not self._any_sink_works():
-                self.stop()
-        except SinkClosedError:
-            self.stop()  # the user has ended the run
-        except Exception as error:
-            self._fail(error)
-        finally:
-            outbox.discard()
-            try:
-                self._finish(output)
-                lost, reason = guard.end(self.name)
-                if lost and not self._source.info.live:
-                    raise SinkError(f"{reason}; results lost: {lost}")
-            except Exception as error:
-                self._fail(error)
-
-    def _any_sink_works(self) -> bool:
-        return any(output.guard.works for output, _ in self._outputs)
-
-    def _finish(self, output: Output) -> None:
-        if not output.shared:
-            output.sink.close()
-        elif isinstance(output.sink, SupportsStreamEnd):
-            output.sink.end(self.name)
 
     def _note(self, error: Exception) -> None:
         with self._lock:

@@ -31,7 +31,7 @@ import yaml
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from saccade.pipeline.core.config_file import explain
+from saccade.pipeline.core.config.file import explain
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.settings import Names, Text
 from saccade.sources.http.auth import HttpAuth, refusal

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from saccade.engine.errors import EngineError
 from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
-from saccade.pipeline.core.build import change_prompts, prompts_of
 from saccade.pipeline.core.config import Prompts
-from saccade.pipeline.core.config_file import explain
+from saccade.pipeline.core.config.file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.run_tasks import change_prompts, prompts_of
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.static_files import file_route

@@ -19,10 +19,11 @@ from aiohttp import web
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import add_stream, prompts_of, tasks_for
+from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.output import Output
+from saccade.pipeline.core.run_tasks import prompts_of, tasks_for
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.console import Console

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from saccade.engine import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
-from saccade.pipeline.core.build import check_asked, missing_tasks
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.run_tasks import check_asked, missing_tasks
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.settings import Rules, RuleSettings, check_places

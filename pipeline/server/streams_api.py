@@ -27,10 +27,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.core.build import CheckSource, change_prompts, change_share, prompts_of, settings_of
+from saccade.pipeline.core.build import CheckSource
 from saccade.pipeline.core.config import Changes, StreamConfig
-from saccade.pipeline.core.config_file import explain
+from saccade.pipeline.core.config.file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.core.run_tasks import change_prompts, change_share, prompts_of, settings_of
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.access import client_of

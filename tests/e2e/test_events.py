@@ -13,7 +13,7 @@ import av
 import pytest
 
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.session import opened_session
 from tests.support.browser import needs_chromium, tab
 from tests.support.cameras.faulty import FaultyCamera, coded_clip

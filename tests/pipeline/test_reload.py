@@ -16,7 +16,7 @@ import pytest
 from saccade.engine.tasks import Detect
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.reload import ConfigReloader
 from saccade.pipeline.session import Session, opened_session
 from tests.support import REPO

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.session import opened_session
 from tests.support.command import Command

@@ -25,7 +25,7 @@ from saccade.engine.model_loader import DTYPES
 from saccade.pipeline.cli.live_view import table_of
 from saccade.pipeline.core.build import load_engine
 from saccade.pipeline.core.config import RunConfig, StreamConfig
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.session import Session, opened_session
 from saccade.pipeline.sink_targets import shown_targets

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.pipeline.core.config import ListedStream
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError, RunFailed
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.session import opened_session

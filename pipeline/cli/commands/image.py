@@ -10,9 +10,10 @@ from PIL import Image
 
 from saccade.engine.results import Result, Text
 from saccade.pipeline.cli.formatting import show_preparation
-from saccade.pipeline.core.build import load_engine, tasks_for
+from saccade.pipeline.core.build import load_engine
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.run_tasks import tasks_for
 from saccade.pipeline.core.stats import latency_of
 from saccade.pipeline.sink_targets import check_targets, targets_of
 from saccade.sinks import Latency, SinkError, draw, make_record

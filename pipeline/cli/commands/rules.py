@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 
 
 def check(path: Path) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig, flags_of
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
 from tests.support.command import LONG_S, Command, environment, run_saccade, start_saccade

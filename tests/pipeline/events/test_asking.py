@@ -16,7 +16,7 @@ from saccade.engine import DeadlineError, Engine
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.events.asking import MAX_ASKED, Asker, ModelAskEngine, crop
 from saccade.pipeline.events.questions import FRAME, Question

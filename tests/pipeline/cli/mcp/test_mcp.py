@@ -25,7 +25,7 @@ from saccade.pipeline.cli.mcp.serve import serve
 from saccade.pipeline.cli.mcp.tools import make_server
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts, StreamConfig
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.session import Session, opened_session

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config_edit import save_regions
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.edit import save_regions
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 
 FILE = """\

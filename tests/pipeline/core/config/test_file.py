@@ -8,7 +8,7 @@ import yaml
 
 from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.config_file import load
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 from tests.support import REPO
 

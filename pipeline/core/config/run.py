@@ -1,0 +1,115 @@
+"""Every setting of a run: those of its streams, its model, its outputs and its server.
+
+Each is declared once, with its type, default, constraint and description; the command line's flags (`cli.options`),
+the manual (`cli.manual`) and the HTTP API all come from these models. Knows nothing of models, sources or sinks beyond
+names.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BeforeValidator, model_validator
+
+from saccade.pipeline.core.config.http import HttpSettings
+from saccade.pipeline.core.config.stream import ListedStream, StreamConfig
+from saccade.pipeline.events.settings import KeepSettings, check_places
+from saccade.pipeline.settings import PlacedError, Text, setting, split_names
+
+STREAM = "{stream}"
+"""Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
+
+
+class RunConfig(HttpSettings, KeepSettings, StreamConfig):
+    """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
+
+    source: Text = setting(
+        "",
+        StreamConfig.model_fields["source"].description or "",
+        more="A video file of any container and codec, an image, or a folder of images. The configurations rtsp and "
+        "webrtc-demo are about live sources, which hwaccel and rtsp_transport are for.",
+    )
+    streams: list[ListedStream] = setting(
+        [],
+        "Several streams instead of source; each takes from here what it does not set itself.",
+        more="Each may have most of the keys of this file for itself; the configuration many-cameras shows it. On the "
+        "command line, several SOURCEs.",
+    )
+    model: Text = setting(
+        "nano", "Embedded model, checkpoint folder or hub id; `saccade models` lists them.", metavar="MODEL"
+    )
+    device: Text = setting(
+        "auto", "Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:N.", metavar="DEVICE"
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = setting(
+        None,
+        "What the model computes in: float32, bfloat16, float16, or fp8: bfloat16 with weights in FP8.",
+        more="By itself float32 on a CPU and for small models, else bfloat16. fp8 is faster on a GPU from Hopper "
+        "on, and a little less exact.",
+        metavar="DTYPE",
+    )
+    out: Text | None = setting(
+        None,
+        "Annotated video to write, an .mp4 file.",
+        more="With the source's own timestamps and sound. An existing file is replaced.",
+        metavar="FILE",
+    )
+    jsonl: Text | None = setting(
+        None, "Results to write, one JSON record a line and frame; - prints them.", metavar="FILE"
+    )
+    sinks: list[Text] = setting(
+        [],
+        "Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl.",
+        more='"ws://127.0.0.1:8765" serves records to programs and pages, "mqtt://broker" publishes them, '
+        '"https://example.org/hook" posts them, "whep:8080" shows the annotated frames in browsers. {stream} in an '
+        "address is the stream's name. The configurations rtsp-to-websocket and many-cameras use them.",
+        metavar="URL",
+        flags=("--sink",),
+    )
+    display: bool = setting(False, "Show the annotated frames in a window; needs a screen.")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.source and self.streams:
+            raise ValueError("there are a source and streams: give one or the other")
+        if not (self.source or self.streams or self.http):
+            raise ValueError(f"source is missing: {type(self).model_fields['source'].description}")
+        for number, stream in enumerate(self.each()):
+            if stream.nothing:
+                raise ValueError(f"streams[{number}]: {stream.nothing}" if self.streams else stream.nothing)
+            try:
+                check_places(stream.rules, stream)
+            except PlacedError as error:
+                own = self.streams and "rules" in self.streams[number].model_fields_set
+                error.key = ("streams", number, *error.key) if own and error.key else error.key
+                raise
+        names = [stream.name for stream in self.streams if stream.name]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two streams are called '{twice}'")
+        return self
+
+    def each(self) -> list[ListedStream]:
+        """The streams, each with its own settings and those for all of them."""
+        common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
+        if self.source:
+            return [ListedStream.model_validate(common)]
+        for key in ("source", "name"):
+            common.pop(key, None)
+        return [
+            stream.model_copy(update={key: common[key] for key in common.keys() - stream.model_fields_set})
+            for stream in self.streams
+        ]
+
+
+def flags_of(key: str) -> list[str]:
+    """The command-line flags of a setting of `RunConfig`, its usual one first."""
+    field = RunConfig.model_fields.get(key)
+    extra = field.json_schema_extra if field else None
+    flags = extra.get("flags") if isinstance(extra, dict) else None
+    return [str(flag) for flag in flags] if isinstance(flags, list) and flags else [f"--{key.replace('_', '-')}"]
+
+
+def takes_commas(key: str) -> bool:
+    """Whether a setting of `RunConfig` is a list that may be written as one text with commas."""
+    metadata = RunConfig.model_fields[key].metadata
+    return any(isinstance(one, BeforeValidator) and one.func is split_names for one in metadata)
