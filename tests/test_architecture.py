@@ -36,7 +36,7 @@ ORDER = {
     "engine": "errors config image phase results | kernels models vocabulary result_future | scheduling text_stream | "
     "backends tasks encoded_image | runtime | model_loader start | engine training | evaluation",
     "pipeline": "settings | analytics | events | core | search | server | sink_targets | session | reload | "
-    "bench | cli",
+    "workers | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
 to its left. The package's own `__init__` stands above all of them."""

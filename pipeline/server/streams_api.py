@@ -11,7 +11,7 @@
     POST   /streams/door/restart    opens it anew, as it is now; also one that has failed
 
 Keys are those of a configuration. Authentication is elsewhere (`saccade.pipeline.server.http_server`). Whatever may
-block, such as opening a source, runs in workers of its own kind; health is read on the event loop and waits for none.
+block, such as opening a source, runs in threads, a few at a time; health is read on the event loop and waits for none.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from saccade.pipeline.core.run_tasks import change_prompts, change_share, prompt
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server.access import client_of
+from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.prometheus import Metrics
 from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
-from saccade.pipeline.server.workers import BusyError, Workers
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
 from saccade.sources.http.auth import HttpAuth, read_text, refusal
@@ -73,8 +73,8 @@ class Api:
         self._add = add
         self._policy = policy
         self._metrics = Metrics(streams)
-        self._opening = Workers(_MAX_OPENING, OPEN_S)
-        self._ending = Workers(_MAX_OPENING, _END_S)
+        self._opening = BlockingCalls(_MAX_OPENING, OPEN_S)
+        self._ending = BlockingCalls(_MAX_OPENING, _END_S)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from aiohttp import web
 
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.server.workers import BusyError, Workers
+from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.sources.http.auth import refusal
 
 _LIMIT_S = 60.0
@@ -37,7 +37,7 @@ class ConfigApi:
 
     def __init__(self) -> None:
         self.actions: ConfigActions | None = None
-        self._workers = Workers(1, _LIMIT_S)
+        self._calls = BlockingCalls(1, _LIMIT_S)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""
@@ -53,7 +53,7 @@ class ConfigApi:
     async def _save(self, request: web.Request) -> web.Response:
         actions = self._required()
         try:
-            return web.json_response({"file": await self._workers.run(actions.save)})
+            return web.json_response({"file": await self._calls.run(actions.save)})
         except ConfigError as error:
             raise refusal(web.HTTPConflict, str(error)) from None
         except (BusyError, TimeoutError):
@@ -62,7 +62,7 @@ class ConfigApi:
     async def _reload(self, request: web.Request) -> web.Response:
         actions = self._required()
         try:
-            return web.json_response({"changes": await self._workers.run(actions.reload)})
+            return web.json_response({"changes": await self._calls.run(actions.reload)})
         except (BusyError, TimeoutError):
             raise refusal(web.HTTPServiceUnavailable, "the file is being read or written; try again") from None
 

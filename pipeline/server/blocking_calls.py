@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """Every worker is busy, or hangs."""
+    """As many calls as may run at a time are running, or hang."""
 
 
-class Workers:
+class BlockingCalls:
     """Runs calls of one kind, so that those that hang block none of another kind.
 
     Args:
@@ -39,7 +39,7 @@ class Workers:
             undo: called with the result of a call that returns after it was given up.
 
         Raises:
-            BusyError: if every worker is busy.
+            BusyError: if as many as may run at a time are running.
             TimeoutError: if the call takes longer than the limit; its thread goes on until it returns.
         """
         if not self._free.acquire(blocking=False):
@@ -68,7 +68,7 @@ class Workers:
             with suppress(RuntimeError):  # the loop is closed, and with it all that could be undone
                 loop.call_soon_threadsafe(settle)
 
-        threading.Thread(target=work, name="saccade worker", daemon=True).start()
+        threading.Thread(target=work, name="saccade call", daemon=True).start()
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.limit_s)
         except (TimeoutError, asyncio.CancelledError):

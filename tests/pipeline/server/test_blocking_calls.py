@@ -20,8 +20,8 @@ from saccade.pipeline.core.config import StreamConfig
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.server import streams_api
+from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.workers import BusyError, Workers
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 
 CLIP = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
@@ -127,17 +127,17 @@ def test_workers_give_up_and_undo_what_comes_late() -> None:
         return "late"
 
     async def check() -> None:
-        workers = Workers(1, 0.1)
+        calls = BlockingCalls(1, 0.1)
         with pytest.raises(TimeoutError):
-            await workers.run(hang, undone.append)
+            await calls.run(hang, undone.append)
         with pytest.raises(BusyError):
-            await workers.run(lambda: "never")
+            await calls.run(lambda: "never")
         release.set()
         while not undone:
             await asyncio.sleep(0.01)
-        assert await workers.run(lambda: "in time", undone.append) == "in time"
+        assert await calls.run(lambda: "in time", undone.append) == "in time"
         with pytest.raises(ZeroDivisionError):
-            await workers.run(lambda: 1 / 0)
+            await calls.run(lambda: 1 / 0)
 
     asyncio.run(asyncio.wait_for(check(), 30))
     assert undone == ["late"]

@@ -1,0 +1,128 @@
+"""What a supervisor and its workers tell each other: plain values for JSON, and the interface of a worker.
+
+A worker is a process with an engine of its own; frames stay in it. The supervisor holds the desired state, and decides
+by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
+
+    supervisor → worker    {"do": "open", "stream": NAME, "config": {…}}    answered by `opened` or `refused`
+                           {"do": "close", "stream": NAME}                  answered by `closed`
+                           {"do": "report"}                                 answered by a report at once
+                           {"do": "stop"}                                   the worker closes every stream, and ends
+    worker → supervisor    {"is": "ready", "url": …}      its HTTP API
+                           {"is": "report", …}            `WorkerReport`, once a second
+                           {"is": "opened" | "refused" | "closed", "stream": NAME, "error": …}
+                           {"is": "event", "record": {…}} of a rule, a track, a minute or a file of an event
+                           {"is": "warning", "line": …}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, Self
+
+Message = dict[str, Any]
+"""One of the above."""
+
+WorkerState = Literal["starting", "ready", "ended"]
+
+
+@dataclass(slots=True, frozen=True)
+class StreamReport:
+    """How a stream is doing in its worker.
+
+    Attributes:
+        name: of the stream.
+        state: as in `StreamStatus`: `connecting`, `live`, `running`, `stuck`, `ended`, `failed`, …
+        reason: why it is unhealthy, in half a line; None when it is healthy.
+        live: whether its source is.
+        frames: results so far, since the worker has opened it.
+        fps: results a second in the last seconds.
+        cost: share of the worker's time that it took in the last seconds, from 0 to 1.
+        settings: its configuration as it is now, where that has changed since the last report.
+    """
+
+    name: str
+    state: str
+    reason: str | None = None
+    live: bool = True
+    frames: int = 0
+    fps: float = 0.0
+    cost: float = 0.0
+    settings: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerReport:
+    """How a worker is doing.
+
+    Attributes:
+        busy: share of its processors' time that it used in the last seconds, from 0 to 1: of its threads of the CPU,
+            or of its GPU.
+        rss_bytes: its resident memory.
+        streams: those it has.
+    """
+
+    busy: float
+    rss_bytes: int
+    streams: tuple[StreamReport, ...] = ()
+
+    def to_message(self) -> Message:
+        """As a message."""
+        return {"is": "report", **asdict(self)}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> Self:
+        """Read a message; raises KeyError or TypeError if it is another."""
+        streams = tuple(StreamReport(**stream) for stream in message["streams"])
+        return cls(message["busy"], message["rss_bytes"], streams)
+
+
+@dataclass(slots=True, frozen=True)
+class OpenCommand:
+    """A stream to open: its name, and the values of a `ListedStream`."""
+
+    stream: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_message(self) -> Message:
+        """As a message."""
+        return {"do": "open", "stream": self.stream, "config": dict(self.config)}
+
+
+class Worker(Protocol):
+    """A worker as the supervisor sees it: a process of this machine, or an actor of a cluster.
+
+    What comes from it is handed, one message at a time, to the function that it was made with; the last one is
+    {"is": "ended", "reason": …}, after which it does nothing more. Methods return at once, are callable from any
+    thread, and do nothing once it has ended.
+
+    Attributes:
+        name: unique among the workers; stays that of its place when another process takes that.
+        state: see `WorkerState`.
+    """
+
+    @property
+    def name(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def state(self) -> WorkerState:
+        """See above."""
+        ...
+
+    def start(self) -> None:
+        """Begin to start it; `ready` comes when it takes streams."""
+        ...
+
+    def send(self, command: Message) -> None:
+        """Send it a command; its answer comes as a message."""
+        ...
+
+    def stop(self) -> None:
+        """Have it close every stream and file, and end."""
+        ...
+
+    def kill(self) -> None:
+        """End it without that, since it does not answer."""
+        ...
