@@ -118,7 +118,7 @@ def test_a_server_closes_while_an_opening_hangs(streams: Streams) -> None:
     assert not client.is_alive()
 
 
-def test_workers_give_up_and_undo_what_comes_late() -> None:
+def test_calls_are_given_up_and_undo_what_comes_late() -> None:
     undone: list[str] = []
     release = threading.Event()
 
