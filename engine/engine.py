@@ -5,40 +5,28 @@ Knows nothing of sources, sinks or pipelines.
 
 from __future__ import annotations
 
-import math
-import os
-import time
-import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from saccade.engine.backends.lora import LoadedAdapters
 from saccade.engine.config import EngineConfig
-from saccade.engine.encoded_image import EncodedImage, source_of
-from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError, PromptError, UnsupportedTaskError
-from saccade.engine.image import Image, LazyImage, as_array
+from saccade.engine.encoded_image import EncodedImage
+from saccade.engine.image import Image, LazyImage
 from saccade.engine.model_loader import ModelInfo, open_model
 from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
-from saccade.engine.result_future import CallbackThread, ResultFuture
+from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Detections, Points, Text
 from saccade.engine.runtime.executor import Progress
-from saccade.engine.runtime.monitor import Outcome
-from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
-from saccade.engine.scheduling.request import Request, RequestMaker
-from saccade.engine.scheduling.task import OnText, Task
+from saccade.engine.scheduling.task import Task
 from saccade.engine.start import start
+from saccade.engine.submitter import Submitter
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
 from saccade.engine.text_stream import TextStream
 from saccade.engine.vocabulary import Vocabulary
-
-_NEWEST = StreamSettings()
 
 
 class Engine:
@@ -53,24 +41,13 @@ class Engine:
         *,
         progress: Progress | None = None,
     ) -> None:
-        model = loaded.model
         self.model = info
         self.config = config = config or EngineConfig()
         self._loaded, self._vocabulary = loaded, vocabulary
         texts = bool({"query", "caption"} & {*info.skills})
-        executor, self._loop = start(model, config, texts=texts, progress=progress)
-        self._executor = executor
-        self._adapters = LoadedAdapters()
-        # On a GPU the resize is not waited for.
-        pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
-        self._maker: RequestMaker[Any] = RequestMaker(
-            model.limits, loaded.prompts, lambda image: executor.prepare(image), pace, config.max_sequences
-        )
-        self._streams: dict[Hashable, StreamSettings] = {}
-        self._callbacks = CallbackThread()
-        self._process = os.getpid()
-        # An engine that is dropped ends its threads; requests in flight keep it until they are done.
-        self._stop = weakref.finalize(self, _stop, self._loop, self._callbacks, self._process)
+        self._executor, self._loop = start(loaded.model, config, texts=texts, progress=progress)
+        # An engine that is dropped ends its threads: the submitter does, once requests in flight are done.
+        self._submitter = Submitter(loaded, info, vocabulary, config, self._executor, self._loop)
 
     @classmethod
     def load(
@@ -132,7 +109,7 @@ class Engine:
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
         """
-        self._adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
+        self._submitter.adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; what was submitted with it is still answered with it.
@@ -140,7 +117,7 @@ class Engine:
         Raises:
             AdapterError: if there is none of this name.
         """
-        self._adapters.unload(name)
+        self._submitter.adapters.unload(name)
 
     def submit(
         self,
@@ -180,17 +157,15 @@ class Engine:
                 an encoded image, or `deadline_s` is no number.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
-        return self._begin(image, tasks, tiles, deadline_s, adapter, stream=stream)
+        return self._submitter.submit(image, tasks, tiles, deadline_s, adapter, stream=stream)
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs."""
-        self._streams[stream] = settings
-        self._loop.configure(stream, settings)
+        self._submitter.configure_stream(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:
         """Forget a stream's settings, and what was learned from its frames; what has been submitted is still run."""
-        self._streams.pop(stream, None)
-        self._loop.configure(stream, None)
+        self._submitter.forget_stream(stream)
 
     def stream(
         self,
@@ -209,7 +184,7 @@ class Engine:
             wrong after `stream` has returned is raised by the iterator.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
-        return TextStream(self._begin(image, [task], 1, deadline_s, adapter, pieces.put), pieces)
+        return TextStream(self._submitter.submit(image, [task], 1, deadline_s, adapter, pieces.put), pieces)
 
     def encode(self, image: Image, *, adapter: str | None = None) -> EncodedImage:
         """Prefill an image once, to ask about it again and again without doing so each time. Waits for it.
@@ -225,10 +200,7 @@ class Engine:
             RequestTooLargeError: if encoded images hold half of the cache already.
             AdapterError, EngineClosedError, ValueError, EngineError: as for `submit`.
         """
-        self._require_process()
-        array, chosen = as_array(image), None if adapter is None else self._adapters.find(adapter)
-        kept = self._loop.keep_prefix(self._executor.prepare(array), chosen)
-        return EncodedImage(array.shape[1], array.shape[0], kept, chosen, self._loop)
+        return self._submitter.encode(image, adapter)
 
     def detect(
         self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
@@ -278,17 +250,17 @@ class Engine:
         Raises:
             EngineError: unless the engine is idle: it overwrites page tables. Likewise for the two that follow.
         """
-        self._require_process()
+        self._submitter.require_process()
         return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))
 
     def time_sampling(self, rows: int) -> float | None:
         """Seconds on a GPU's clock of a step's sampling; None on a CPU."""
-        self._require_process()
+        self._submitter.require_process()
         return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
 
     def experts_used(self, rows: int) -> float | None:
         """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known."""
-        self._require_process()
+        self._submitter.require_process()
         return self._loop.run_idle(lambda: self._executor.experts_used(rows))
 
     def tracing(self) -> AbstractContextManager[Trace]:
@@ -301,83 +273,13 @@ class Engine:
 
     def close(self) -> None:
         """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
-        if os.getpid() == self._process:  # else the threads are the parent's
-            self._loop.close(EngineClosedError("the engine is closed"))
-            self._stop()  # only now: what the loop still finishes has callbacks, too
+        self._submitter.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _begin(
-        self,
-        image: Image | LazyImage | EncodedImage | None,
-        tasks: Sequence[Task],
-        tiles: int,
-        deadline_s: float | None,
-        adapter: str | None,
-        on_text: OnText | None = None,
-        stream: Hashable = None,
-    ) -> ResultFuture:
-        self._require_process()
-        self._loop.require_open()  # before the image is cut, which may take a second
-        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
-        if math.isnan(deadline):
-            raise ValueError("deadline_s is a number of seconds")
-        chosen = None if adapter is None else self._adapters.find(adapter)
-        expanded = [one for task in tasks for one in self.expand(task)]
-        source = source_of(image, self._loop, chosen, expanded, tiles)
-        future = ResultFuture(self._callbacks)
-        request: Request[Any] = Request(
-            source.image,
-            expanded,
-            tiles,
-            self._maker,
-            future,
-            prefix=source.prefix,
-            size=source.size,
-            adapter=source.adapter,
-            deadline=deadline,
-            on_text=on_text,
-            on_over=lambda outcome: self._over(request, future, outcome),
-        )
-        newest = stream is not None and self._streams.get(stream, _NEWEST).newest
-        # As `on_over`, it holds the engine, which is dropped with the last of its requests at the earliest.
-        future.on_cancel = lambda: self._drop(request, "cancelled")
-        if newest:
-            self._loop.submit(request, stream)
-            return future
-        try:
-            request.plan()
-            request.prepare()
-        except (PromptError, DeadlineError) as error:
-            future.on_cancel = None
-            self._loop.monitor.ended("failed")
-            future.set_exception(error.with_traceback(None))  # whose frames would keep the image
-            return future
-        # At once: when the first of them is refused, all of them are cancelled, and none may arrive after that.
-        self._loop.add(*request.image_requests, stream=stream)
-        return future
-
-    def _require_process(self) -> None:
-        if os.getpid() != self._process:
-            raise EngineError("this engine was made before a fork: load one in the child process")
-
-    def _over(self, request: Request[Any], future: ResultFuture, outcome: Outcome) -> None:
-        """A request is done or has failed: forget it, and drop what is left of it."""
-        future.on_cancel = None
-        self._drop(request, outcome)
-
-    def _drop(self, request: Request[Any], outcome: Outcome) -> None:
-        if os.getpid() != self._process:  # a stream that a forked child has inherited: see `_stop`
-            return
-        self._loop.monitor.ended(outcome)
-        if outcome in ("failed", "cancelled"):
-            self._loop.withdraw(request, CancelledError())
-            for image_request in request.image_requests:
-                self._loop.cancel(image_request, CancelledError())
 
     def expand(self, task: Task) -> Sequence[Task]:
         """The task in the model's own names: one, or several for a label such as 'truck or bus'.
@@ -386,15 +288,4 @@ class Engine:
             UnsupportedTaskError: if the model has not learned it.
             UnknownClassError: if the vocabulary is closed and has no such name.
         """
-        if not isinstance(task, Task):
-            raise ValueError(f"a task is one of Detect, Point, Gaze, Query, Caption; got {task!r}")
-        if task.skill not in self.model.skills:
-            able = f"{self.model.name} can {' and '.join(self.model.skills)}"
-            raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
-        return task.expand(self._vocabulary)
-
-
-def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:
-    if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
-        loop.stop(EngineClosedError("the engine is closed"))
-        callbacks.close()
+        return self._submitter.expand(task)
