@@ -1,30 +1,14 @@
-"""Which step runs next, and which sequence holds what: requests, batch slots, pages. Pure bookkeeping, no torch.
+"""What becomes of requests, from waiting to their end, and which sequence holds what. Pure bookkeeping, no torch.
 
 An `ImageRequest` is one image (or a part of one) with the prompts on it; each prompt and the answer behind it is a
 `Sequence`. A request is prefilled as one unit; its sequences are then decoded in one batch with all others. Resources
 are allocated for the whole of an answer at admission, so that no sequence waits in the middle of one.
 
-    waiting (`admission`) → admitted: pages and batch slots → its image is prepared → prefilled → decoded
+    waiting (`admission`) → admitted: pages, batch slots → its image is prepared → prefilled, decoded (`step_planner`)
 
 Which request is admitted next says `admission`; a large one that waits for room is not overtaken while it is the next,
 as small ones would starve it. Admitted are at most as many as one prefill takes, and none while a prefill is in flight:
 what still waits when that one is done may be newer.
-
-Order: behind a prefill come decode steps, `_DECODES_BUSY` of them while a whole prefill waits, else
-`_DECODES_QUIET`, as far as there is anything to decode; and no prefill begins while an admitted image is still being
-prepared, unless nothing can be decoded. Every sequence is in every decode step, so it waits for one prefill at most,
-of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits for its turn, once there is
-room for it, is prefilled within (1 + `_DECODES_QUIET`) · ⌈n / images_per_prefill⌉ steps, however many are decoded.
-
-Simulated with the steps' times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`), answers of 10
-steps: the p99 of the latency at 32 streams of 4 frames a second; images a second of 32 streams that always have one:
-
-| decode steps a prefill | prefills of 1, 2, 4, 8 images | prefills of 1 to 8 images |
-|---|---|---|
-| 1 | 212 ms, 149 | 125 ms, 164 |
-| 3 | 201 ms, 164 | 105 ms, 164 |
-| 9 | 163 ms, 150 | 89 ms, 150 |
-| 3 while 8 wait, else 9 | | 101 ms, 165 |
 """
 
 from __future__ import annotations
@@ -34,24 +18,14 @@ import time
 from collections import abc
 from typing import Generic
 
-from saccade.engine.config import MAX_DRAFTED_TOKENS
 from saccade.engine.errors import DeadlineError, RequestTooLargeError
 from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.scheduling.admission import Admission, Submission
-from saccade.engine.scheduling.drafts import DraftCounts, first_rows, next_rows, recall, take
+from saccade.engine.scheduling.drafts import DraftCounts, recall, take
 from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.resources import PagePool, Resources
-from saccade.engine.scheduling.step import (
-    ImageRequest,
-    ImageT,
-    KeptPrefix,
-    ScheduledSequence,
-    Sequence,
-    Step,
-    StepKind,
-)
-
-_DECODES_BUSY, _DECODES_QUIET = 3, 9
+from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Sequence, Step
+from saccade.engine.scheduling.step_planner import StepPlanner
 
 
 class Scheduler(Generic[ImageT]):
@@ -85,19 +59,14 @@ class Scheduler(Generic[ImageT]):
         drafts: bool = True,
     ) -> None:
         self.resources = Resources(pool, page_size, prefix_length, n_batch_slots, n_adapters)
-        self._images_per_prefill = images_per_prefill
         self._clock, self._drafts = clock, drafts
         self.admission: Admission[ImageT] = Admission()
-        self._admitted: list[ImageRequest[ImageT]] = []  # and not prefilled
-        self._unprepared: list[ImageRequest[ImageT]] = []  # of these, those that nobody prepares yet
-        self._prefilling = 0  # prefills in flight
-        self._decoding: list[Sequence[ImageT]] = []
+        self.drafts = DraftCounts()
+        self._planner: StepPlanner[ImageT] = StepPlanner(n_batch_slots, images_per_prefill, self.drafts, self.cancel)
+        self._unprepared: list[ImageRequest[ImageT]] = []  # admitted, and nobody prepares their images yet
         self._timed: dict[ImageRequest[ImageT], None] = {}  # with a deadline and not over, in order of arrival
         self._soonest = math.inf  # no deadline is before this
-        self._decodes = _DECODES_QUIET  # steps since the last prefill
-        self._launched = 0
         self.zombies = 0
-        self.drafts = DraftCounts()
 
     @property
     def waiting(self) -> int:
@@ -107,12 +76,12 @@ class Scheduler(Generic[ImageT]):
     @property
     def decoding(self) -> int:
         """Sequences between prefill and their end."""
-        return len(self._decoding)
+        return len(self._planner.decoding)
 
     @property
     def busy(self) -> bool:
         """Whether anything is admitted and not over."""
-        return bool(self._admitted or self._decoding)
+        return bool(self._planner.admitted or self._planner.decoding)
 
     @property
     def active(self) -> bool:
@@ -189,15 +158,7 @@ class Scheduler(Generic[ImageT]):
     def next_step(self) -> Step[ImageT] | None:
         """The next launch, with its resources allocated; None when there is nothing to launch now."""
         self._admit_waiting()
-        busy = self.waiting + len(self._admitted) >= self._images_per_prefill
-        turn = self._decodes >= (_DECODES_BUSY if busy else _DECODES_QUIET)
-        step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=True)
-        if step is not None:
-            self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
-            self._prefilling += step.kind is StepKind.PREFILL
-            for rows in step.groups:
-                rows[0].sequence.inflight_refs += 1
-        return step
+        return self._planner.next_step(self.waiting)
 
     def finalize(self, step: Step[ImageT]) -> None:
         """Ask what each token may be. To be called once the step ahead is committed: it depends on that."""
@@ -210,7 +171,7 @@ class Scheduler(Generic[ImageT]):
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
         """Hand a step's values (one tuple a row) to its sequences; end those that are complete."""
-        self._landed(step)
+        self._planner.landed(step)
         at = 0
         for rows in step.groups:
             values = sampled[at : at + len(rows)]
@@ -242,7 +203,7 @@ class Scheduler(Generic[ImageT]):
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
         """End all requests of a step that failed; nothing of it may be running any more."""
-        self._landed(step)
+        self._planner.landed(step)
         for rows in step.groups:
             rows[0].sequence.inflight_refs -= 1
         for request in dict.fromkeys([*step.requests, *(scheduled.sequence.request for scheduled in step.sequences)]):
@@ -256,9 +217,7 @@ class Scheduler(Generic[ImageT]):
         """End a request now: no more steps are launched for it; those in flight drain as zombies."""
         if request.over:
             return
-        launched = request.admitted and request not in self._admitted
-        if request in self._admitted:
-            self._admitted.remove(request)
+        launched = self._planner.remove(request)
         if not launched:
             request.drop_image()
         if not request.admitted and request.measured:
@@ -269,8 +228,6 @@ class Scheduler(Generic[ImageT]):
         for sequence in request.sequences:
             if not sequence.finalized:
                 sequence.finalized = True
-                if sequence in self._decoding:
-                    self._decoding.remove(sequence)
                 if request.admitted:
                     self.resources.release(sequence)
 
@@ -289,12 +246,13 @@ class Scheduler(Generic[ImageT]):
     def cancel_all(self, error: BaseException) -> None:
         """End every request there is."""
         self.cancel_waiting(error)
-        for request in dict.fromkeys([*self._admitted, *(sequence.request for sequence in self._decoding)]):
+        planner = self._planner
+        for request in dict.fromkeys([*planner.admitted, *(sequence.request for sequence in planner.decoding)]):
             self.cancel(request, error)
 
     def _admit_waiting(self) -> None:
         now = self._clock()
-        while not self._prefilling and len(self._admitted) < self._images_per_prefill:
+        while self._planner.takes_more:
             waiting = self.admission.next(now)
             if waiting is None:
                 return
@@ -318,71 +276,13 @@ class Scheduler(Generic[ImageT]):
                 continue
             if self._drafts and waiting.stream.key is not None:
                 recall(request, waiting.stream.memory)
-            self._admitted.append(request)
+            self._planner.admitted.append(request)
             if not request.prepared:
                 self._unprepared.append(request)
 
-    def _prefill(self, *, hasty: bool) -> Step[ImageT] | None:
-        """A prefill of the images that are prepared; unless it is hasty, only if no admitted one is being prepared."""
-        ready = [request for request in self._admitted if request.prepared]
-        if not hasty and len(ready) < len(self._admitted):
-            return None
-        requests: list[ImageRequest[ImageT]] = []
-        scheduled: list[ScheduledSequence[ImageT]] = []
-        # What drafts may add: no more rows than there are batch slots, nor tokens than are nearly free.
-        prompts = [sequence.prompt for request in ready for sequence in request.sequences]
-        room = min(self.resources.n_batch_slots - len(prompts), MAX_DRAFTED_TOKENS - sum(map(len, prompts)))
-        share = max(0, room) // max(1, len(ready))
-        for request in ready:
-            try:
-                rows = first_rows(request, share, self.drafts)
-            except Exception as error:  # an output state's mistake is its own request's
-                self.cancel(request, error)
-                continue
-            self._admitted.remove(request)
-            requests.append(request)
-            scheduled += rows
-            self._decoding += request.sequences
-        return self._numbered(StepKind.PREFILL, scheduled, requests) if requests else None
-
-    def _decode(self) -> Step[ImageT] | None:
-        scheduled: list[ScheduledSequence[ImageT]] = []
-        failed: list[tuple[ImageRequest[ImageT], Exception]] = []
-        left = self.resources.n_batch_slots - len(self._decoding)
-        for sequence in self._decoding:
-            if sequence.verifying:
-                continue
-            try:
-                rows = next_rows(sequence, left, self.drafts)
-            except Exception as error:  # an output state's mistake is its own request's
-                failed.append((sequence.request, error))
-                continue
-            left -= max(0, len(rows) - 1)
-            scheduled += rows
-        if failed:
-            for request, mistake in failed:
-                self.cancel(request, mistake)
-            scheduled = [one for one in scheduled if not one.sequence.finalized]
-        return self._numbered(StepKind.DECODE, scheduled) if scheduled else None
-
-    def _numbered(
-        self,
-        kind: StepKind,
-        scheduled: abc.Sequence[ScheduledSequence[ImageT]],
-        requests: abc.Sequence[ImageRequest[ImageT]] = (),
-    ) -> Step[ImageT]:
-        self._launched += 1
-        return Step(kind, self._launched, tuple(scheduled), tuple(requests))
-
-    def _landed(self, step: Step[ImageT]) -> None:
-        """A step is no longer in flight."""
-        self._prefilling -= step.kind is StepKind.PREFILL
-        for request in step.requests:
-            request.drop_image()
-
     def _finish(self, sequence: Sequence[ImageT]) -> None:
         sequence.finalized = True
-        self._decoding.remove(sequence)
+        self._planner.decoding.remove(sequence)
         self.resources.release(sequence)
         if all(one.finalized for one in sequence.request.sequences):
             self._end(sequence.request, None)
