@@ -16,7 +16,7 @@ from saccade.pipeline.analytics.counts import CountLog, Minute, Totals
 from saccade.pipeline.analytics.motion import StillBefore
 from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
 from saccade.pipeline.analytics.track import TrackStage, time_of
-from saccade.pipeline.analytics.zones import LineCounter, Sighting, ZoneCounter
+from saccade.pipeline.analytics.zones import Anchors, LineCounter, Sighting, ZoneCounter
 from saccade.sinks.overlay.scene import Line, Trail, Zone
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ class AnalyzeStage:
         self._newest = max(self._newest, max((seen.track_id for seen in sightings), default=0))
         if not (self._zones or self._lines):
             return result
-        alive = set(track.tracker.ids.tolist())
+        alive, anchors = set(track.tracker.ids.tolist()), Anchors(sightings)
         zones_of: dict[int, tuple[str, ...]] = {}
         for name, zone in self._zones.items():
-            for number in zone.update(sightings, alive, seconds):
+            for number in zone.update(anchors, alive, seconds):
                 zones_of[number] = (*zones_of.get(number, ()), name)
-        crossed = {name: line.update(sightings, alive) for name, line in self._lines.items()}
+        crossed = {name: line.update(anchors, alive) for name, line in self._lines.items()}
         extras = dict(result.extras)
         if self._zones:
             extras[Zone.key] = tuple(_zone_part(name, zone, seconds) for name, zone in self._zones.items())
@@ -121,7 +121,7 @@ class AnalyzeStage:
             extras[Line.key] = tuple(_line_part(name, line, crossed[name]) for name, line in self._lines.items())
         boxes, spots = result.detections.boxes, result.points.points
         if zones_of:
-            boxes = tuple(replace(one, zones=z) if (z := zones_of.get(one.track_id or 0)) else one for one in boxes)
+            boxes = tuple(_in_zones(one, z) if (z := zones_of.get(one.track_id or 0)) else one for one in boxes)
             spots = tuple(replace(one, zones=z) if (z := zones_of.get(one.track_id or 0)) else one for one in spots)
         return Result(
             Detections(boxes, result.detections.width, result.detections.height),
@@ -141,8 +141,14 @@ def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
     return (one.x1, one.y1, one.x2, one.y2) if isinstance(one, Box) else (one.x, one.y, one.x, one.y)
 
 
+def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
+    """As `replace`, which takes 4 µs."""
+    place = box.x1, box.y1, box.x2, box.y2
+    return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
+
+
 def _zone_part(name: str, zone: ZoneCounter, seconds: float) -> Zone:
-    dwell_s = {number: zone.dwell_of(number, seconds) for number in zone.inside}
+    dwell_s = {number: max(0.0, seconds - visit.since) for number, visit in zone.inside.items()}
     limit = zone.settings.loitering
     loitering = () if limit is None else tuple(number for number, dwell in dwell_s.items() if dwell >= limit)
     corners, entered, left = tuple(zone.settings.polygon), zone.entered.total(), zone.left.total()

@@ -24,18 +24,40 @@ class Sighting:
     box: tuple[float, float, float, float]
 
 
-def concerns(region: RegionSettings, seen: Sighting) -> bool:
-    """Whether a zone or line takes note of an object."""
+class Anchors:
+    """The objects of one frame, for zones and lines to take those that concern them.
+
+    What several of them ask alike is worked out once.
+
+    Args:
+        sightings: the objects.
+    """
+
+    def __init__(self, sightings: Iterable[Sighting]) -> None:
+        self._sightings = list(sightings)
+        self._known: dict[tuple[object, ...], list[tuple[Sighting, Point]]] = {}
+
+    def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
+        """Each object that concerns a zone or line, with the point of it that counts as where it is."""
+        key = region.anchor, region.min_score, region.min_size, *region.classes
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = [
+                (seen, _anchor_of(region, seen)) for seen in self._sightings if _concerns(region, seen)
+            ]
+        return found
+
+
+def _concerns(region: RegionSettings, seen: Sighting) -> bool:
     if region.classes and seen.label not in region.classes:
         return False
     x1, y1, x2, y2 = seen.box
     return seen.score >= region.min_score and (x2 - x1) * (y2 - y1) >= region.min_size
 
 
-def anchor_of(region: RegionSettings, seen: Sighting) -> Point:
-    """The point of an object that counts as where it is."""
+def _anchor_of(region: RegionSettings, seen: Sighting) -> Point:
     x1, y1, x2, y2 = seen.box
-    y = {"bottom": y2, "top": y1, "center": (y1 + y2) / 2}[region.anchor]
+    y = y2 if region.anchor == "bottom" else y1 if region.anchor == "top" else (y1 + y2) / 2
     return (x1 + x2) / 2, y
 
 
@@ -82,27 +104,30 @@ class ZoneCounter:
         self.left: Counter[str] = Counter()
         self.dwells: list[float] = []
         self._visits: dict[int, Visit] = {}
+        self._counts: dict[str, dict[str, int]] | None = {}  # None when something has changed since
+        xs, ys = zip(*settings.polygon, strict=True)
+        self._around = min(xs), min(ys), max(xs), max(ys)
 
-    def update(self, sightings: Iterable[Sighting], alive: Collection[int], seconds: float) -> set[int]:
+    def update(self, anchors: Anchors, alive: Collection[int], seconds: float) -> set[int]:
         """Take the objects of one frame; return the numbers of those that are in the zone.
 
         Args:
-            sightings: the objects that were found.
+            anchors: the objects that were found.
             alive: the numbers of all tracks that go on or may be found again.
             seconds: time of the frame.
         """
         zone = self.settings
-        for seen in sightings:
-            if not concerns(zone, seen):
-                continue
+        left, top, right, bottom = self._around
+        for seen, at in anchors.of(zone):
             visit = self._visits.get(seen.track_id)
-            if contains(zone.polygon, anchor_of(zone, seen)):
+            if left <= at[0] <= right and top <= at[1] <= bottom and contains(zone.polygon, at):
                 if visit is None:
                     visit = self._visits[seen.track_id] = Visit(seen.label, seconds, seconds)
                 visit.last = seconds
                 if not visit.counted and seconds - visit.since >= zone.inertia:
                     visit.counted = True
                     self.entered[visit.label] += 1
+                    self._counts = None
             elif visit is not None and (not visit.counted or seconds - visit.last >= zone.inertia):
                 self._end(seen.track_id)
         for number in [number for number in self._visits if number not in alive]:
@@ -116,20 +141,19 @@ class ZoneCounter:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """`inside`, `entered` and `left` by label."""
-        now = Counter(visit.label for visit in self.inside.values())
-        return {
-            label: {"inside": now[label], "entered": self.entered[label], "left": self.left[label]}
-            for label in sorted(self.entered)
-        }
-
-    def dwell_of(self, track_id: int, seconds: float) -> float:
-        """For how long a track has been in the zone at a time, in seconds."""
-        return max(0.0, seconds - self._visits[track_id].since)
+        if self._counts is None:  # a new mapping: others hold the old one
+            now = Counter(visit.label for visit in self.inside.values())
+            self._counts = {
+                label: {"inside": now[label], "entered": self.entered[label], "left": self.left[label]}
+                for label in sorted(self.entered)
+            }
+        return self._counts
 
     def _end(self, number: int) -> None:
         visit = self._visits.pop(number)
         if visit.counted:
             self.left[visit.label] += 1
+            self._counts = None
             self.dwells = [*self.dwells[-999:], visit.dwell_s]
 
 
@@ -161,26 +185,30 @@ class LineCounter:
         self.forward: Counter[str] = Counter()
         self.backward: Counter[str] = Counter()
         self._sides: dict[int, _Side] = {}
+        self._counts: dict[str, dict[str, int]] | None = {}  # as of a zone
 
     def counts(self) -> dict[str, dict[str, int]]:
         """`forward` and `backward` by label."""
-        return {
-            label: {"forward": self.forward[label], "backward": self.backward[label]}
-            for label in sorted(self.forward | self.backward)
-        }
+        if self._counts is None:
+            self._counts = {
+                label: {"forward": self.forward[label], "backward": self.backward[label]}
+                for label in sorted(self.forward | self.backward)
+            }
+        return self._counts
 
-    def update(self, sightings: Iterable[Sighting], alive: Collection[int]) -> dict[int, str]:
+    def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
         """Take the objects of one frame; `alive` as in `ZoneCounter.update`. Return who was counted, and which way."""
         line, crossed = self.settings, dict[int, str]()
         start, end = line.points
-        for seen in sightings:
-            if not concerns(line, seen):
-                continue
-            at = anchor_of(line, seen)
+        margin = line.margin
+        for seen, at in anchors.of(line):
             away = distance(start, end, at)
-            if abs(away) < line.margin:
+            if -margin < away < margin:
                 continue
-            side = self._sides.setdefault(seen.track_id, _Side(away > 0, at))
+            side = self._sides.get(seen.track_id)
+            if side is None:
+                self._sides[seen.track_id] = _Side(away > 0, at)
+                continue
             if (away > 0) != side.right and cross(side.at, at, start, end):
                 if away > 0 and not side.forward:
                     side.forward = True
@@ -191,6 +219,8 @@ class LineCounter:
                     self.backward[seen.label] += 1
                     crossed[seen.track_id] = "backward"
             side.right, side.at = away > 0, at
+        if crossed:
+            self._counts = None
         if len(self._sides) > 2 * len(alive) + 16:
             self._sides = {number: side for number, side in self._sides.items() if number in alive}
         return crossed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from saccade.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from saccade.pipeline.bench.analytics.track import time_tracks
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.cameras import time_cameras
     from saccade.pipeline.bench.decode import time_decode
@@ -32,12 +33,14 @@ __all__ = [
     "time_prompts",
     "time_scripted",
     "time_throughput",
+    "time_tracks",
     "time_webrtc",
 ]
 
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "analytics.track": ["time_tracks"],
         "bubble": ["time_bubble"],
         "cameras": ["time_cameras"],
         "decode": ["time_decode"],

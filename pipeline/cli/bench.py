@@ -265,3 +265,20 @@ def bench_drafts(
         counts = parse_small(moved, "--moved", objects)
         result = time_scripted(model, device, objects, counts, dtype=dtype, size=parse_size(size), frames=frames)
     print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("track")
+def bench_track(
+    objects: Annotated[str, typer.Option(metavar="N,N,…", help="Objects on a frame: some rows each.")] = "1,10,50",
+    frames: Annotated[int, typer.Option(min=10, max=100_000, help="How many frames to time.")] = 2000,
+    as_json: Json = False,
+) -> None:
+    """Time following objects, zones, lines and rules in CPU time a frame, without a model: median and 99th percentile.
+
+    The objects walk about and pass each other; some are missed, some are found with a low score.
+    """
+    from saccade.pipeline.bench.analytics.track import time_tracks
+    from saccade.pipeline.bench.common import parse_counts
+
+    result = time_tracks(parse_counts(objects, "--objects"), frames)
+    print(result.as_json() if as_json else result.as_text())

@@ -7,8 +7,9 @@ while it goes on. Knows scenes and conditions; no frames, models or threads.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from saccade.pipeline.events.conditions import Condition
 from saccade.pipeline.events.questions import Answer, Question, Questions
@@ -53,7 +54,7 @@ class Watch:
             self._since, self._held = {}, None
         first, self._last_s = self._last_s is None, scene.seconds
         kind, now = self.condition.kind, (scene.seconds, scene.captured_at)
-        found = {number: track for number, track in scene.tracks.items() if self._concerns(scene, track)}
+        found = {track.number: track for track in self._concerned(scene)}
         if kind in ("count", "absent"):
             holds = not found if kind == "absent" else self.condition.fits(len(found))
             if not holds:
@@ -69,16 +70,21 @@ class Watch:
         held = {number: at for number, (s, at) in self._since.items() if self._long_enough(scene, number, s)}
         return held or None
 
-    def _concerns(self, scene: Scene, track: Track) -> bool:
-        if self._labels and track.label not in self._labels:
-            return False
+    def _concerned(self, scene: Scene) -> Iterable[Track]:
+        """The tracks that the condition is about, as they are now."""
+        tracks: Iterable[Track] = scene.tracks.values()
         place, kind = self.condition.place, self.condition.kind
+        if self._labels:
+            tracks = [track for track in tracks if track.label in self._labels]
         if kind == "crosses":
-            way = scene.crossed.get(place or "", {}).get(track.number)
-            return way is not None and self.condition.direction in (None, way)
-        if kind == "absent" and not scene.seen(track):
-            return False
-        return place is None or track.number in scene.zones.get(place, {})
+            ways, wanted = scene.crossed.get(place or "", {}), self.condition.direction
+            return [track for track in tracks if track.number in ways and wanted in (None, ways[track.number])]
+        if kind == "absent":
+            tracks = [track for track in tracks if scene.seen(track)]
+        if place is not None:
+            inside = scene.zones.get(place, {})
+            tracks = [track for track in tracks if track.number in inside]
+        return tracks
 
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
         """Whether it has held for a track for the time of the rule; the zone itself knows best for how long."""
@@ -205,24 +211,26 @@ class RuleMachine:
         seen = [track for track in tracks if scene.seen(track)]
         numbers = tuple(dict.fromkeys((*event.tracks, *(track.number for track in tracks))))
         zones = tuple(dict.fromkeys(zone for track in tracks for zone in track.zones))
-        event = replace(
+        found: dict[str, Any] = {}
+        if self.rule.asks:
+            found["p_yes"] = self._questions.p_yes(list(held))
+            found["answers"] = self._questions.answers(numbers)
+            known = {name: text for track in numbers for name, text in self._questions.attributes(track).items()}
+            found["attributes"] = known or event.attributes
+        if seen:
+            best = max(seen, key=lambda track: track.score)
+            top = max(event.top_score, best.score)
+            found |= {"label": best.label, "score": best.score, "top_score": top, "box": best.box, "speed": best.speed}
+        return replace(
             event,
             tracks=numbers,
             zones=zones,
             entered_zones=tuple(dict.fromkeys((*event.entered_zones, *zones))),
             count=len(tracks),
-            p_yes=self._questions.p_yes(list(held)),
-            answers=self._questions.answers(numbers),
-            attributes={name: text for track in numbers for name, text in self._questions.attributes(track).items()}
-            or event.attributes,
             # Hidden ones may be found again, or have gone: the event ends where one was seen last.
             frame_time=scene.captured_at if seen or not tracks else event.frame_time,
+            **found,
         )
-        if not seen:
-            return event
-        best = max(seen, key=lambda track: track.score)
-        top = max(event.top_score, best.score)
-        return replace(event, label=best.label, score=best.score, top_score=top, box=best.box, speed=best.speed)
 
     def _worth_an_update(self, event: Event) -> bool:
         old = self._published

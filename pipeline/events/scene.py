@@ -128,7 +128,8 @@ class SceneReader:
                 self._drop(track, frame.stream)
             elif seconds != track.seen_s:
                 held = tuple(name for name in zones if number in zones[name])
-                self._tracks[number] = replace(track, zones=held)
+                if held != track.zones:
+                    self._tracks[number] = replace(track, zones=held)
         began = frame.captured_at + (self._file_began if frame.capture_clock == "file" else 0.0)
         return Scene(
             seconds,

@@ -104,14 +104,8 @@ class EventStage:
         self._stream = frame.stream
         scene = self._reader.read(frame, result)
         if rules is not self._shown:
-            self._shown = rules
-            keep_s = {rule.name: rule.keep for rule in rules if rule.keep is not None}
-            self._publish(RuleList(frame.stream, tuple(rule.name for rule in rules), keep_s))
-        machines = {rule.name: self._machine_of(rule, frame.stream) for rule in rules}
-        for name, machine in self._machines.items():
-            if machines.get(name) is not machine:
-                self._tell(machine.end())
-        self._machines = machines
+            self._replace_rules(rules, frame.stream)
+        machines = self._machines
         asking_of = [machine for machine in machines.values() if machine.rule.attributes]
         if self.asker is not None:
             for answer in self.asker.answers():
@@ -150,6 +144,17 @@ class EventStage:
             self._tell_history(float("inf") if self._minute is not None else None)
         if self._flush is not None:
             self._flush()
+
+    def _replace_rules(self, rules: tuple[RuleSettings, ...], stream: str) -> None:
+        """Watch these from now on; events of others end."""
+        self._shown = rules
+        keep_s = {rule.name: rule.keep for rule in rules if rule.keep is not None}
+        self._publish(RuleList(stream, tuple(rule.name for rule in rules), keep_s))
+        machines = {rule.name: self._machine_of(rule, stream) for rule in rules}
+        for name, machine in self._machines.items():
+            if machines.get(name) is not machine:
+                self._tell(machine.end())
+        self._machines = machines
 
     def _ask(self, asker: Asker, machine: RuleMachine, scene: Scene, frame: Frame) -> None:
         for question in machine.questions(scene):

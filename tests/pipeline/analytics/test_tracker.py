@@ -125,7 +125,7 @@ def test_tracks_that_are_not_seen_are_where_they_are_expected() -> None:
 boxes = st.lists(st.tuples(*[st.floats(0, 0.8)] * 2, *[st.floats(0.01, 0.2)] * 2, st.floats(0, 1)), max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(boxes, max_size=12), st.randoms(use_true_random=False))
 def test_order_changes_nothing_and_numbers_are_unique(frames: list, dice: object) -> None:
     tracker, shuffled = Tracker(), Tracker()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from saccade.pipeline.analytics.geometry import area, contains, cross, distance
 from saccade.pipeline.analytics.settings import LineSettings, Regions, ZoneSettings
-from saccade.pipeline.analytics.zones import LineCounter, Sighting, ZoneCounter
+from saccade.pipeline.analytics.zones import Anchors, LineCounter, Sighting, ZoneCounter
 
 SQUARE = ".4,.4,.6,.4,.6,.6,.4,.6"
 Way = Sequence[tuple[float, float]]
@@ -27,7 +27,7 @@ def crossings(way: Way, **values: object) -> tuple[int, int]:
     """Of the line from left to right in the middle, by one that takes a way."""
     counter = LineCounter(LineSettings.model_validate({"points": ".2,.5,.8,.5", **values}))
     for x, y in way:
-        counter.update([at(x, y)], {1})
+        counter.update(Anchors([at(x, y)]), {1})
     return counter.forward.total(), counter.backward.total()
 
 
@@ -77,7 +77,7 @@ def test_only_what_concerns_a_line_counts(values: dict[str, object], counted: bo
 def test_each_class_and_track_counts_for_itself() -> None:
     counter = LineCounter(LineSettings(points=".2,.5,.8,.5"))  # type: ignore[arg-type]
     for y in (0.4, 0.6):
-        counter.update([at(0.3, y, 1), at(0.5, y, 2, "dog"), at(0.7, 1 - y, 3)], {1, 2, 3})
+        counter.update(Anchors([at(0.3, y, 1), at(0.5, y, 2, "dog"), at(0.7, 1 - y, 3)]), {1, 2, 3})
     assert (dict(counter.forward), dict(counter.backward)) == ({"person": 1, "dog": 1}, {"person": 1})
 
 
@@ -90,7 +90,7 @@ def visits(
     times = [n / fps for n in range(round(seconds * fps)) if not (drop and dice.random() < 0.5)]
     for t in times:
         y = y_of(t)
-        counter.update([] if y is None else [at(0.5, y)], {1}, t)
+        counter.update(Anchors([] if y is None else [at(0.5, y)]), {1}, t)
     return counter, times
 
 
@@ -125,7 +125,7 @@ def test_a_zone_counts_who_comes_and_goes(y_of: Callable[[float], float], entere
 def test_a_track_that_ends_inside_has_left() -> None:
     counter, _ = visits(lambda t: 0.5, seconds=3)
     assert set(counter.inside) == {1}
-    assert counter.update([], set(), 4.0) == set()
+    assert counter.update(Anchors([]), set(), 4.0) == set()
     assert (counter.left["person"], counter.dwells) == (1, [pytest.approx(2.96)])
 
 

@@ -1,0 +1,1 @@
+"""What is measured of everything after the model: tracks, rules and events."""
