@@ -29,6 +29,99 @@ from saccade.engine.scheduling.step_slots import StepSlots
 T = TypeVar("T")
 
 
+class StepCycle(Generic[ImageT]):
+    """One tick after another, by whoever calls `tick`; for one thread.
+
+    Args:
+        executor: runs the steps.
+        scheduler: decides them.
+        depth: step slots, 1 or 2.
+        prepare: is given each admitted request whose image is to be cut, and gives it to `Scheduler.prepared` later.
+        clock: seconds, as the scheduler's.
+
+    Attributes:
+        monitor: what it counts, and how it is traced.
+        flights: steps in flight by their slots, the oldest first.
+        stalled_until: before that only what comes from outside, or lands, makes a step possible.
+    """
+
+    def __init__(
+        self,
+        executor: Executor[ImageT],
+        scheduler: Scheduler[ImageT],
+        depth: int,
+        prepare: Callable[[ImageRequest[ImageT]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor, self._scheduler = executor, scheduler
+        self._prepare, self._clock = prepare, clock
+        self.monitor = Monitor()
+        self.slots = StepSlots(depth)
+        self.flights: deque[tuple[int, Step[ImageT]]] = deque()
+        self.stalled_until = -math.inf
+
+    def tick(self) -> None:
+        """Launch the next step if there is one, commit the oldest one if it is time, finalize what was launched."""
+        monitor = self.monitor
+        with monitor.span("schedule"):
+            now = self._clock()
+            self._scheduler.expire(now)
+            step = self._scheduler.next_step() if self.slots.can_launch else None
+            for request in self._scheduler.take_unprepared():
+                self._prepare(request)
+        if step is None and not self.flights:
+            self.stalled_until = self._scheduler.wake_at(now)
+        slot = -1
+        if step is not None:
+            slot = self.slots.launch()
+            for request in step.requests:
+                request.launched_at = self._clock()
+            with monitor.launching(step):
+                step = self._put(self._executor.launch, slot, step)
+        if self.flights and (step is None or not self.slots.can_launch):
+            self._commit()
+        if step is not None:
+            with monitor.finalizing(step):
+                self._scheduler.finalize(step)
+                step = self._put(self._executor.finalize, slot, step)
+        if step is not None:
+            self.slots.finalize(slot)
+            self.flights.append((slot, step))
+        monitor.sample(self._scheduler, self.flights)
+
+    def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
+        """Put a part of a step on the streams; None if that failed, and the step with it."""
+        try:
+            part(slot, step)
+        except Exception as error:
+            # Some of it may be on the streams. What takes its batch_slots and pages next comes behind it on the compute
+            # stream, but images that are freed, and what the host sends and reads, do not: wait until it is over.
+            # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
+            for stream in self._executor.streams.values():
+                with suppress(Exception):
+                    stream.record().synchronize()
+            self.slots.abort(slot)
+            self._scheduler.fail(step, error)
+            return None
+        return step
+
+    def _commit(self) -> None:
+        slot, step = self.flights.popleft()
+        with self.monitor.committing(step):
+            try:
+                with self.monitor.waiting():
+                    sampled = self._executor.read(slot, step)
+            except Exception as error:
+                self.slots.commit(slot)
+                self._scheduler.fail(step, error)
+                return
+            self.slots.commit(slot)
+            if step.kind is StepKind.PREFILL:
+                for request in step.requests:
+                    request.prefilled_at = self._clock()
+            self._scheduler.commit(step, sampled)
+
+
 class StepLoop(Generic[ImageT]):
     """Runs image requests to their end. `add` and `cancel` may be called from any thread at any moment.
 
@@ -46,14 +139,12 @@ class StepLoop(Generic[ImageT]):
         self, executor: Executor[ImageT], scheduler: Scheduler[ImageT], depth: int, n_preparers: int = 1
     ) -> None:
         self._executor, self._scheduler = executor, scheduler
-        self.monitor = Monitor()
-        self._slots = StepSlots(depth)
-        self._flights: deque[tuple[int, Step[ImageT]]] = deque()
+        self._preparer = Preparer(n_preparers, self._deliver)
+        self._cycle = StepCycle(executor, scheduler, depth, self._preparer.put)
+        self.monitor = self._cycle.monitor
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._closing: BaseException | None = None
-        self._stalled_until = -math.inf  # before that only what is posted, or lands, makes a step possible
-        self._preparer = Preparer(n_preparers, self._deliver)
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
@@ -146,7 +237,7 @@ class StepLoop(Generic[ImageT]):
         outcome: Future[T] = Future()
 
         def act() -> None:
-            if self._flights or self._scheduler.active:
+            if self._cycle.flights or self._scheduler.active:
                 outcome.set_exception(EngineError("the engine is at work: steps are timed only while it is idle"))
                 return
             try:
@@ -183,7 +274,7 @@ class StepLoop(Generic[ImageT]):
     def _run(self) -> None:
         try:
             while self._receive():
-                self._tick()
+                self._cycle.tick()
         except BaseException as error:  # no caller may wait for a thread that has ended
             self._abandon(error)
             raise
@@ -218,78 +309,18 @@ class StepLoop(Generic[ImageT]):
             if not self._has_work():
                 with self.monitor.resting():
                     while not self._has_work():
-                        rest_s = self._stalled_until - time.monotonic()
+                        rest_s = self._cycle.stalled_until - time.monotonic()
                         self._wake.wait(None if rest_s == math.inf or not self._scheduler.active else max(0.0, rest_s))
             count, closing = len(self._inbox), self._closing
         for _ in range(count):
             # One by one: what a collected stream adds in this thread is not lost, nor what is behind one that raises.
             self._inbox.popleft()()
-            self._stalled_until = -math.inf
-        return closing is None or bool(self._flights) or self._scheduler.active
+            self._cycle.stalled_until = -math.inf
+        return closing is None or bool(self._cycle.flights) or self._scheduler.active
 
     def _has_work(self) -> bool:
-        if self._inbox or self._flights:
+        if self._inbox or self._cycle.flights:
             return True
         if self._scheduler.active:
-            return time.monotonic() >= self._stalled_until
+            return time.monotonic() >= self._cycle.stalled_until
         return self._closing is not None
-
-    def _tick(self) -> None:
-        monitor = self.monitor
-        with monitor.span("schedule"):
-            now = time.monotonic()
-            self._scheduler.expire(now)
-            step = self._scheduler.next_step() if self._slots.can_launch else None
-            for request in self._scheduler.take_unprepared():
-                self._preparer.put(request)
-        if step is None and not self._flights:
-            self._stalled_until = self._scheduler.wake_at(now)
-        slot = -1
-        if step is not None:
-            slot = self._slots.launch()
-            for request in step.requests:
-                request.launched_at = time.monotonic()
-            with monitor.launching(step):
-                step = self._put(self._executor.launch, slot, step)
-        if self._flights and (step is None or not self._slots.can_launch):
-            self._commit()
-        if step is not None:
-            with monitor.finalizing(step):
-                self._scheduler.finalize(step)
-                step = self._put(self._executor.finalize, slot, step)
-        if step is not None:
-            self._slots.finalize(slot)
-            self._flights.append((slot, step))
-        monitor.sample(self._scheduler, self._flights)
-
-    def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
-        """Put a part of a step on the streams; None if that failed, and the step with it."""
-        try:
-            part(slot, step)
-        except Exception as error:
-            # Some of it may be on the streams. What takes its batch_slots and pages next comes behind it on the compute
-            # stream, but images that are freed, and what the host sends and reads, do not: wait until it is over.
-            # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
-            for stream in self._executor.streams.values():
-                with suppress(Exception):
-                    stream.record().synchronize()
-            self._slots.abort(slot)
-            self._scheduler.fail(step, error)
-            return None
-        return step
-
-    def _commit(self) -> None:
-        slot, step = self._flights.popleft()
-        with self.monitor.committing(step):
-            try:
-                with self.monitor.waiting():
-                    sampled = self._executor.read(slot, step)
-            except Exception as error:
-                self._slots.commit(slot)
-                self._scheduler.fail(step, error)
-                return
-            self._slots.commit(slot)
-            if step.kind is StepKind.PREFILL:
-                for request in step.requests:
-                    request.prefilled_at = time.monotonic()
-            self._scheduler.commit(step, sampled)

@@ -100,7 +100,7 @@ def test_only_a_pipelined_engine_launches_before_it_has_read(engine: Engine) -> 
     launched = {span.args["step"]: span.start for span in host if span.name == "launch"}
     launched_early = [step for step, at in launched.items() if isinstance(step, int) and at < ends.get(step - 1, 0.0)]
     zombies = engine.counters()["zombies_total"]
-    assert bool(launched_early) == (engine._loop._slots.depth == 2)
+    assert bool(launched_early) == (engine._loop._cycle.slots.depth == 2)
     assert zombies == 0 or launched_early
 
 
@@ -187,7 +187,7 @@ def test_counters_add_up(engine: Engine) -> None:
 def test_streams_are_timed_from_the_first_reading_of_counters() -> None:
     with random_engine("cpu", config=TINY, depth=2, n_pages=200) as engine:
         work(engine, 1)
-        while engine._loop._slots.in_flight:
+        while engine._loop._cycle.slots.in_flight:
             time.sleep(0.001)
         before = engine.counters()
         work(engine, 1)
