@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class StepCycle(Generic[ImageT]):
-    """One tick after another, by whoever calls `tick`; for one thread.
+    """One tick after another, each when `tick` is called; for one thread.
 
     Args:
         executor: runs the steps.

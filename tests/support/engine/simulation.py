@@ -1,20 +1,31 @@
-"""The real scheduler in simulated time: cameras that offer frames, and a device whose steps take what an H200's do."""
+"""The real scheduler and step cycle in simulated time: cameras that offer frames, a device that takes what an H200 does.
+
+A device's times are those that `saccade bench decode`, `frame` and `throughput` have measured of Moondream 2's
+dimensions. What is simulated is exact and the same each time; what a host takes for its own work is one number a tick.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
+from saccade.engine.runtime.device_streams import Stream
+from saccade.engine.runtime.step_loop import StepCycle
 from saccade.engine.scheduling.admission import StreamSettings
+from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.step import ImageRequest, Step, StepKind
 from saccade.engine.scheduling.step import Sequence as Answer
 from saccade.engine.scheduling.text_output import TextOutput
+from saccade.pipeline.bench.cameras import CameraLog, CameraRow, CamerasBench, summarize
+from saccade.pipeline.bench.cameras.measure import LARGE, SETTLE_S, arrivals, name_special
+
+CROPS_4K = 10  # a global one and 3 × 3: of 720p and up all are such
 
 
 @dataclass
@@ -23,12 +34,12 @@ class Camera:
 
     fps: float
     settings: StreamSettings = field(default_factory=StreamSettings)
-    deadline_s: float = float("inf")
+    deadline_s: float = math.inf
     steps: int = 10
     crops: int = 1
     drafted: bool = False
     begin: float = 0.0
-    end: float = float("inf")
+    end: float = math.inf
 
 
 @dataclass
@@ -56,13 +67,21 @@ class Plain(TextOutput):
         return False
 
 
-class Frame:
-    """One submission."""
+Ended = Callable[["Frame", BaseException | None], None]
 
-    def __init__(self, sim: Simulation, number: int, at: float) -> None:
-        self._sim, self.number, self.at = sim, number, at
+
+class Frame:
+    """One submission.
+
+    Attributes:
+        launched_at: when its prefill began on the device.
+    """
+
+    def __init__(self, sim: Simulation, number: int, at: float, ended: Ended) -> None:
+        self._ended, self.number, self.at = ended, number, at
         self.camera = sim.cameras[number]
         self.deadline = at + self.camera.deadline_s
+        self.launched_at = math.nan
         self.planned = self.over = False
 
     def plan(self) -> Sequence[ImageRequest[Frame]]:
@@ -70,98 +89,172 @@ class Frame:
         assert not self.planned
         self.planned = True
         answer = Answer[Frame]((1, 2, 3), (TextOutput if self.camera.drafted else Plain)(-1, self.camera.steps, 200))
-        request = ImageRequest[Frame](None, [answer], self._done, self.deadline)
+        request = ImageRequest[Frame](None, [answer], lambda _, error: self._finish(error), self.deadline)
         request.prepare = lambda: self
         return [request]
 
     def end(self, error: BaseException) -> None:
-        self._finish(type(error).__name__)
+        self._finish(error)
 
-    def _done(self, request: ImageRequest[Frame], error: BaseException | None) -> None:
-        if error is None:
-            self._sim.seen[self.number].result_ages.append(self._sim.now - self.at)
-        self._finish("done" if error is None else type(error).__name__)
-
-    def _finish(self, how: str) -> None:
+    def _finish(self, error: BaseException | None) -> None:
         assert not self.over, "ended twice"
         self.over = True
-        ends = self._sim.seen[self.number].ends
-        ends[how] = ends.get(how, 0) + 1
+        self._ended(self, error)
+
+
+Cost = Callable[[Step[Frame]], float]
 
 
 def h200_bf16(step: Step[Frame]) -> float:
     """Seconds of a step of Moondream 2 in bf16 as measured: prefills of 1 to 8 images, decodes of 1 to 64 sequences."""
     if step.kind is StepKind.PREFILL:
-        return 2.0e-3 + 5.4e-3 * sum(request.image.camera.crops for request in step.requests if request.image)
+        return 2.0e-3 + 5.4e-3 * _crops(step)
     return 0.84e-3 + 0.036e-3 * len(step.sequences)
 
 
+def h200_fp8(step: Step[Frame]) -> float:
+    """The same in FP8."""
+    if step.kind is StepKind.PREFILL:
+        return 2.4e-3 + 3.8e-3 * _crops(step)
+    return 0.64e-3 + 0.039e-3 * len(step.sequences)
+
+
+def _crops(step: Step[Frame]) -> float:
+    """Images, where each further crop costs the tower's share of an image: 2 ms of 5 to 6 (`bench frame` at 1080p)."""
+    return sum(1 + 0.26 * (request.image.camera.crops - 1) for request in step.requests if request.image)
+
+
+class SimulatedExecutor:
+    """`executor.Executor` whose steps only take time, one behind the other."""
+
+    streams: Mapping[str, Stream] = {}
+
+    def __init__(self, sim: Simulation, cost: Cost) -> None:
+        self._sim, self._cost = sim, cost
+        self._free_at = 0.0
+        self._ends = [0.0, 0.0]
+        self.busy_s = 0.0
+
+    def launch(self, slot: int, step: Step[Frame]) -> None:
+        sim, takes = self._sim, self._cost(step)
+        sim.now += sim.host_s
+        begin = max(sim.now, self._free_at)
+        self._free_at = self._ends[slot] = begin + takes
+        self.busy_s += takes
+        if step.requests:
+            sim.prefills.append(len(step.requests))
+        for request in step.requests:
+            assert request.image is not None
+            request.image.launched_at = begin
+
+    def finalize(self, slot: int, step: Step[Frame]) -> None:
+        pass
+
+    def read(self, slot: int, step: Step[Frame]) -> list[Sampled]:
+        self._sim.now = max(self._sim.now, self._ends[slot]) + 5e-5
+        return [(1.0, 0.0, 0.0)] * len(step.sequences)
+
+    def prepare(self, image: object) -> Frame:
+        raise NotImplementedError
+
+    def time_step(self, rows: int, position: int, repeats: int) -> None:
+        return None
+
+    def time_sampling(self, rows: int) -> None:
+        return None
+
+    def experts_used(self, rows: int) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
 class Simulation:
-    """Runs cameras for some seconds, and to the end of what they have offered."""
+    """Runs cameras for some seconds, and to the end of what they have offered.
+
+    Args:
+        cameras: what they offer.
+        cost: seconds of a step on the device.
+        seed: of the cameras' dice.
+        prepare_s: seconds that a thread takes for a crop.
+        n_preparers: threads that do.
+        host_s: seconds of the loop's thread for a step.
+    """
 
     def __init__(
         self,
         cameras: Sequence[Camera],
-        cost: Callable[[Step[Frame]], float] = h200_bf16,
+        cost: Cost = h200_bf16,
         *,
         seed: int = 0,
         prepare_s: float = 1e-3,
         n_preparers: int = 4,
+        host_s: float = 0.0,
     ) -> None:
-        self.cameras, self.cost = cameras, cost
-        self.now = 0.0
+        self.cameras = cameras
+        self.now, self.host_s = 0.0, host_s
         self.seen = [Seen() for _ in cameras]
         self.prefills: list[int] = []
         self._prepare_s = prepare_s
         self._preparers = [0.0] * n_preparers
         self._dice = random.Random(seed)
         self.scheduler: Scheduler[Frame] = Scheduler(PagePool(2560), 16, 730, 64, 8, clock=lambda: self.now)
+        self.executor = SimulatedExecutor(self, cost)
+        self._cycle = StepCycle(self.executor, self.scheduler, 2, self._prepare, clock=lambda: self.now)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+        for number, camera in enumerate(cameras):
+            self.scheduler.admission.configure(number, camera.settings)
 
     def run(self, seconds: float) -> list[Seen]:
+        """Let every camera offer frames at its rate."""
         for number, camera in enumerate(self.cameras):
-            self.scheduler.admission.configure(number, camera.settings)
             first = camera.begin + self._dice.random() / camera.fps
-            self._at(first, lambda number=number, first=first: self._offer(number, first, seconds))
-        flights: deque[tuple[float, Step[Frame]]] = deque()
-        free_at = 0.0
+            self.at(first, lambda number=number, first=first: self._offer(number, first, seconds))
+        self.drain()
+        return self.seen
+
+    def drain(self) -> None:
+        """Run until nothing is left to happen."""
         while True:
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
-            self.scheduler.expire(self.now)
-            step = self.scheduler.next_step() if len(flights) < 2 else None
-            for request in self.scheduler.take_unprepared():
-                self._prepare(request)
-            if step is not None:
-                free_at = max(self.now, free_at) + self.cost(step)
-                flights.append((free_at, step))
-                for request in step.requests:
-                    assert request.image is not None
-                    frame = request.image
-                    self.seen[frame.number].launch_ages.append(max(self.now, free_at - self.cost(step)) - frame.at)
-                if step.requests:
-                    self.prefills.append(len(step.requests))
-            if flights and (step is None or len(flights) == 2):
-                end, oldest = flights.popleft()
-                self.now = max(self.now, end) + 5e-5
-                self.scheduler.commit(oldest, [(1.0, 0.0, 0.0)] * len(oldest.sequences))
-            elif step is None:
-                wake = min(self.scheduler.wake_at(self.now), self._events[0][0] if self._events else float("inf"))
-                if wake == float("inf"):
-                    return self.seen
-                self.now = max(self.now + 1e-6, wake)
+                self._cycle.stalled_until = -math.inf
+            if self._cycle.flights or (self.scheduler.active and self.now >= self._cycle.stalled_until):
+                self._cycle.tick()
+                continue
+            wake = self._events[0][0] if self._events else math.inf
+            if self.scheduler.active:
+                wake = min(wake, self._cycle.stalled_until)
+            if wake == math.inf:
+                return
+            self.now = max(self.now + 1e-6, wake)
 
-    def _at(self, when: float, act: Callable[[], None]) -> None:
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Do something once it is `when`."""
         heapq.heappush(self._events, (when, next(self._numbers), act))
+
+    def submit(self, number: int, when: float, ended: Ended) -> None:
+        """Let a camera offer a frame that came at `when`."""
+        self.scheduler.submit(Frame(self, number, when, ended), number)
 
     def _offer(self, number: int, when: float, seconds: float) -> None:
         camera = self.cameras[number]
         if when < min(camera.end, seconds):
             self.seen[number].offered += 1
-            self.scheduler.submit(Frame(self, number, when), number)
+            self.submit(number, when, self._ended)
             later = when + self._dice.uniform(0.9, 1.1) / camera.fps
-            self._at(later, lambda: self._offer(number, later, seconds))
+            self.at(later, lambda: self._offer(number, later, seconds))
+
+    def _ended(self, frame: Frame, error: BaseException | None) -> None:
+        seen = self.seen[frame.number]
+        if not math.isnan(frame.launched_at):
+            seen.launch_ages.append(frame.launched_at - frame.at)
+        if error is None:
+            seen.result_ages.append(self.now - frame.at)
+        how = "done" if error is None else type(error).__name__
+        seen.ends[how] = seen.ends.get(how, 0) + 1
 
     def _prepare(self, request: ImageRequest[Frame]) -> None:
         """Busy the first preparer that is free."""
@@ -170,7 +263,93 @@ class Simulation:
         first = min(range(len(self._preparers)), key=self._preparers.__getitem__)
         done = max(self.now, self._preparers[first]) + self._prepare_s * image.camera.crops
         self._preparers[first] = done
-        self._at(done, lambda: self.scheduler.prepared(request, image))
+        self.at(done, lambda: self.scheduler.prepared(request, image))
+
+
+def closed_loop(cost: Cost, crops: Sequence[int], steps: int, seconds: float = 8.0, **options: float) -> float:
+    """Images a second where 32 streams always have one; the first fifth of the time is not counted."""
+    cameras = [Camera(1.0, StreamSettings(newest=False, in_flight=64), crops=one, steps=steps) for one in crops]
+    sim = Simulation(cameras, cost, **options)  # type: ignore[arg-type]
+    done: list[float] = []
+    numbers = count()
+
+    def submit() -> None:
+        frame = Frame(sim, next(numbers) % len(crops), sim.now, ended)
+        (request,) = frame.plan()
+        request.image, request.prepare = frame, None
+        sim.scheduler.add(request)
+
+    def ended(frame: Frame, error: BaseException | None) -> None:
+        done.append(sim.now)
+        if sim.now < 1.2 * seconds:
+            sim.at(sim.now + 2e-4, submit)
+
+    for _ in range(32):
+        submit()
+    sim.drain()
+    return sum(0.2 * seconds <= at < 1.2 * seconds for at in done) / seconds
+
+
+def bench_cameras(
+    cost: Cost,
+    streams: int = 64,
+    fps: tuple[float, float] = (5, 30),
+    *,
+    load: float | None = 2.0,
+    weights: Sequence[float] = (1.0,),
+    deadline_s: float = 0.25,
+    seconds: float = 20.0,
+    steps: int = 9,
+    **options: float,
+) -> CamerasBench:
+    """`saccade bench cameras` in simulated time: the same cameras at the same moments, and the same report."""
+    crops = [*[1] * (streams - 1), CROPS_4K]
+    capacity = closed_loop(cost, crops, steps, **options)
+    rates = [fps[0] + (fps[1] - fps[0]) * i / (streams - 1) for i in range(streams)]
+    if load is not None:
+        rates = [rate * load * capacity / sum(rates) for rate in rates]
+    rows = [CameraRow(f"{i}", rates[i], weights[i % len(weights)]) for i in range(streams)]
+    name_special(rows)
+    cameras = [
+        Camera(
+            row.fps,
+            StreamSettings(weight=row.weight),
+            deadline_s,
+            steps,
+            CROPS_4K if row.name == LARGE else 1,
+        )
+        for row in rows
+    ]
+    sim = Simulation(cameras, cost, **options)  # type: ignore[arg-type]
+    logs = [CameraLog(row) for row in rows]
+
+    def ended(frame: Frame, error: BaseException | None) -> None:
+        log = logs[frame.number]
+        if frame.at < SETTLE_S:
+            return
+        if error is not None:
+            log.lost(error)
+            return
+        log.result.append(sim.now - frame.at)
+        log.launch.append(frame.launched_at - frame.at)
+        log.answered.append(frame.at)
+
+    offers = arrivals(rows, seconds + SETTLE_S)
+
+    def offer_next() -> None:
+        for at, number in islice(offers, 1):
+            sim.at(at, lambda: offer(number, at))
+
+    def offer(number: int, at: float) -> None:
+        offer_next()
+        if at >= SETTLE_S:
+            logs[number].row.offered += 1
+            logs[number].moments.add(at)
+        sim.submit(number, at, ended)
+
+    offer_next()
+    sim.drain()
+    return summarize(logs, seconds, capacity, deadline_s, 0.0, ("moondream-2", "simulated", cost.__name__))
 
 
 def jain(shares: Sequence[float]) -> float:

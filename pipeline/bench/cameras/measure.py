@@ -1,0 +1,233 @@
+"""`saccade bench cameras`: simulated cameras of mixed rates that offer more than the model can answer.
+
+How old frames are when their prefill is launched and when their result is there, what is dropped and why, and whether
+each camera gets its share. One camera freezes for a third of the time, one sends its frames in bursts of a second, one
+is in 4K. Frames come from memory: sources cost nothing here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.engine.scheduling.admission import StreamSettings
+from saccade.engine.tasks import Detect
+from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize
+from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.load_generator import open_engine
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.sources import RgbImage
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from saccade.engine import Engine, Result
+
+_CLOSED_LOOP = 32  # streams that always have a frame, for the rate to compare with
+SETTLE_S = 0.5  # of answers that are not counted, while estimates are learned
+_END_S = 60.0
+_LARGE_SIZE = (3840, 2160)
+FREEZES, BURSTS, LARGE = "freezes", "bursts", "4K"
+"""Names of special cameras."""
+
+
+def time_cameras(
+    model: str,
+    device: str,
+    streams: int,
+    fps: tuple[float, float],
+    *,
+    dtype: str | None = None,
+    seconds: float = 20.0,
+    deadline_ms: float | None = 250.0,
+    load: float | None = None,
+    weights: Sequence[float] = (1.0,),
+    objects: int | None = None,
+    label: str = "person",
+    size: tuple[int, int] = (640, 360),
+) -> CamerasBench:
+    """Let so many cameras offer frames, each with one prompt, for some seconds.
+
+    Args:
+        model: name, folder, hub id, or a shape with random weights.
+        device: where it runs.
+        streams: cameras, 4 or more.
+        fps: rates of the slowest and of the fastest; the others lie evenly between them.
+        dtype: as `Engine.load` takes it.
+        seconds: how long.
+        deadline_ms: by when after a frame its result is wanted; None for no limit.
+        load: change the rates so that together they offer this many times what the model answers in a closed loop.
+        weights: of the cameras in turn.
+        objects: make every answer so long; as the model finds by default.
+        label: what is asked for.
+        size: of the images, in pixels.
+
+    Raises:
+        EngineError: if the model cannot be loaded.
+    """
+    shown = images_of(str(DEMO_CLIP), *size)
+    dice = np.random.default_rng(0)
+    images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
+    large = images_of(str(DEMO_CLIP), *_LARGE_SIZE)[:2]
+    task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
+    with open_engine(model, device, dtype=dtype) as engine:
+        return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+
+
+def run_cameras(
+    engine: Engine,
+    images: Sequence[RgbImage],
+    large: Sequence[RgbImage],
+    task: Detect,
+    streams: int,
+    fps: tuple[float, float],
+    seconds: float,
+    deadline_ms: float | None,
+    load: float | None,
+    weights: Sequence[float],
+) -> CamerasBench:
+    """What `time_cameras` does with an engine, images, and those of the camera that is in 4K."""
+    for image in [*images[:3], *large]:
+        engine.submit(image, [task]).result()
+    # With as many large ones among them as there are among the looks, if these are shared alike.
+    mixed = [*(images[i % len(images)] for i in range(streams - 1)), large[0]]
+    capacity = closed_loop(engine, mixed, task, max(1.0, seconds / 5))
+    rates = [fps[0] + (fps[1] - fps[0]) * i / (streams - 1) for i in range(streams)]
+    if load is not None:
+        rates = [rate * load * capacity / sum(rates) for rate in rates]
+    cameras = [_Camera(engine, i, rates[i], weights[i % len(weights)], images, task) for i in range(streams)]
+    name_special([camera.row for camera in cameras])
+    next(camera for camera in cameras if camera.row.name == LARGE).images = large
+    used = time.process_time()
+    limit_s = None if deadline_ms is None else deadline_ms / 1e3
+    _run(cameras, seconds + SETTLE_S, limit_s)
+    used = time.process_time() - used
+    info = engine.model
+    return summarize(
+        [camera.log for camera in cameras], seconds, capacity, limit_s, used, (info.name, info.device, info.dtype)
+    )
+
+
+class _Camera:
+    """One camera: what it offers, and what became of that. Frames within `SETTLE_S` of the start do not count."""
+
+    def __init__(
+        self, engine: Engine, number: int, fps: float, weight: float, images: Sequence[RgbImage], task: Detect
+    ) -> None:
+        self.row = CameraRow(f"{number}", fps, weight)
+        self.log = CameraLog(self.row)
+        self.images = images
+        self._engine, self._key, self._task = engine, ("camera", number), task
+        self._lock = threading.Lock()
+        self._open = 0
+        engine.configure_stream(self._key, StreamSettings(weight=weight))
+
+    def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
+        """Hand over a frame that came at `due`, on the clock of `time.monotonic`."""
+        image = self.images[number % len(self.images)]
+        left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
+        with self._lock:
+            self._open += 1
+            self.row.offered += counts
+            if counts:
+                self.log.moments.add(due)
+        future = self._engine.submit(lambda: image, [self._task], deadline_s=left_s, stream=self._key)
+        future.call_when_done(lambda future: self._take(future, due, counts=counts))
+
+    @property
+    def open(self) -> int:
+        """Frames without an outcome."""
+        return self._open
+
+    def close(self) -> None:
+        """Let the engine forget it."""
+        self._engine.forget_stream(self._key)
+
+    def _take(self, future: Future[Result], due: float, *, counts: bool) -> None:
+        now, error = time.monotonic(), future.exception()
+        with self._lock:
+            self._open -= 1
+            if not counts:
+                return
+            if error is None:
+                timings = future.result().timings
+                age = now - due
+                self.log.result.append(age)
+                self.log.answered.append(due)
+                self.log.launch.append(age - (timings.prefill_ms - timings.crops_ms + timings.decode_ms) / 1e3)
+            else:
+                self.log.lost(error)
+
+
+def name_special(rows: Sequence[CameraRow]) -> None:
+    """Let one of the cameras of middling rates freeze, one send in bursts, and one be in 4K."""
+    special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
+    for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
+        row.name = name
+
+
+def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
+    """When which camera, by its number, offers a frame: in seconds from the start, in order; the same each time."""
+    dice = random.Random(0)
+    due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]
+    heapq.heapify(due)
+    while due[0][0] < seconds:
+        at, i = heapq.heappop(due)
+        row = rows[i]
+        if row.name == BURSTS:  # a second's frames at once
+            yield from [(at, i)] * max(1, round(row.fps))
+            later = at + 1.0
+        else:
+            if not (row.name == FREEZES and seconds / 3 < at < seconds * 2 / 3):
+                yield at, i
+            later = at + dice.uniform(0.9, 1.1) / row.fps
+        heapq.heappush(due, (later, i))
+
+
+def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> None:
+    """Offer every frame when it is due, in this thread."""
+    begun = time.monotonic() + 0.05
+    for number, (at, i) in enumerate(arrivals([camera.row for camera in cameras], seconds)):
+        if (wait_s := begun + at - time.monotonic()) > 0:
+            time.sleep(wait_s)
+        cameras[i].offer(number, begun + at, limit_s, counts=at >= SETTLE_S)
+    latest = time.monotonic() + _END_S
+    while any(camera.open for camera in cameras):
+        if time.monotonic() > latest:
+            raise TimeoutError("the engine does not answer")
+        time.sleep(0.01)
+    for camera in cameras:
+        camera.close()
+
+
+def closed_loop(engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float) -> float:
+    """Images answered a second while 32 streams always have one; the first fifth of the time is not counted."""
+    numbers, done = count(), list[float]()
+    stop = time.monotonic() + 1.2 * seconds
+    open_now = threading.Semaphore(0)
+
+    def submit() -> None:
+        engine.submit(images[next(numbers) % len(images)], [task]).add_done_callback(take)
+
+    def take(future: Future[Result]) -> None:
+        future.result()
+        done.append(time.monotonic())
+        if done[-1] < stop:
+            submit()
+        else:
+            open_now.release()
+
+    for _ in range(_CLOSED_LOOP):
+        submit()
+    for _ in range(_CLOSED_LOOP):
+        if not open_now.acquire(timeout=_END_S):
+            raise TimeoutError("the engine does not answer")
+    counted = [at for at in done if stop - seconds <= at < stop]
+    return max(1, len(counted)) / seconds

@@ -1,0 +1,213 @@
+"""What cameras that share an engine have seen: ages, drops by cause, and whether each got its share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from saccade.engine.errors import DeadlineError, SupersededError
+
+
+@dataclass(slots=True)
+class CameraRow:
+    """One camera.
+
+    Attributes:
+        name: what is special of it, if anything.
+        fps: frames that it offers a second.
+        weight: of its stream.
+        offered: frames that it has offered.
+        looks: of these, those that were answered.
+        launch_p50_ms, launch_p99_ms: age of its frames when their prefill was launched.
+        result_p50_ms, result_p99_ms: the same when their result was there.
+        dropped: the others by cause: superseded by a newer frame, deadline, or failed.
+        share: looks by what a fair scheduler would give it in each second, of the frames that it offered at different
+            moments, see `fair_shares`.
+    """
+
+    name: str
+    fps: float
+    weight: float
+    offered: int = 0
+    looks: int = 0
+    launch_p50_ms: float | None = None
+    launch_p99_ms: float | None = None
+    result_p50_ms: float | None = None
+    result_p99_ms: float | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    share: float = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class CamerasBench:
+    """What `time_cameras` measured.
+
+    Attributes:
+        offered_fps, fps: frames offered and answered a second, by all cameras.
+        closed_loop_fps: answered a second where 32 streams always have a frame.
+        launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: ages over all cameras.
+        jain: Jain's index (1984) over the cameras' shares: 1 where each has its own.
+        deadlines_met: of the frames whose prefill was launched, those with a result by the deadline; 0 to 1.
+        cpu_ms: time of all of the process's threads for an answered frame.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    seconds: float
+    deadline_ms: float | None
+    offered_fps: float
+    fps: float
+    closed_loop_fps: float
+    launch_p50_ms: float
+    launch_p99_ms: float
+    result_p50_ms: float
+    result_p99_ms: float
+    jain: float
+    deadlines_met: float
+    cpu_ms: float
+    rows: tuple[CameraRow, ...]
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """A table for people."""
+        lines = [
+            f"{self.model} on {self.device} in {self.dtype}: {len(self.rows)} cameras offer {self.offered_fps:.0f} "
+            f"frames/s; answered {self.fps:.1f}, {100 * self.fps / self.closed_loop_fps:.0f} % of "
+            f"{self.closed_loop_fps:.1f} in a closed loop",
+            f"age at launch p50 {self.launch_p50_ms:.0f} ms, p99 {self.launch_p99_ms:.0f}; at the result "
+            f"{self.result_p50_ms:.0f}, {self.result_p99_ms:.0f}; Jain's index {self.jain:.4f}; deadlines met "
+            f"{100 * self.deadlines_met:.1f} %; CPU {self.cpu_ms:.2f} ms a frame",
+            f"{'camera':>10} {'fps':>6} {'weight':>6} {'offered':>8} {'looks':>6} {'share':>6} "
+            f"{'launch p50':>11} {'p99':>6} {'result p50':>11} {'p99':>6}  dropped",
+        ]
+        for row in self.rows:
+            ages = (row.launch_p50_ms, row.launch_p99_ms, row.result_p50_ms, row.result_p99_ms)
+            a, b, c, d = ("-" if age is None else f"{age:.0f}" for age in ages)
+            dropped = ", ".join(f"{cause} {n}" for cause, n in row.dropped.items())
+            lines.append(
+                f"{row.name:>10} {row.fps:>6.1f} {row.weight:>6g} {row.offered:>8} {row.looks:>6} {row.share:>6.2f} "
+                f"{a:>11} {b:>6} {c:>11} {d:>6}  {dropped}"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class CameraLog:
+    """What became of a camera's frames; times in seconds.
+
+    Attributes:
+        row: its line of the report.
+        moments: at which frames came.
+        answered: at which those came that were answered.
+        launch, result: ages of these when their prefill was launched, and when their result was there.
+        failed_late: frames that were given up after their prefill was launched.
+    """
+
+    row: CameraRow
+    moments: set[float] = field(default_factory=set)
+    answered: list[float] = field(default_factory=list)
+    launch: list[float] = field(default_factory=list)
+    result: list[float] = field(default_factory=list)
+    failed_late: int = 0
+
+    def lost(self, error: BaseException) -> None:
+        """Count a frame that was not answered."""
+        cause = "failed"
+        if isinstance(error, SupersededError):
+            cause = "superseded"
+        elif isinstance(error, DeadlineError):
+            cause = "deadline"
+            self.failed_late += error.begun
+        self.row.dropped[cause] = self.row.dropped.get(cause, 0) + 1
+
+
+def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
+    """What each gets of a total in max-min fairness: in proportion to weights, and no more than it has offered."""
+    shares, open_now, left = [0.0] * len(offered), set(range(len(offered))), total
+    while open_now and left > 1e-9:
+        level = left / sum(weights[i] for i in open_now)
+        sated = {i for i in open_now if offered[i] - shares[i] <= level * weights[i]}
+        for i in sated or open_now:
+            given = offered[i] - shares[i] if sated else level * weights[i]
+            shares[i] += given
+            left -= given
+        open_now -= sated or open_now
+    return shares
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness (Jain, Chiu and Hawe 1984): 1 where all are equal, 1/n where one has everything."""
+    squares = sum(value**2 for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def summarize(
+    cameras: Sequence[CameraLog],
+    seconds: float,
+    capacity: float,
+    limit_s: float | None,
+    used_s: float,
+    model: tuple[str, str, str],
+) -> CamerasBench:
+    """What cameras have seen, in all.
+
+    Args:
+        cameras: what became of the frames of each.
+        seconds: for how long frames were offered.
+        capacity: images answered a second in a closed loop.
+        limit_s: age by which results were wanted.
+        used_s: CPU time in all.
+        model: its name, device and dtype.
+    """
+    for camera in cameras:
+        row = camera.row
+        row.looks = len(camera.result)
+        if camera.result:
+            row.launch_p50_ms, row.launch_p99_ms = _percentiles(camera.launch)
+            row.result_p50_ms, row.result_p99_ms = _percentiles(camera.result)
+    rows = [camera.row for camera in cameras]
+    looks = sum(row.looks for row in rows)
+    begun = min(min(camera.moments) for camera in cameras if camera.moments)
+    shares = [0.0] * len(rows)
+    for second in range(math.ceil(seconds) + 1):
+        offered, answered = (
+            [sum(second <= at - begun < second + 1 for at in times) for times in every]
+            for every in ([camera.moments for camera in cameras], [camera.answered for camera in cameras])
+        )
+        given = fair_shares(offered, [row.weight for row in rows], sum(answered))
+        shares = [one + more for one, more in zip(shares, given, strict=True)]
+    for row, share in zip(rows, shares, strict=True):
+        row.share = row.looks / share if share else 1.0
+    launch = [age for camera in cameras for age in camera.launch]
+    result = [age for camera in cameras for age in camera.result]
+    met = sum(limit_s is None or age <= limit_s for age in result)
+    began = looks + sum(camera.failed_late for camera in cameras)
+    return CamerasBench(
+        *model,
+        seconds,
+        None if limit_s is None else 1e3 * limit_s,
+        sum(row.offered for row in rows) / seconds,
+        looks / seconds,
+        capacity,
+        *_percentiles(launch),
+        *_percentiles(result),
+        jain([row.share for row in rows]),
+        met / began if began else 1.0,
+        1e3 * used_s / max(1, looks),
+        tuple(rows),
+    )
+
+
+def _percentiles(ages: Sequence[float]) -> tuple[float, float]:
+    if not ages:
+        return float("nan"), float("nan")
+    p50, p99 = np.percentile(ages, [50, 99])
+    return 1e3 * float(p50), 1e3 * float(p99)
