@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from saccade.engine.errors import DeadlineError, SupersededError
 from saccade.engine.scheduling.admission import Admission, ServiceTime, StreamSettings
 from saccade.engine.scheduling.step import ImageRequest
-from tests.support.engine.simulation import Camera, Simulation, jain
+from saccade.pipeline.bench.cameras import fair_shares
+from tests.support.engine.simulation import Camera, Cost, Simulation, bench_cameras, h200_bf16, h200_fp8, jain
 
 
 class Asked:
@@ -164,6 +166,41 @@ def test_each_request_is_run_or_ends_once(acts: list[tuple[str, int]], seed: int
         assert one.planned or one.error is not None
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    cameras=st.lists(st.tuples(st.floats(1, 15), st.sampled_from([1, 1, 4])), min_size=16, max_size=32),
+    load=st.floats(1.2, 4),
+    seed=st.integers(0, 2**32),
+)
+def test_no_camera_gets_less_than_its_share(cameras: list[tuple[float, int]], load: float, seed: int) -> None:
+    """Of a server of 150 frames a second: what a camera offers below its max-min share is taken, else that share."""
+    dice, pace, seconds = random.Random(seed), 1 / 150, 6.0
+    scale = load / pace / sum(fps for fps, _ in cameras)
+    admission: Admission[int] = Admission()
+    due: list[tuple[float, int]] = []
+    for number, (fps, weight) in enumerate(cameras):
+        admission.configure(number, StreamSettings(weight=weight))
+        phase = dice.random()
+        due += [((phase + i) / (fps * scale), number) for i in range(int(seconds * fps * scale))]
+    waiting, now = deque(sorted(due)), 0.0
+    offered, looks = [0] * len(cameras), [0] * len(cameras)
+    while waiting:
+        while waiting and waiting[0][0] <= now:
+            at, number = waiting.popleft()
+            offered[number] += 1
+            admission.offer(Asked(), number, at)
+        chosen = admission.next(now)
+        if chosen is not None:
+            looks[chosen.stream.key] += 1  # type: ignore[index]
+            admission.over(admission.admit(chosen, now), now, learn=False)
+            now += pace
+        elif waiting:
+            now = waiting[0][0]
+    shares = fair_shares(offered, [weight for _, weight in cameras], sum(looks))
+    for number, share in enumerate(shares):
+        assert looks[number] >= 0.85 * share - 4, (number, looks, shares)
+
+
 def ages(sim: list[list[float]]) -> list[float]:
     return [age for one in sim for age in one]
 
@@ -186,6 +223,19 @@ def test_looks_are_in_proportion_to_weights() -> None:
     seen = Simulation(cameras).run(15)
     heavy, light = (np.mean([one.looks for one in seen[i::4]]) for i in (0, 1))
     assert heavy / light == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize(("cost", "weights"), [(h200_bf16, (1,)), (h200_fp8, (1,)), (h200_fp8, (1, 1, 1, 4))])
+def test_an_overload_is_shared_and_fills_the_device(cost: Cost, weights: tuple[float, ...]) -> None:
+    """`saccade bench cameras` at twice the capacity, in simulated time."""
+    seen = bench_cameras(cost, weights=weights, host_s=1e-3)
+    assert seen.fps >= 0.95 * seen.closed_loop_fps
+    assert seen.jain >= 0.99
+    assert seen.launch_p99_ms <= 100
+    assert seen.deadlines_met >= 0.99
+    for weight in set(weights):
+        rows = [row for row in seen.rows if row.weight == weight]
+        assert np.mean([row.share for row in rows]) == pytest.approx(1, abs=0.05)
 
 
 def test_max_fps_holds_and_leaves_no_turn_out() -> None:

@@ -1,4 +1,4 @@
-"""The real scheduler and step cycle in simulated time: cameras that offer frames, a device that takes what an H200 does.
+"""The real scheduler and step cycle in simulated time: cameras that offer frames, and a device as slow as an H200.
 
 A device's times are those that `saccade bench decode`, `frame` and `throughput` have measured of Moondream 2's
 dimensions. What is simulated is exact and the same each time; what a host takes for its own work is one number a tick.
@@ -11,7 +11,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from functools import partial
+from itertools import count
 
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.step_loop import StepCycle
@@ -334,20 +335,14 @@ def bench_cameras(
         log.launch.append(frame.launched_at - frame.at)
         log.answered.append(frame.at)
 
-    offers = arrivals(rows, seconds + SETTLE_S)
-
-    def offer_next() -> None:
-        for at, number in islice(offers, 1):
-            sim.at(at, lambda: offer(number, at))
-
     def offer(number: int, at: float) -> None:
-        offer_next()
         if at >= SETTLE_S:
             logs[number].row.offered += 1
             logs[number].moments.add(at)
         sim.submit(number, at, ended)
 
-    offer_next()
+    for at, number in arrivals(rows, seconds + SETTLE_S):
+        sim.at(at, partial(offer, number, at))
     sim.drain()
     return summarize(logs, seconds, capacity, deadline_s, 0.0, ("moondream-2", "simulated", cost.__name__))
 
