@@ -6,7 +6,7 @@ Only what has changed is restarted; a file with a mistake changes nothing. Knows
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,16 +15,20 @@ from saccade.engine.errors import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.core.config import ListedStream, Prompts, RunConfig
-from saccade.pipeline.core.config.edit import save_regions
+from saccade.pipeline.core.config.edit import save_settings
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.run_tasks import change_prompts, tasks_for
+from saccade.pipeline.events.settings import RuleSettings
+from saccade.pipeline.events.stage import event_stage
+from saccade.pipeline.server.rules_api import change_rules, check_rules
 from saccade.pipeline.session import Session
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
 
 _PROMPTS = frozenset(Prompts.model_fields)
 _REGIONS = frozenset(Regions.model_fields)
+_LIVE = _PROMPTS | _REGIONS | {"rules"}  # what changes while a stream runs
 
 _ERRORS = (ConfigError, EngineError, SinkError, SourceError, StreamError)
 
@@ -68,7 +72,7 @@ class ConfigReloader:
                 return [f"{error}; everything goes on as it was"]
 
     def save(self) -> str:
-        """Write the zones and lines of the running streams into the file; returns its name.
+        """Write the zones, lines and rules of the running streams into the file; returns its name.
 
         Raises:
             ConfigError: if it cannot be written.
@@ -77,14 +81,20 @@ class ConfigReloader:
             if self._overrides.keys() & {"source", "streams"}:
                 raise ConfigError("the streams were given on the command line, and are not in the file")
             single = bool(self._config.source)
-            wanted: dict[int | None, Regions] = {}
-            for number, name in enumerate(self._names):
+            regions: dict[int | None, Regions] = {}
+            rules: dict[int | None, Sequence[RuleSettings]] = {}
+            for number, (name, stream) in enumerate(zip(self._names, self._config.each(), strict=True)):
                 if name is None or name not in self._session.streams.names:
                     continue
-                stage = analyze_stage(self._session.streams.get(name).stages)
-                if stage is not None:
-                    wanted[None if single else number] = stage.regions
-            save_regions(self._path, wanted)
+                stages, place = self._session.streams.get(name).stages, None if single else number
+                analysis, watching = analyze_stage(stages), event_stage(stages)
+                if analysis is not None and analysis.regions != Regions.model_construct(
+                    zones=stream.zones, lines=stream.lines
+                ):
+                    regions[place] = analysis.regions
+                if watching is not None and list(watching.rules) != stream.rules:
+                    rules[place] = watching.rules
+            save_settings(self._path, regions, rules, lambda path: load(path, self._overrides))
             self._stamp = self._stamp_now()
             self._config = load(self._path, self._overrides)
             return self._path.name
@@ -100,13 +110,15 @@ class ConfigReloader:
         restarts = [
             (name, stream)
             for name, stream in kept
-            if differences[name] - _PROMPTS - _REGIONS or (differences[name] and name not in running)
+            if differences[name] - _LIVE or (differences[name] and name not in running)
         ]
         for name, stream in [*new, *restarts]:  # whatever cannot be opened is found before anything is ended
             self._session.check(stream, name)
         for name, stream in kept:
             if differences[name] & _PROMPTS:
                 tasks_for(self._session.streams.engine, stream)
+            if "rules" in differences[name] and name in running and (name, stream) not in restarts:
+                check_rules(self._session.streams.get(name), self._session.streams.engine, stream.rules, stream)
         lines: list[str] = []
 
         def attempt(name: str, done: str, action: Callable[[], T]) -> T | None:
@@ -163,6 +175,8 @@ class ConfigReloader:
         run = self._session.streams.get(name)
         if changed & _REGIONS and (stage := analyze_stage(run.stages)) is not None:
             stage.regions = Regions.model_construct(zones=stream.zones, lines=stream.lines)
+        if "rules" in changed:
+            change_rules(run, self._session.streams.engine, stream.rules)
         if changed & _PROMPTS:
             asked = {key: getattr(stream, key) for key in Prompts.model_fields}
             change_prompts(run, self._session.streams.engine, Prompts.model_validate(asked))

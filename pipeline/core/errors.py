@@ -10,6 +10,20 @@ class ConfigError(Exception):
     """A configuration that cannot be used; `str()` of it is one line that names the place and the problem."""
 
 
+class TextError(ConfigError):
+    """A mistake in a text that a person has written; `str()` of it does not name the place.
+
+    Args:
+        reason: what is wrong, in half a line.
+        line, column: where, both from 1; None if it is nowhere in particular.
+    """
+
+    def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.column = column
+
+
 class StreamError(Exception):
     """A stream cannot be added, found or ended; `str()` of it is one line for the user."""
 

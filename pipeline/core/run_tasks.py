@@ -79,6 +79,8 @@ def settings_of(run: Run) -> StreamConfig:
     changed = {key: getattr(prompts, key) for key in Prompts.model_fields}
     if (stage := analyze_stage(run.stages)) is not None:
         changed |= {"zones": stage.regions.zones, "lines": stage.regions.lines}
+    if (watching := event_stage(run.stages)) is not None:
+        changed |= {"rules": list(watching.rules)}
     return run.settings.model_copy(update={**changed, "name": run.name})
 
 

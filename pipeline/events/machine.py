@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.pipeline.events.conditions import Condition
@@ -95,6 +95,26 @@ class Watch:
         return scene.seconds - since_s >= self.condition.for_s - 1e-6
 
 
+@dataclass(slots=True, frozen=True)
+class RuleState:
+    """How a rule is doing at the moment.
+
+    Attributes:
+        name: of the rule.
+        holds: whether its condition is fulfilled, whatever a model answers.
+        p_yes: the probability of yes to its question, of the track for which it is most like what is expected; None
+            while there is no answer about any that fulfils the condition.
+        event: the id of the event that goes on; None if none does.
+        since: when that began, as frames have it in `captured_at`.
+    """
+
+    name: str
+    holds: bool
+    p_yes: float | None
+    event: str | None
+    since: float | None
+
+
 class RuleMachine:
     """The events of one rule in one stream.
 
@@ -131,6 +151,14 @@ class RuleMachine:
     def event(self) -> Event | None:
         """The event that goes on; None if none does."""
         return self._event
+
+    @property
+    def state(self) -> RuleState:
+        """How the rule is doing. May be read from any thread."""
+        held, event = self._held, self._event
+        p_yes = self._questions.p_yes(list(held)) if held else None
+        running = (None, None) if event is None else (event.id, event.start_time)
+        return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
         """Take the next scene, and return what has changed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import MINUTE_S, Minute
-from saccade.pipeline.events.machine import GAP_S, RuleMachine
+from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
 from saccade.pipeline.events.record import Change, History, MinuteCounts, RuleList
 from saccade.pipeline.events.recorder import Recorder
 from saccade.pipeline.events.scene import Scene, SceneReader
@@ -95,6 +95,11 @@ class EventStage:
     def rules(self, rules: Iterable[RuleSettings]) -> None:
         with self._lock:
             self._rules = tuple(rules)
+
+    @property
+    def states(self) -> list[RuleState]:
+        """How each rule is doing, as of the newest frame. May be read from any thread."""
+        return [machine.state for machine in self._machines.values()]
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is, once its scene has been shown to every rule."""

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 _READING = ("GET", "HEAD", "OPTIONS")
+_OPERATED = ("/zones", "/rules", "/rules/check", "/restart")  # the ends of what an operator may change
 _OF_ALL = ("/metrics", "/healthz", "/events", "/config")  # which tell of every stream
 
 
@@ -146,6 +147,8 @@ class Access(HttpAuth):
         client: Client | None = request.get(CLIENT)
         if client is None or request.method in _READING or request.path.startswith(("/whep", "/v1/")):
             return
+        if request.path.endswith("/rules/check"):  # which changes nothing, and comes with every key that is pressed
+            return
         resource = request.match_info.route.resource  # and not the path, which may hold the secret of a session
         what = resource.canonical if resource else "?"
         for key in ("name", "id"):
@@ -194,7 +197,7 @@ def required_role(request: web.Request) -> Role:
     path = request.path
     if request.method in _READING or path.startswith("/whep/"):
         return "viewer"
-    if path.startswith(("/v1/", "/whip", "/events/")) or path.endswith(("/zones", "/rules", "/restart")):
+    if path.startswith(("/v1/", "/whip", "/events/")) or path.endswith(_OPERATED):
         return "operator"
     return "operator" if request.method == "PATCH" else "admin"
 

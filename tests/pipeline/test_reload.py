@@ -17,6 +17,9 @@ from saccade.engine.tasks import Detect
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.core.config.file import load
+from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.events.settings import EventSettings
+from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.reload import ConfigReloader
 from saccade.pipeline.session import Session, opened_session
 from tests.support import REPO
@@ -100,15 +103,30 @@ def test_a_broken_file_changes_nothing(config: Config, old: str, new: str, words
     assert config.reloader.reload() == [f"{config.path}: nothing has changed"]
 
 
-def test_zones_are_written_back_and_reloaded_as_they_are(config: Config) -> None:
+def test_zones_and_rules_are_written_back_and_reloaded(config: Config) -> None:
     stage = analyze_stage(config.session.streams.get("hall").stages)
     assert stage is not None
     stage.regions = Regions.model_validate({"zones": {"desk": ".2,.2,.9,.2,.9,.9"}})
+    watching = event_stage(config.session.streams.get("hall").stages)
+    assert watching is not None
+    watching.rules = EventSettings.model_validate({"rules": ["waits=person in desk for 9s"]}).rules
     assert config.reloader.save() == "cameras.yaml"
     assert not config.reloader.changed
     assert "# Two cameras that are not there." in config.path.read_text()
-    assert load(config.path, {}).streams[0].zones == stage.regions.zones
+    saved, other = load(config.path, {}).streams[:2]
+    assert (saved.zones, saved.rules) == (stage.regions.zones, list(watching.rules))
+    assert other.model_fields_set == {"source", "conf"}
     assert config.reloader.reload() == [f"{config.path}: nothing has changed"]
+    run = config.session.streams.get("hall")
+    assert config.change("for 9s", "for 3s") == ["hall: other rules"]
+    assert config.session.streams.get("hall") is run
+    assert [rule.when for rule in watching.rules] == ["person in desk for 3s"]
+    (line,) = config.change("in desk for 3s", "in dask for 3s")
+    assert "no zone 'dask'" in line
+    config.change("in dask", "in desk")
+    stage.regions = Regions()
+    with pytest.raises(ConfigError, match=r"nothing is saved: .*no zone 'desk'"):
+        config.reloader.save()
 
 
 def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None:

@@ -120,9 +120,9 @@ def test_a_run_stores_events_and_serves_them(tmp_path: Path, monkeypatch: pytest
             pass
 
 
-def request(method: str, url: str, body: Any = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+def request(method: str, url: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
+    data = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": kind}, method=method)
     try:
         with urllib.request.urlopen(asked, timeout=LONG_S) as answer:
             return answer.status, json.loads(answer.read() or "null")
@@ -148,6 +148,19 @@ def test_rules_are_set_over_http_while_a_stream_runs(tmp_path: Path, monkeypatch
         assert (status, changed["detect"]) == (200, ["cat", "person"])  # what the rule names is still found
         status, wrong = request("PUT", f"{base}/room/rules", {"rules": [{"name": "x", "when": "unicorn"}]})
         assert (status, "unicorn" in wrong["error"]) == (422, True)
+        text, yaml = "- name: x\n  when: cat or unicorn\n", "application/yaml"
+        status, wrong = request("POST", f"{base}/room/rules/check", text, yaml)
+        assert (status, wrong["line"], wrong["column"], "unicorn" in wrong["error"]) == (422, 2, 16, True)
+        status, wrong = request("PUT", f"{base}/room/rules", "- name: x\n  when: dog\n  ask: Is it wet?\n", yaml)
+        assert (status, wrong["line"], "cannot answer any" in wrong["error"]) == (422, 3, True)
+        text = "- name: y\n  when: dog\n"
+        assert request("POST", f"{base}/room/rules/check", text, yaml)[1] == {"rules": [{"name": "y", "when": "dog"}]}
+        assert request("GET", f"{base}/room/rules") == (200, {"rules": rules})  # which changed nothing
+        as_text = urllib.request.Request(f"{base}/room/rules", headers={"Accept": yaml})
+        with urllib.request.urlopen(as_text) as answer:
+            assert answer.read().decode() == "- name: visitor\n  when: person\n  cooldown: 5s\n"
+        status, state = request("GET", f"{base}/room/rules/state")
+        assert (status, [(one["name"], one["problem"]) for one in state["rules"]]) == (200, [("visitor", None)])
         deadline = time.monotonic() + LONG_S
         while not (path := tmp_path / "e.jsonl").stat().st_size:
             assert time.monotonic() < deadline

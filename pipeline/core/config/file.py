@@ -1,4 +1,4 @@
-"""Reads a configuration: a YAML file, and the command line's values over it, into one validated object.
+"""Reads a configuration: a YAML file, and the command line's values over it, into one object; and rules alone.
 
 Every complaint is one line that names the file, line and key, or the flag, and repeats nothing that may be secret.
 """
@@ -6,18 +6,18 @@ Every complaint is one line that names the file, line and key, or the flag, and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from saccade.pipeline.analytics.settings import LineSettings, ZoneSettings
 from saccade.pipeline.core.config import ListedStream, RunConfig, flags_of
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.events.settings import RuleSettings
+from saccade.pipeline.core.errors import ConfigError, TextError
+from saccade.pipeline.events.settings import Rules, RuleSettings
 from saccade.pipeline.settings import PlacedError
 
 MAX_DEPTH = 8
@@ -31,6 +31,16 @@ VALUE = "\0"
 KeyPath = tuple[int | str, ...]
 Where = tuple[int, int]
 """Line and column in a YAML file, both from 1."""
+Places = dict[KeyPath, Where]
+"""Where each key and list item of a text is, by its path."""
+
+
+class RuleList(BaseModel):
+    """The rules of one stream."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rules: Rules
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> RunConfig:
@@ -53,17 +63,61 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
         return RunConfig.model_validate({**values, **overrides})
     except ValidationError as error:
         first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        placed = cause if isinstance(cause, PlacedError) else None
-        key = placed.key if placed and placed.key else first["loc"]
+        key = _key_of(first)
         known = ListedStream if key[:1] == ("streams",) and len(key) > 2 else RunConfig
         if path is None or (key[:1] and key[0] in overrides):
             raise ConfigError(explain(first, known, from_file=False)) from None
-        if placed and (*key, VALUE) in places:
-            line, column = places[*key, VALUE]
-            raise ConfigError(f"{_at(path, (line, column + placed.offset))}: {_named(first, key)}{placed}") from None
-        nearest = next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
-        raise ConfigError(f"{_at(path, nearest)}: {explain(first, known)}") from None
+        where, reason = _placed(first, places, known)
+        raise ConfigError(f"{_at(path, where)}: {reason}") from None
+
+
+def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[RuleSettings]:
+    """Read the rules of one stream from YAML: a list of them.
+
+    Args:
+        text: as a person has written it.
+        check: raises PlacedError for rules that a stream cannot have.
+
+    Raises:
+        TextError: if there is a mistake in it.
+    """
+    values, places = _parse(text, ("rules",))
+    try:
+        rules = RuleList(rules=[] if values is None else values).rules
+        check(rules)
+        return rules
+    except ValidationError as error:
+        where, reason = _placed(error.errors()[0], places, RuleList)
+    except PlacedError as error:
+        where, reason = _place_in(error, error.key or (), places), str(error)
+    raise TextError(reason, *where)
+
+
+def _key_of(error: ErrorDetails) -> KeyPath:
+    """The path of the setting with the mistake."""
+    cause = error.get("ctx", {}).get("error")
+    return cause.key if isinstance(cause, PlacedError) and cause.key else error["loc"]
+
+
+def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tuple[Where, str]:
+    """Where in a text a mistake is, and half a line about it."""
+    cause, key = error.get("ctx", {}).get("error"), _key_of(error)
+    if isinstance(cause, PlacedError) and (*key, VALUE) in places:
+        return _place_in(cause, key, places), f"{_named(error, key)}{cause}"
+    return _nearest(key, places), explain(error, known)
+
+
+def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
+    """The place of a mistake inside the value of a setting."""
+    if (*key, VALUE) not in places:
+        return _nearest(key, places)
+    line, column = places[*key, VALUE]
+    return line, column + error.offset
+
+
+def _nearest(key: KeyPath, places: Places) -> Where:
+    """The place of a setting, or of the innermost around it that has one."""
+    return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
 def _named(error: ErrorDetails, key: KeyPath) -> str:
@@ -105,27 +159,17 @@ def _called(steps: Sequence[int | str]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:
+def _read_yaml(path: Path) -> tuple[dict[str, Any], Places]:
     """The file's mapping, and the place of every key and list item in it by its path."""
     try:
-        text = path.read_text(encoding="utf-8")
+        values, places = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        places: dict[KeyPath, Where] = {(): (1, 1)}
-        if root is not None:
-            _note_places(path, root, (), places)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{path}{place}: broken YAML: {problem}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())}") from None
+    except TextError as error:
+        where = "" if error.line is None else f":{error.line}:{error.column}"
+        raise ConfigError(f"{path}{where}: {error}") from None
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -133,25 +177,42 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Where]]:
     return values, places
 
 
-def _note_places(path: Path, node: yaml.Node, at: KeyPath, places: dict[KeyPath, Where]) -> None:
+def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
+    """What a YAML text says, and the place of every key and list item in it by its path, which begins with `at`."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        places: Places = {(): (1, 1)}
+        if root is not None:
+            _note_places(root, at, places)
+        return yaml.safe_load(text), places
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = (mark.line + 1, mark.column + 1) if mark else ()
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise TextError(f"broken YAML: {problem}", *where) from None
+    except yaml.YAMLError as error:
+        raise TextError(f"broken YAML: {' '.join(str(error).split())}") from None
+
+
+def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
     """Note where every key and item is; refuse a key given twice, of which YAML would silently keep the last."""
     if len(at) > MAX_DEPTH:  # also ends a document whose aliases lead back into itself
-        raise ConfigError(f"{path}: nested more than {MAX_DEPTH} levels deep")
+        raise TextError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*at, str(key.value))
             where = _where(key)
             if inner in places:
-                raise ConfigError(f"{_at(path, where)}: '{key.value}' is given twice, first in line {places[inner][0]}")
+                raise TextError(f"'{key.value}' is given twice, first in line {places[inner][0]}", *where)
             places[inner] = where
-            _note_places(path, value, inner, places)
+            _note_places(value, inner, places)
             if isinstance(value, yaml.ScalarNode) and value.start_mark.line == value.end_mark.line:
                 line, column = _where(value)
                 places[*inner, VALUE] = line, column + (value.style in ("'", '"'))
     elif isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             places[(*at, number)] = _where(item)
-            _note_places(path, item, (*at, number), places)
+            _note_places(item, (*at, number), places)
 
 
 def _where(node: yaml.Node) -> Where:

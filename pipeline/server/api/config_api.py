@@ -1,7 +1,7 @@
 """The configuration file of the session over HTTP.
 
 GET  /config           {"file": true} if there is one
-POST /config/save      writes the zones and lines of the streams into it, with its comments kept: {"file": …}
+POST /config/save      writes the zones, lines and rules of the streams into it, its comments kept: {"file": …}
 POST /config/reload    reads it anew: {"changes": ["yard: other conf"]}
 """
 
@@ -22,7 +22,7 @@ class ConfigActions(Protocol):
     """What can be done with the file."""
 
     def save(self) -> str:
-        """Write the zones and lines; returns the file's name. Raises ConfigError."""
+        """Write the zones, lines and rules; returns the file's name. Raises ConfigError."""
 
     def reload(self) -> list[str]:
         """Read it anew; returns a line for each change."""

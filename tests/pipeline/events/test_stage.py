@@ -87,3 +87,17 @@ def test_a_listener_that_hangs_delays_no_frame() -> None:
     assert not hub.flush(0.01)
     gate.set()
     hub.close()
+
+
+def test_how_each_rule_is_doing_can_be_read() -> None:
+    stage = EventStage(rules("enters=person in right for 1s", "dogs=dog"), lambda change: None)
+    assert stage.states == []
+    run(stage, ACROSS, 5.5)
+    assert [(one.name, one.holds, one.event, one.p_yes) for one in stage.states] == [
+        ("enters", False, None, None),
+        ("dogs", False, None, None),
+    ]
+    run(stage, ACROSS, 7)
+    enters = stage.states[0]
+    assert (enters.holds, bool(enters.event)) == (True, True)
+    assert enters.since == pytest.approx(1.7e9 + 6, abs=0.2)

@@ -90,6 +90,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("GET", "/model", None, "viewer"),
         ("PATCH", "/streams/hall", {"conf": 0.4}, "operator"),
         ("PUT", "/streams/hall/zones", {"zones": {}}, "operator"),
+        ("POST", "/streams/hall/rules/check", {"rules": []}, "operator"),
         ("POST", "/streams/hall/restart", None, "operator"),
         ("POST", "/v1/detect", {}, "operator"),
         ("POST", "/streams", {"source": ""}, "admin"),
@@ -133,6 +134,7 @@ def test_each_change_is_a_line_of_the_audit(server: Server) -> None:
     before = len(server.lines())
     server.ask("GET", "/streams", "all")
     server.ask("PATCH", "/streams/hall", "change", {"conf": 0.6})
+    server.ask("POST", "/streams/hall/rules/check", "change", {"rules": []})
     server.ask("PATCH", "/streams/hall", "look", {"conf": 0.7})
     changes = [(line["client"], line["role"], line["change"], line["status"]) for line in server.lines()[before:]]
     assert changes == [
