@@ -174,6 +174,7 @@ class Session:
             config=self.config_api,
             auth=access,
             events=self._store is not None,
+            ask=self._ask,
         )
         self._server = HttpServer(
             self.streams,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline.analytics.counts import CountLog, Minute, Totals
+from saccade.pipeline.analytics.heatmap import Heat
 from saccade.pipeline.analytics.motion import StillBefore
 from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
 from saccade.pipeline.analytics.track import TrackStage, time_of
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 class AnalyzeStage:
     """Tracks objects and counts them in zones and over lines; without settings for any of it, it changes nothing.
+
+    Attributes:
+        heat: where objects have been.
 
     Args:
         settings: what to do.
@@ -42,6 +46,7 @@ class AnalyzeStage:
         self._objects: Counter[str] = Counter()
         self._newest = 0  # the highest number of a track that has been counted
         self._log = CountLog()
+        self.heat = Heat()
         self.regions = Regions(zones=self._settings.zones, lines=self._settings.lines)
 
     @property
@@ -67,6 +72,7 @@ class AnalyzeStage:
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result with tracks, zones and lines."""
+        self.heat.add(frame, result)
         if not (self._tracking or self._zones or self._lines):
             return result
         if self._track is None:

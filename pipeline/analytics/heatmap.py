@@ -1,4 +1,4 @@
-"""The stage that adds up where objects have been, and writes it as an image when the stream ends."""
+"""Adds up where objects have been: as an image at any time, and by a stage that writes one when the stream ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Result, Spot
 from saccade.pipeline.analytics.track import bottom_of, time_of
@@ -22,6 +23,51 @@ _SPREAD = 0.02  # standard deviation of the spot that an object leaves, of the h
 _MOST_S = 1.0  # that one frame stands for, however many were lost before it
 
 
+class Heat:
+    """For how long an object stood where, since the stream began.
+
+    One thread adds; others may read meanwhile, and see a frame more or less.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = np.zeros((0, 0), np.float32)
+        self._last_s: float | None = None
+
+    def add(self, frame: Frame, result: Result) -> None:
+        """Take the result of the next frame; boxes that only bridge a gap do not count."""
+        rows, columns = _ROWS, max(1, round(_ROWS * frame.width / frame.height))
+        if self._seconds.shape != (rows, columns):
+            self._seconds, self._last_s = np.zeros((rows, columns), np.float32), None
+        now = time_of(frame)
+        passed = 0.0 if self._last_s is None else now - self._last_s
+        self._last_s = now
+        if passed > 0:
+            found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
+            for one in found:
+                if not one.predicted:
+                    x, y = bottom_of(one)
+                    at = min(rows - 1, int(y * rows)), min(columns - 1, int(x * columns))
+                    self._seconds[at] += min(passed, _MOST_S)
+
+    def values(self) -> NDArray[np.float32]:
+        """(180, width) from 0 to 1, spread as wide as an object is; empty before the first frame."""
+        if not self._seconds.size:
+            return self._seconds
+        spread = _SPREAD * _ROWS
+        heat = cv2.GaussianBlur(self._seconds, (0, 0), spread) * (2 * np.pi * spread**2)
+        # The root, or where someone stood would hide where all walked.
+        values: NDArray[np.float32] = np.sqrt(heat / max(float(heat.max()), 1e-9))
+        return values
+
+    def overlay(self) -> NDArray[np.uint8]:
+        """(180, width, 4) uint8 RGBA: colours to lay over the video, transparent where nothing was."""
+        heat = self.values()
+        if not heat.size:
+            return np.zeros((1, 1, 4), np.uint8)
+        colors = cv2.cvtColor(_colors(heat), cv2.COLOR_BGR2RGB)
+        return np.dstack([colors, np.rint(_opacity(heat) * 255).astype(np.uint8)])
+
+
 class HeatmapStage:
     """Writes a heatmap: for how long an object stood where, in colours over the last frame in grey.
 
@@ -31,23 +77,13 @@ class HeatmapStage:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._seconds = np.zeros((0, 0), np.float32)
+        self._heat = Heat()
         self._last: Frame | None = None
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is."""
-        rows, columns = _ROWS, max(1, round(_ROWS * frame.width / frame.height))
-        if self._seconds.shape != (rows, columns):
-            self._seconds, self._last = np.zeros((rows, columns), np.float32), None
-        passed = 0.0 if self._last is None else time_of(frame) - time_of(self._last)
+        self._heat.add(frame, result)
         self._last = frame
-        if passed > 0:
-            found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
-            for one in found:
-                if not one.predicted:
-                    x, y = bottom_of(one)
-                    at = min(rows - 1, int(y * rows)), min(columns - 1, int(x * columns))
-                    self._seconds[at] += min(passed, _MOST_S)
         return result
 
     def close(self) -> None:
@@ -55,17 +91,24 @@ class HeatmapStage:
         if self._last is None:
             return
         frame = self._last
-        spread = _SPREAD * _ROWS
-        heat = cv2.GaussianBlur(self._seconds, (0, 0), spread) * (2 * np.pi * spread**2)
-        heat = np.sqrt(heat / max(float(heat.max()), 1e-9))  # or where someone stood would hide where all walked
-        heat = cv2.resize(heat, (frame.width, frame.height), interpolation=cv2.INTER_LINEAR)[..., None]
-        colors = cv2.applyColorMap((heat * 255).astype(np.uint8), cv2.COLORMAP_TURBO).astype(np.float32)
+        size = frame.width, frame.height
+        heat: NDArray[np.float32] = cv2.resize(self._heat.values(), size).astype(np.float32, copy=False)
         grey = cv2.cvtColor(frame.image, cv2.COLOR_RGB2GRAY)[..., None] * 0.6
-        opacity = np.minimum(heat * 1.5, 0.8)
-        drawn = np.rint(grey * (1 - opacity) + colors * opacity).astype(np.uint8)
+        opacity = _opacity(heat)[..., None]
+        drawn = np.rint(grey * (1 - opacity) + _colors(heat) * opacity).astype(np.uint8)
         path = Path(self._path.replace("{stream}", frame.stream))
         done, data = cv2.imencode(path.suffix, drawn)
         if not done:
             raise ValueError(f"{path}: cannot be written as an image")
         path.write_bytes(data.tobytes())
         log.info("%s: heatmap in %s", frame.stream, path)
+
+
+def _colors(heat: NDArray[np.float32]) -> NDArray[np.uint8]:
+    colors: NDArray[np.uint8] = cv2.applyColorMap((heat * 255).astype(np.uint8), cv2.COLORMAP_TURBO).astype(np.uint8)
+    return colors
+
+
+def _opacity(heat: NDArray[np.float32]) -> NDArray[np.float32]:
+    opacity: NDArray[np.float32] = np.minimum(heat * 1.5, np.float32(0.8))
+    return opacity

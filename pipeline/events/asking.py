@@ -79,12 +79,15 @@ class ModelAskEngine:
         answered: Future[tuple[str, Mapping[str, float]]] = Future()
 
         def done(future: Future[Result]) -> None:
+            if not answered.set_running_or_notify_cancel():  # the stream has ended meanwhile
+                return
             try:
                 part: Text = future.result().texts[0]
                 answered.set_result((part.text.strip(), part.probabilities or {}))
             except (Exception, CancelledError) as error:
                 answered.set_exception(error if isinstance(error, Exception) else DeadlineError("dropped"))
 
+        answered.add_done_callback(lambda future: asked.cancel() if future.cancelled() else None)
         asked.add_done_callback(done)
         return answered
 

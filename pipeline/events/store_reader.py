@@ -54,6 +54,7 @@ CREATE INDEX IF NOT EXISTS minutes_stored ON minutes (stored_at);
 is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
 
 MAX_LIMIT = 500
+_NEWEST = 20_000  # events whose rules are offered
 _FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
@@ -208,6 +209,18 @@ class EventReader:
             )
             record["paths"] = [{"track_id": n, "label": label, "path": json.loads(path)} for n, label, path in rows]
             return record
+
+    def rules(self, stream: str | None = None, most: int = 200) -> list[str]:
+        """The names of the rules that have events, of one stream or of all, in their order."""
+        where, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
+        with self._reading() as db:
+            # Of the newest only: 300,000 take 0.5 s, 20,000 take 11 ms.
+            rows = db.execute(
+                f"SELECT DISTINCT rule FROM (SELECT rule, stream FROM events ORDER BY row DESC LIMIT {_NEWEST}){where}"
+                " LIMIT ?",
+                (*values, most),
+            )
+            return sorted(rule for (rule,) in rows)
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
         """What was counted in each minute that begins at a time or later."""

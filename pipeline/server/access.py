@@ -206,6 +206,8 @@ def _tells_of_all(request: web.Request, named: bool) -> bool:
     """Whether a request that names no stream would tell of those that its client may not see, or change them."""
     path = request.path
     if named:
+        if path in ("/events/search", "/events/rules"):
+            return False
         return path.startswith(("/events/", "/config"))  # an event's stream is not in its address
     return path.startswith(_OF_ALL) or (request.method not in _READING and not path.startswith(("/v1/", "/whip")))
 

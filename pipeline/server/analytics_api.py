@@ -4,15 +4,18 @@
     PUT    /streams/door/zones            replaces them, from the next frame on; what stays the same keeps its counts
     DELETE /streams/door/zones            removes them all
     GET    /streams/door/counts?since=T   the totals, and what came in each minute of the last day from T on
+    GET    /streams/door/heatmap.png      where objects have been since it began, transparent elsewhere, to lay over it
 
 Times are Unix times for live streams, and seconds from the start for files. Authentication is elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import asdict
 
+import cv2
 from aiohttp import web
 
 from saccade.pipeline.analytics.analyze import AnalyzeStage, analyze_stage
@@ -42,6 +45,7 @@ class AnalyticsApi:
             web.put(zones, self._replace),
             web.delete(zones, self._remove),
             web.get(counts, self._counts),
+            web.get("/streams/{name}/heatmap.png", self._heatmap),
             *(web.options(path, self._preflight) for path in (zones, counts)),
         ]
 
@@ -68,6 +72,17 @@ class AnalyticsApi:
         stage = self._stage(request)
         minutes = [{"start": minute.start, **asdict(minute.counts)} for minute in stage.minutes(since)]
         return web.json_response({"totals": asdict(stage.totals()), "minutes": minutes})
+
+    async def _heatmap(self, request: web.Request) -> web.Response:
+        heat = self._stage(request).heat
+
+        def draw() -> bytes:
+            done, data = cv2.imencode(".png", cv2.cvtColor(heat.overlay(), cv2.COLOR_RGBA2BGRA))
+            assert done
+            return data.tobytes()
+
+        drawn = await asyncio.to_thread(draw)
+        return web.Response(body=drawn, content_type="image/png", headers={"Cache-Control": "no-store"})
 
     async def _preflight(self, request: web.Request) -> web.Response:
         return await self._auth.preflight(request, "GET, PUT, DELETE", "application/json")

@@ -67,6 +67,7 @@ class Console:
         token, silence_s, auth: as in `WhepServer`.
         config: the session's configuration file, if it may have one.
         events: whether the server has stored events to show.
+        ask: answers questions about frames; None for the engine of the streams.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Console:
         config: ConfigApi | None = None,
         auth: HttpAuth | None = None,
         events: bool = False,
+        ask: Engine | None = None,
     ) -> None:
         self._events = events
+        self._talks = "query" in (ask or streams.engine).model.skills
         self._streams = streams
         self._config = config
         self._engine: Engine = streams.engine
@@ -132,6 +135,7 @@ class Console:
             "classes": model.classes,
             "skills": model.skills,
             "publish": self._prompts is not None and client_of(request).may("operator"),
+            "talks": self._talks,
             "events": self._events,
             "role": client_of(request).role,
             "saves": self._config is not None and self._config.actions is not None and client_of(request).may("admin"),

@@ -62,7 +62,7 @@ class HttpServer(AppServer):
         allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
             the server, else nothing.
         events: whose events are served; None for none.
-        ask: searches them; None for the engine of the streams.
+        ask: searches them, and answers questions of clients; None for the engine of the streams.
         access: who may do what, instead of `token` and `origins`.
         add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
@@ -101,7 +101,8 @@ class HttpServer(AppServer):
             application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams), policy).routes())
             application.add_routes(AnalyticsApi(streams, self._auth).routes())
             asker = Asker(streams.engine)
-            application.add_routes([*MoondreamApi(asker).routes(), *OpenAiApi(asker).routes()])
+            talker = asker if ask is None else Asker(ask)
+            application.add_routes([*MoondreamApi(asker, talker).routes(), *OpenAiApi(asker, talker).routes()])
             application.add_routes(RulesApi(streams, self._auth).routes())
         if events is not None:
             searching = ask or (None if streams is None else streams.engine)

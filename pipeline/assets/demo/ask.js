@@ -32,39 +32,57 @@ async function post(path, body) {
   return (await request(path, body)).json();
 }
 
-function request(path, body) {
+function request(path, body, ended = null) {
   const headers = {"Content-Type": "application/json"};
-  return ask(path, {method: "POST", headers, body: JSON.stringify(body), signal: AbortSignal.timeout(ANSWER_MS)});
+  const signal = AbortSignal.any([AbortSignal.timeout(ANSWER_MS), ...(ended ? [ended] : [])]);
+  return ask(path, {method: "POST", headers, body: JSON.stringify(body), signal});
 }
 
 /** The box for questions; `snapshot` gives the frame in view, as a JPEG. */
 export class Question {
   #snapshot;
+  #asking = null;  // ends the answer that is being written
 
   constructor(snapshot) {
     this.#snapshot = snapshot;
     $("ask").onsubmit = (event) => {
       event.preventDefault();
-      this.#ask($("question").value.trim());
+      if ($("question").value.trim()) this.#ask($("question").value.trim());
     };
   }
 
+  /** Forget what was asked: another frame is in view. */
+  clear() {
+    this.#asking?.abort();
+    this.#asking = null;
+    $("answer").hidden = true;
+    URL.revokeObjectURL($("asked-frame").src);
+  }
+
   async #ask(question) {
-    if (!question) return;
-    const place = $("answer");
-    [place.hidden, place.textContent] = [false, "…"];
+    this.clear();
+    const asking = this.#asking = new AbortController();
+    const [place, words] = [$("answer"), $("answer-text")];
+    place.ariaBusy = true;
     try {
       const frame = await this.#snapshot();
       if (!frame) throw new Problem("There is no frame to ask about yet.");
-      const response = await request("v1/query", {image_url: await dataUrl(frame), question, stream: true});
+      if (asking.signal.aborted) return;
+      $("asked-frame").src = URL.createObjectURL(frame);
+      [place.hidden, words.textContent] = [false, "…"];
+      const response = await request("v1/query", {image_url: await dataUrl(frame), question, stream: true}, asking.signal);
       let text = "";
       for await (const event of events(response.body)) {
         if (event.error) throw new Problem(event.error.message);
         text += event.text;
-        place.textContent = text;
+        words.textContent = text;
       }
+      if (!text) words.textContent = "The model has nothing to say.";
     } catch (problem) {
-      place.textContent = problem instanceof Problem ? problem.message : "The connection was lost.";
+      if (asking.signal.aborted) return;
+      [place.hidden, words.textContent] = [false, problem instanceof Problem ? problem.message : "The connection was lost."];
+    } finally {
+      if (asking === this.#asking) place.ariaBusy = false;
     }
   }
 }

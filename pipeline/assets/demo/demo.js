@@ -2,14 +2,18 @@
 
 import {Question, findIn} from "./ask.js";
 import {cameraTrouble, listCameras, openCamera} from "./camera.js";
+import {Heat} from "./heat.js";
 import {Intro} from "./video/intro.js";
 import {ask, Link, Problem} from "./video/link.js";
 import {Delayed, Paired, Still} from "./video/match.js";
 import {hush, notify as note, save, status} from "./notes.js";
 import {Prompts} from "./panel.js";
+import {Rules} from "./rules/rules.js";
+import {offerSaving} from "./rules/saving.js";
 import {Figures} from "./speed.js";
 import {Timeline} from "./timeline.js";
 import {Stage} from "./video/stage.js";
+import * as views from "./views.js";
 import {Wall, streamButton} from "./wall.js";
 import {Regions} from "./zones.js";
 
@@ -17,7 +21,8 @@ const $ = (id) => document.getElementById(id);
 const NOTHING_MS = 4000;  // without a result for so long, a note is shown
 const LIST_MS = 3000;
 
-let prompts, stage, intro, regions, wall, timeline, model;
+let prompts, stage, intro, question, wall, timeline, model;
+let panels = {};  // what shows the stream in view besides its video
 const figures = new Figures();
 let now = null;  // what goes on: {kind: "mine" | "watched" | "image", stream, link, burnt, matcher, release, heardAt}
 let again = null;  // what to do when "Try again" is pressed
@@ -108,7 +113,7 @@ function watch(name) {
   const times = {way: 0, coding: 0};
   begin(stage.theirs, {kind: "watched", title: name, stream: name, release() {}, matcher: new Paired(), times});
   look();
-  regions.open(name);
+  for (const panel of Object.values(panels)) panel.open(name);
 }
 
 /** Watch a stream again; one that has failed for good is started anew first. */
@@ -158,11 +163,11 @@ function begin(video, what) {
   intro.stop();
   stage.begin(video, what.matcher);
   $("start").hidden = true;
-  for (const one of [$("controls"), $("now")]) one.hidden = false;
-  for (const one of [$("speed"), $("view"), $("freeze")]) one.hidden = what.kind === "image";
+  for (const id of ["controls", "now"]) $(id).hidden = false;
+  for (const id of ["speed", "view", "freeze"]) $(id).hidden = what.kind === "image";
   const from = what.kind === "mine" ? "the camera" : "the frame’s arrival";
   $("delay").textContent = `from ${from} to the box on the screen`;
-  $("ask").hidden = !model.skills.includes("query");
+  $("ask").hidden = !model.talks;
   $("source").textContent = what.title;
   if (what.kind !== "watched") show("live");
   hush();
@@ -175,9 +180,10 @@ function stop() {
   now = again = null;
   stage.end();
   figures.clear();
-  regions.close();
+  question.clear();
+  for (const panel of Object.values(panels)) panel.close();
   freeze(false);
-  for (const one of [$("controls"), $("cameras"), $("speed"), $("now"), $("ask")]) one.hidden = true;
+  for (const id of ["controls", "cameras", "speed", "now", "ask"]) $(id).hidden = true;
   $("start").hidden = !model.publish;
   hush();
   status("idle", "ready");
@@ -221,7 +227,7 @@ function received(message) {
   const seen = {objects: objects.filter(wanted), points: points.filter(wanted), answers};
   now.link.times().then((times) => { if (now) now.times = times; });
   const {way, coding} = now.times;
-  regions.counted(message);
+  panels.regions.counted(message);
   if (now.kind === "watched") {
     now.matcher.record(message.rtp_timestamp, seen);
     return figures.note(latency, way, coding);
@@ -233,7 +239,7 @@ function received(message) {
   figures.note(latency, 2 * way, Math.max(0, age - latency.total - 2 * way));
   if (now.stream !== message.stream) {  // it has another name after a reconnect
     now.stream = message.stream;
-    regions.open(now.stream);
+    for (const panel of Object.values(panels)) panel.open(now.stream);
     if (burntIn()) look();
   }
 }
@@ -292,10 +298,7 @@ function listen() {
   $("use-camera").onclick = () => useCamera();
   $("use-clip").onclick = () => useVideo("clip.mp4", "clip", "Demo clip");
   $("use-file").onclick = () => $("file").click();
-  $("file").onchange = ({target}) => {
-    useFile(target.files[0]);
-    target.value = "";
-  };
+  $("file").onchange = ({target}) => { useFile(target.files[0]); target.value = ""; };
   $("cameras").querySelector("select").onchange = ({target}) => useCamera(target.value);
   for (const input of document.querySelectorAll("[name=view]")) input.onchange = () => { if (now?.stream) look(); };
   $("snapshot").onclick = snapshot;
@@ -309,10 +312,11 @@ function listen() {
   addEventListener("hashchange", route);
   addEventListener("resize", () => stage.redraw());
   addEventListener("keydown", (event) => {
-    if (event.target.matches?.("input, select") || event.ctrlKey || event.metaKey || event.altKey || !now) return;
-    if (event.defaultPrevented || $("live").hidden) return;
+    if (event.target.matches?.("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.defaultPrevented || $("live").hidden || !now) return;
     if (event.key === "s") snapshot();
     if (event.key === "f") freeze(!stage.frozen);
+    if (event.key === "h") panels.heat.toggle();
     if (event.key === "Escape") $("stop").click();
     if (event.key === "/") {
       event.preventDefault();
@@ -348,12 +352,13 @@ async function open() {
   prompts = new Prompts(model, changed);
   stage = new Stage(prompts.color, () => figures.frame(), (record) => figures.shown(record, prompts.color));
   intro = new Intro($("intro"), prompts.color);
-  regions = new Regions(model.saves);
+  panels = {regions: new Regions(), rules: new Rules(), heat: new Heat()};
+  offerSaving(model.saves);
   wall = new Wall($("tiles"), prompts.color);
   timeline = new Timeline(prompts.color);
   document.querySelector("[data-view=events]").hidden = !model.events;
-  new Question(() => stage.snapshot({plain: true}));
-  window.saccade = {stage, regions};  // for tests and the curious
+  question = new Question(() => stage.snapshot({plain: true}));
+  window.saccade = {stage};  // for tests and the curious
   listen();
   status("idle", "ready");
   $("start").hidden = !model.publish;
@@ -370,26 +375,20 @@ function changed() {
   else now?.link?.send(prompts.wanted);
 }
 
-// ---- the views: #/ and #/stream/NAME, #/wall
+// ---- the views
 
 function show(view) {
-  for (const one of document.querySelectorAll(".view")) one.hidden = one.id !== view;
-  for (const link of document.querySelectorAll("#views a")) {
-    link.toggleAttribute("aria-current", link.dataset.view === view);
-    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
-  }
+  views.show(view);
   wall.shown = view === "wall";
   timeline.shown = view === "events";
 }
 
 function route() {
-  const [, view, name] = location.hash.split("/");
-  const stream = name && decodeURIComponent(name);
-  document.title = `${stream ?? {wall: "All streams", events: "Events"}[view] ?? "Live"} · Saccade`;
-  show(["wall", "events"].includes(view) ? view : "live");
-  if (view === "stream" && stream) {
+  const {view, stream} = views.asked();
+  show(view);
+  if (stream) {
     if (now?.stream !== stream) watch(stream);
-  } else if (view === "wall" || view === "events") {
+  } else if (view !== "live") {
     if (now) stop();
     intro.stop();
   } else if (!now || now.kind === "watched") {

@@ -1,10 +1,12 @@
-// What has happened: stored events by stream, rule and words, each with its image and its clip.
+// What has happened: stored events by stream, rule and words, or by what a model sees in their images; with their clips.
 
 import {ask} from "./video/link.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST = 24;  // events at a time
 const LIST_MS = 5000;
+const ASKED_MS = 120_000;  // that the model may take for a search
+const HINTS = {words: "search labels, rules and answers…", images: "what should be seen, such as a person…"};
 
 const make = (tag, properties, ...children) => {
   const one = Object.assign(document.createElement(tag), properties);
@@ -40,7 +42,15 @@ export class Timeline {
 
   constructor(color) {
     this.#color = color;
-    for (const id of ["event-stream", "event-since"]) $(id).onchange = () => this.#search();
+    for (const id of ["event-stream", "event-rule", "event-since"]) $(id).onchange = () => this.#search();
+    for (const input of document.querySelectorAll("[name=how]")) {
+      input.onchange = () => {
+        this.#hint();
+        if ($("event-words").value.trim()) this.#search();
+      };
+    }
+    this.#hint();
+    $("event-words").oninput = () => { if (!$("event-words").value) this.#search(); };
     $("event-filters").onsubmit = (event) => {
       event.preventDefault();
       this.#search();
@@ -52,44 +62,61 @@ export class Timeline {
 
   set shown(shown) {
     this.#shown = shown;
-    if (shown) this.#search();
-    else if ($("player").open) $("player").close();
+    if (shown) {
+      this.#search();
+      this.#listRules();
+    } else if ($("player").open) $("player").close();
   }
 
   /** The streams that can be chosen. */
   set streams(names) {
-    const select = $("event-stream");
-    if ([...select.options].slice(1).map(({value}) => value).join("\n") === names.join("\n")) return;
-    const chosen = select.value;
-    const all = make("option", {value: "", textContent: "All streams"});
-    select.replaceChildren(all, ...names.map((name) => make("option", {value: name, textContent: name})));
-    select.value = names.includes(chosen) ? chosen : "";
+    offer($("event-stream"), names);
+  }
+
+  async #listRules() {
+    try {
+      offer($("event-rule"), (await (await ask("events/rules")).json()).rules);
+    } catch { /* then by streams and words only */ }
+  }
+
+  #hint() { $("event-words").placeholder = HINTS[document.querySelector("[name=how]:checked").value]; }
+
+  /** Whether the model is asked about images. */
+  get #asks() {
+    return document.querySelector("[name=how]:checked").value === "images" && $("event-words").value.trim() !== "";
   }
 
   #query(after) {
     const query = new URLSearchParams({limit: MOST});
-    if ($("event-stream").value) query.set("stream", $("event-stream").value);
-    if ($("event-since").value) query.set("since", $("event-since").value);
+    for (const name of ["stream", "rule", "since"]) {
+      if ($(`event-${name}`).value) query.set(name, $(`event-${name}`).value);
+    }
     if ($("event-words").value.trim()) query.set("q", $("event-words").value.trim());
     if (after) query.set("after", after);
-    return `events?${query}`;
+    return `events${this.#asks ? "/search" : ""}?${query}`;
   }
 
   async #search() {
     this.#after = null;
+    this.#newest = "";
     await this.#load(false);
   }
 
   async #refresh() {
-    if (!this.#shown || document.hidden || this.#after || $("player").open) return;
+    if (!this.#shown || document.hidden || this.#after || this.#asks || $("player").open) return;
+    this.#listRules();
     await this.#load(false);
   }
 
   async #load(more) {
     const asked = ++this.#asked;
+    const asks = this.#asks;
+    note(asks ? "The model looks at the images of up to 50 events…" : "");
     try {
-      const {events, after} = await (await ask(this.#query(more ? this.#after : null))).json();
+      const response = await ask(this.#query(more ? this.#after : null), asks ? {signal: AbortSignal.timeout(ASKED_MS)} : {});
+      const {events, after} = await response.json();
       if (asked !== this.#asked) return;
+      note(asks && events.length ? "The likeliest first." : "");
       const seen = JSON.stringify(events.map(({id, end_time: end, snapshot, clip}) => [id, end, snapshot, clip]));
       if (!more && seen === this.#newest) return;
       if (!more) this.#newest = seen;
@@ -104,8 +131,13 @@ export class Timeline {
       $("no-events").hidden = $("event-list").children.length > 0;
       $("no-events").textContent = "Nothing has happened that these filters let through.";
     } catch (problem) {
+      if (asked !== this.#asked) return;
+      note("");
+      if (!more) $("event-list").replaceChildren();
+      $("more-events").hidden = true;
       $("no-events").hidden = false;
       $("no-events").textContent = problem.message;
+      this.#newest = "";
     }
   }
 
@@ -119,6 +151,9 @@ export class Timeline {
     const chip = make("span", {className: "chip", textContent: event.label});
     chip.style.setProperty("--chip", this.#color(event.label));
     const title = make("span", {className: "title"}, chip, make("b", {textContent: event.rule}));
+    if (event.match !== undefined) {
+      title.append(make("span", {className: "match", textContent: `${Math.round(100 * event.match)}%`, title: "How likely it shows that"}));
+    }
     const words = `${event.stream} · ${timeOf(event)}`;
     const button = make("button", {type: "button", className: "tile"}, frame, title,
       make("span", {className: "dim when", textContent: words}));
@@ -146,6 +181,21 @@ export class Timeline {
   }
 }
 
+/** What is going on with the list; nothing if "". */
+function note(words) {
+  $("event-note").textContent = words;
+  $("event-note").hidden = !words;
+}
+
+/** Have these names, or all, chosen in a list. */
+function offer(select, names) {
+  if ([...select.options].slice(1).map(({value}) => value).join("\n") === names.join("\n")) return;
+  const chosen = select.value;
+  const options = names.map((name) => make("option", {value: name, textContent: name}));
+  select.replaceChildren(select.options[0], ...options);
+  select.value = names.includes(chosen) ? chosen : "";
+}
+
 /** Bars of what was counted in each of the last minutes, in a figure's SVG. */
 export function drawChart(figure, minutes, most = 60) {
   const totals = minutes.slice(-most).map(({objects}) => Object.values(objects ?? {}).reduce((sum, one) => sum + one, 0));
@@ -163,5 +213,5 @@ export function drawChart(figure, minutes, most = 60) {
     for (const [name, value] of Object.entries(place)) bar.setAttribute(name, value);
     return bar;
   }));
-  figure.querySelector("figcaption").textContent = `New objects a minute, at most ${top}`;
+  figure.querySelector("figcaption").textContent = `New objects a minute, in the last hour; at most ${top}`;
 }

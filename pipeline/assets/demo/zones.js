@@ -34,19 +34,19 @@ export class Regions {
   #drawing = null;  // {kind, points}: what is being drawn
   #counts = {zones: {}, lines: {}};
   #svg = $("shapes");
-
-  #saves;
   #counting = 0;
 
-  /** @param saves - whether the server can write them to its configuration file */
-  constructor(saves) {
-    this.#saves = saves;
+  constructor() {
     for (const [id, kind] of [["add-zone", "zones"], ["add-line", "lines"]]) {
       // A press by key has no place on the frame: it adds a shape whose corners can be moved by keys.
       $(id).onclick = ({detail}) => (detail ? this.#begin(kind) : this.#finish(kind, KINDS[kind].start));
     }
-    $("save").onclick = () => this.#save();
     this.#svg.onpointerdown = (event) => this.#press(event);
+    // Chromium does not know touch-action inside an SVG: a finger that drags would scroll.
+    const hold = (event) => { if (this.#drawing || event.target.matches(".chosen, .corner")) event.preventDefault(); };
+    this.#svg.addEventListener("touchstart", hold, {passive: false});
+    $("stop-drawing").onclick = () => this.#finish(this.#drawing.kind, []);
+    $("stage").addEventListener("click", ({target}) => { if (!this.#svg.contains(target)) this.#choose(null); });
     addEventListener("keydown", (event) => this.#key(event));
     new ResizeObserver(() => this.#draw()).observe($("stage"));
   }
@@ -66,7 +66,6 @@ export class Regions {
     } catch {
       return;  // a server that only shows videos
     }
-    $("save").hidden = !this.#saves;
     this.#count();
     this.#show();
   }
@@ -89,7 +88,7 @@ export class Regions {
     this.#stream = this.#chosen = this.#drawing = null;
     this.#all = {zones: {}, lines: {}};
     this.#counts = {zones: {}, lines: {}};
-    for (const id of ["regions", "drawing", "region-problem", "save"]) $(id).hidden = true;
+    for (const id of ["regions", "drawing", "region-problem"]) $(id).hidden = true;
     this.#draw();
   }
 
@@ -113,10 +112,11 @@ export class Regions {
   #begin(kind) {
     this.#chosen = null;
     this.#drawing = {kind, points: []};
-    const hint = kind === "zones" ? "Press the corners on the frame; press the first one again, or Enter, to finish."
+    const hint = kind === "zones" ? "Press the corners on the frame; press the first one again to finish."
       : "Press where the line begins, then where it ends. What goes to its right counts as forward.";
-    $("drawing").textContent = `${hint} Esc gives up.`;
     $("drawing").hidden = false;
+    $("drawing").querySelector("p").textContent = hint;
+    $("stage").scrollIntoView({block: "nearest"});  // on a phone it is above what was pressed
     this.#draw();
   }
 
@@ -131,6 +131,7 @@ export class Regions {
     this.#chosen = {kind, name: free};
     this.#put();
     const input = $("region-list").querySelector(`[data-region=${JSON.stringify(`${kind} ${free}`)}] input`);
+    if (matchMedia("(pointer: coarse)").matches) return;  // a keyboard would cover the frame, whose corners come next
     input?.focus();
     input?.select();
   }
@@ -157,6 +158,11 @@ export class Regions {
   }
 
   // ---- changing one
+
+  #choose(chosen) {
+    this.#chosen = chosen;
+    this.#draw();
+  }
 
   #points(kind, name) { return this.#all[kind][name][KINDS[kind].key]; }
 
@@ -198,18 +204,6 @@ export class Regions {
     }
   }
 
-  async #save() {
-    try {
-      const {file} = await (await ask("config/save", {method: "POST"})).json();
-      this.#problem("");
-      $("announcement").textContent = `Saved to ${file}`;
-      $("save").textContent = "Saved";
-      setTimeout(() => { $("save").textContent = "Save to file"; }, 2000);
-    } catch (problem) {
-      this.#problem(problem.message);
-    }
-  }
-
   #problem(words) {
     $("region-problem").textContent = words;
     $("region-problem").hidden = !words;
@@ -235,10 +229,7 @@ export class Regions {
   #item(kind, name) {
     const input = make("input", {value: name, maxLength: 60, ariaLabel: `Name of this ${KINDS[kind].name}`});
     input.onchange = () => this.#rename(kind, name, input.value);
-    input.onfocus = () => {
-      this.#chosen = {kind, name};
-      this.#draw();
-    };
+    input.onfocus = () => this.#choose({kind, name});
     const counts = make("span", {className: "dim", textContent: this.#words(kind, name)});
     counts.dataset.counts = `${kind} ${name}`;
     const remove = make("button", {type: "button", className: "cross", textContent: "×", ariaLabel: `Remove ${name}`});
@@ -289,7 +280,11 @@ export class Regions {
     const region = shape(kind === "zones" ? "polygon" : "polyline", {
       class: `region ${kind}${chosen ? " chosen" : ""}`, points: drawn(points),
     });
-    region.onpointerdown = (event) => this.#drag(event, kind, name, null);
+    region.onpointerdown = (event) => {
+      // A finger may mean to scroll: it chooses first.
+      if (chosen || event.pointerType !== "touch") this.#drag(event, kind, name, null);
+    };
+    region.onclick = () => this.#choose({kind, name});
     const [x, y] = drawn([points[0]]).split(",").map(Number);
     const label = shape("text", {class: "region-name", x: x + 6, y: y - 8});
     label.textContent = name;
@@ -311,10 +306,9 @@ export class Regions {
   #drag(event, kind, name, corner) {
     if (this.#drawing) return;
     event.preventDefault();
-    this.#chosen = {kind, name};
     const from = this.#at(event);
     const before = this.#points(kind, name).map((point) => [...point]);
-    this.#draw();
+    this.#chosen = {kind, name};  // drawn with the first move: a touch whose element is gone by then is given up
     const svg = this.#svg;
     svg.setPointerCapture(event.pointerId);
     let moved = false;
@@ -333,6 +327,7 @@ export class Regions {
     svg.onpointerup = svg.onpointercancel = () => {
       svg.onpointermove = svg.onpointerup = svg.onpointercancel = null;
       if (moved) this.#put();
+      else this.#draw();
     };
   }
 

@@ -111,7 +111,7 @@ def _changed(lines: str, start: int, item: yaml.Node, old: RuleSettings, new: Ru
         if getattr(old, name) == getattr(new, name):
             continue
         if name not in nodes:
-            edits.append((len(lines), len(lines), f"{pad}{name}: {_inline(wanted[name])}\n"))
+            edits.append((len(lines), len(lines), f"{pad}{name}: {_block(wanted[name])}\n"))
             continue
         key, value = nodes[name]
         if name not in wanted:
@@ -120,7 +120,7 @@ def _changed(lines: str, start: int, item: yaml.Node, old: RuleSettings, new: Ru
             begin, end = _line_of(lines, key.start_mark.index - start), _end_of_line(lines, _end(value) - start)
             edits.append((begin, end, ""))
         elif isinstance(value, yaml.ScalarNode) and value.style not in ("|", ">"):
-            edits.append((value.start_mark.index - start, value.end_mark.index - start, _inline(wanted[name])))
+            edits.append((value.start_mark.index - start, value.end_mark.index - start, _block(wanted[name])))
         else:
             return None
     for begin, end, inserted in sorted(edits, key=lambda edit: edit[:2])[::-1]:
@@ -160,13 +160,15 @@ def _flow(rules: Sequence[RuleSettings]) -> str:
 
 
 def _item(rule: RuleSettings, indent: str) -> str:
-    lines = [f"{name}: {_inline(value)}" for name, value in _values(rule).items()]
+    lines = [f"{name}: {_block(value)}" for name, value in _values(rule).items()]
     return "".join(f"{indent}{'  ' if number else '- '}{line}\n" for number, line in enumerate(lines))
 
 
 def _values(rule: RuleSettings) -> dict[str, Any]:
     """What of a rule is not by default."""
     values = rule.model_dump(mode="json", exclude_defaults=True)
+    if "threshold" in values:
+        values["threshold"] = rule.threshold.model_dump()
     for name in _TIMES:
         if values.get(name) is not None:
             values[name] = _seconds(values[name])
@@ -181,8 +183,19 @@ def _seconds(value: float) -> str:
     return f"{value / size:.10g}{unit}"
 
 
+def _block(value: Any) -> str:
+    """A value in one line, behind the key of a mapping in lines of its own."""
+    if not isinstance(value, str):
+        return _inline(value)
+    style = '"' if "\n" in value else None
+    written = yaml.safe_dump(value, width=10**9, allow_unicode=True, default_style=style)
+    return str(written).removesuffix("\n").removesuffix("\n...")
+
+
 def _inline(value: Any) -> str:
     """A value in one line, which may stand in any place."""
+    if isinstance(value, dict) and value.keys() == {"on", "off"}:  # which YAML takes for booleans, and so do we
+        return f"{{on: {value['on']:g}, off: {value['off']:g}}}"
     listed = yaml.safe_dump([value], default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return listed.strip()[1:-1]
 

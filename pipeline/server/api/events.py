@@ -2,6 +2,7 @@
 
     GET    /events?stream=&rule=&label=&zone=&since=&q=&limit=&after=    {"events": […], "after": ID or null}
     GET    /events/search?q=          those that a model finds it in, the likeliest first, each with `match`
+    GET    /events/rules?stream=      {"rules": […]}: the names of rules that have events
     GET    /events/ID                 the record, with the paths of its tracks
     GET    /events/ID/clip.mp4        in ranges, if asked for; so does /events/ID/snapshot.jpg
     DELETE /events/ID                 204
@@ -53,6 +54,7 @@ class EventsApi:
         return [
             web.get("/events", self._list),
             web.get("/events/search", self._search),
+            web.get("/events/rules", self._rules),
             web.get("/events/{id}", self._show),
             web.delete("/events/{id}", self._delete),
             *(web.get(f"/events/{{id}}/{name}", self._send) for name in media),
@@ -85,6 +87,9 @@ class EventsApi:
         except (ValueError, ConfigError, EngineError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         return web.json_response({"events": [one.to_json() for one in found]})
+
+    async def _rules(self, request: web.Request) -> web.Response:
+        return web.json_response({"rules": await asyncio.to_thread(self._store.rules, request.query.get("stream"))})
 
     async def _show(self, request: web.Request) -> web.Response:
         record = await asyncio.to_thread(self._store.get, request.match_info["id"])

@@ -4,7 +4,7 @@
     POST /v1/point     the same → {"request_id": …, "points": [{"x": …, "y": …}], "count": 2}
     POST /v1/query     {"image_url": …, "question": "…", "stream": false} → {"request_id": …, "answer": "…"}
     POST /v1/caption   {"image_url": …, "length": "normal", "stream": false} → {"request_id": …, "caption": "…"}
-    GET  /v1/models    the model, as OpenAI's API lists it
+    GET  /v1/models    the model, as OpenAI's API lists it; and the one that answers questions, if it is another
 
 Coordinates are fractions of width and height. Objects and points have their `score` besides, and `settings` may hold
 `conf`. A stream is server-sent events with a `text` each (older clients read `chunk` and `completed`).
@@ -67,11 +67,13 @@ class MoondreamApi:
     """The routes.
 
     Args:
-        asker: asks the engine.
+        asker: asks the engine that finds.
+        talker: asks the one that writes texts.
     """
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Asker, talker: Asker) -> None:
         self._asker = asker
+        self._talker = talker
         self._begun = int(time.time())
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -105,37 +107,40 @@ class MoondreamApi:
         return web.json_response({"request_id": _request_id(), "points": points, "count": len(points)})
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
-        async with self._asker.reading():
-            asked = await self._asker.read(request, _Question)
+        async with self._talker.reading():
+            asked = await self._talker.read(request, _Question)
             how = asked.how
             task = Query(asked.question, how.max_tokens, temperature=how.temperature, top_p=how.top_p)
             return await self._text(request, asked, task, "answer")
 
     async def _caption(self, request: web.Request) -> web.StreamResponse:
-        async with self._asker.reading():
-            asked = await self._asker.read(request, _Length)
+        async with self._talker.reading():
+            asked = await self._talker.read(request, _Length)
             how = asked.how
             task = Caption(asked.length, how.max_tokens, temperature=how.temperature, top_p=how.top_p)
             return await self._text(request, asked, task, "caption")
 
     async def _text(self, request: web.Request, asked: _Asked, task: Query | Caption, key: str) -> web.StreamResponse:
-        image = await self._asker.decode(partial(decode_image, asked.image_url))
+        image = await self._talker.decode(partial(decode_image, asked.image_url))
         name = _request_id()
         if not asked.stream:
-            (text,) = (await self._asker.result(image, [task])).texts
+            (text,) = (await self._talker.result(image, [task])).texts
             return web.json_response({"request_id": name, key: text.text})
         events = EventStream(request)
 
         def event(piece: str, *, completed: bool = False) -> dict[str, Any]:
             return {"text": piece, "chunk": piece, "completed": completed, "request_id": name}
 
-        await events.send_all(self._asker.pieces(image, task), event, lambda: [event("", completed=True)])
+        await events.send_all(self._talker.pieces(image, task), event, lambda: [event("", completed=True)])
         return events.response
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = self._asker.engine.model
-        listed = {"id": self._asker.model_name, "object": "model", "created": self._begun, "owned_by": "saccade"}
-        return web.json_response({"object": "list", "data": [{**listed, **_abilities(model.skills, model.classes)}]})
+        data = []
+        for asker in dict.fromkeys((self._asker, self._talker)):
+            model = asker.engine.model
+            listed = {"id": asker.model_name, "object": "model", "created": self._begun, "owned_by": "saccade"}
+            data.append({**listed, **_abilities(model.skills, model.classes)})
+        return web.json_response({"object": "list", "data": data})
 
 
 def _abilities(skills: Sequence[str], classes: Sequence[str] | None) -> dict[str, Any]:

@@ -108,11 +108,13 @@ class OpenAiApi:
     """The route.
 
     Args:
-        asker: asks the engine.
+        asker: asks the engine that finds.
+        talker: asks the one that writes texts.
     """
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Asker, talker: Asker) -> None:
         self._asker = asker
+        self._talker = talker
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """It alone; the list of models is Moondream's and OpenAI's alike."""
@@ -122,8 +124,9 @@ class OpenAiApi:
         async with self._asker.reading():
             chat = await self._asker.read(request, _Chat)
             image, images = await self._image(chat)
-            answer = _Answer(chat, self._asker.model_name)
             wanted = chat.response_format
+            finds = bool(wanted and wanted.type == "json_schema" and wanted.json_schema)
+            answer = _Answer(chat, (self._asker if finds else self._talker).model_name)
             if wanted and wanted.type == "json_schema" and wanted.json_schema:
                 pieces = await self._boxes(chat, wanted.json_schema.schema_, image, images)
             elif wanted and wanted.type == "json_object":
@@ -132,10 +135,10 @@ class OpenAiApi:
             else:
                 task = _query(chat)
                 try:
-                    answer.prompt_tokens = self._asker.engine.prompt_tokens(task)
+                    answer.prompt_tokens = self._talker.engine.prompt_tokens(task)
                 except EngineError as error:
                     raise as_http(error) from None
-                pieces = self._asker.pieces(image, task, answer.take)
+                pieces = self._talker.pieces(image, task, answer.take)
             if not chat.stream:
                 try:
                     text = "".join([piece async for piece in pieces])

@@ -128,6 +128,8 @@ def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
                 answer = connection.getresponse()
                 text = answer.read()
                 connection.close()
+                if answer.getheader("Content-Type") == "image/png":
+                    return answer.status, text
                 return answer.status, json.loads(text) if text else None
 
             streams.add("door", source, [Detect("person", conf=0.3)], stages=[AnalyzeStage()])
@@ -144,6 +146,8 @@ def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
             assert totals["zones"]["all"]["person"]["entered"] >= 1
             assert ask("GET", "/streams/door/counts?since=nan")[0] == 422
             assert ask("GET", "/streams/door/counts?since=0")[1]["minutes"][-1]["objects"]["person"] >= 1
+            status, drawn = ask("GET", "/streams/door/heatmap.png")
+            assert (status, drawn[:4]) == (200, b"\x89PNG")
             assert b'saccade_zone_entered_total{class="person",stream="door",zone="all"}' in Metrics(streams).as_text()
             assert ask("DELETE", "/streams/door/zones") == (204, None)
             assert ask("GET", "/streams/door/zones")[1] == {"zones": {}, "lines": {}}

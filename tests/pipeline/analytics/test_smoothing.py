@@ -11,7 +11,7 @@ import pytest
 
 from saccade.engine.results import Box, Detections, Points, Result
 from saccade.pipeline.analytics.analyze import AnalyzeStage
-from saccade.pipeline.analytics.heatmap import HeatmapStage
+from saccade.pipeline.analytics.heatmap import Heat, HeatmapStage
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.core.stats import Stats
 from saccade.sinks import Latency
@@ -86,3 +86,14 @@ def test_a_heatmap_is_hottest_where_one_stood_longest(tmp_path: Path) -> None:
     row, column = np.unravel_index(red.argmax(), red.shape)
     assert (row, column) == (pytest.approx(70, abs=3), pytest.approx(40, abs=3))
     assert image[10, 150].max() < 10
+
+
+def test_a_heatmap_to_lay_over_is_transparent_elsewhere() -> None:
+    heat = Heat()
+    assert heat.overlay().shape == (1, 1, 4)
+    for number in range(20):
+        box = Box("person", 0.9, 0.15, 0.3, 0.25, 0.7)
+        heat.add(live_frame(number / 10), Result(Detections((box,), 200, 100), Points((), 200, 100)))
+    drawn = heat.overlay()
+    assert (drawn.shape, drawn.dtype) == ((180, 360, 4), np.uint8)
+    assert (drawn[126, 72, 3], drawn[20, 300, 3]) == (204, 0)

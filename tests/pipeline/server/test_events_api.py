@@ -113,6 +113,11 @@ def test_stored_minutes_are_listed(server: HttpServer, store: EventStore) -> Non
     assert ask(f"{server.url}/streams/door/history?since=x")[0] == 422
 
 
+def test_rules_that_have_events_are_listed(server: HttpServer) -> None:
+    for query, rules in (("", ["parked", "visitor"]), ("?stream=yard", ["parked"]), ("?stream=none", [])):
+        assert json.loads(ask(f"{server.url}/events/rules{query}")[2]) == {"rules": rules}
+
+
 def test_events_need_the_token_where_there_is_one(store: EventStore) -> None:
     server = HttpServer(None, port=0, token="sesame", events=store)
     try:

@@ -115,6 +115,8 @@ def test_a_token_of_one_stream_knows_of_no_other(server: Server) -> None:
         status, answer = server.ask(method, path, token)
         assert status == 403
         assert "yves may see yard only" in json.dumps(answer)
+    assert server.ask("GET", "/events/search?q=car", token)[0] == 403
+    assert server.ask("GET", "/events/search?q=car&stream=yard", token)[0] == 404  # there is no store here
     assert server.ask("PATCH", "/streams/hall", token, {"conf": 0.3})[0] == 403
     assert server.ask("POST", "/whep/hall", token)[0] == 403
 

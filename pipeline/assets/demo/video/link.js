@@ -33,13 +33,17 @@ export async function ask(path, init = {}) {
     throw new Problem("The server does not answer. Is Saccade still running?");
   }
   if (response.ok) return response;
-  const reason = await response.json().then(({error}) => error, () => "");
+  const body = await response.json().catch(() => ({}));
+  const reason = body.error?.message ?? body.error;
   switch (response.status) {
     case 401: throw new Problem("This server wants a token: open the address with it, as ?token=….", true);
     case 403: throw new Problem(`The server refuses this address or token: ${reason}.`, true);
     case 404: throw new Problem("There is no video of that stream now.");
     case 503: throw new Problem(`The server has no room: ${reason}.`);
-    default: throw new Problem(`The server answers: ${reason || response.statusText}.`, response.status < 500);
+    default: {
+      const problem = new Problem(`The server answers: ${reason || response.statusText}.`, response.status < 500);
+      throw Object.assign(problem, {body});
+    }
   }
 }
 

@@ -93,7 +93,7 @@ NEW = {"name": "d", "when": "car", "attributes": {"bag": {"question": "A bag?", 
         (
             [*rules_of({"name": "a", "when": "person for 2s", "ask": "A hat?", "expect": "no"}), *OLD[1:]],
             "person   # cond\n    # inside a\n    cooldown: 5s\n",
-            "person for 2s   # cond\n    # inside a\n    ask: 'A hat?'\n    expect: 'no'\n",
+            "person for 2s   # cond\n    # inside a\n    ask: A hat?\n    expect: 'no'\n",
         ),
         (
             [*OLD, *rules_of(NEW)],

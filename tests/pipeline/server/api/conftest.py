@@ -35,9 +35,13 @@ def finder() -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server whose model writes texts, though they mean nothing."""
+    """The address of a server whose second model writes texts, though they mean nothing; the first is nano."""
     folder = write_model(tmp_path_factory.mktemp("models") / "tiny", TINY)
-    with Engine.load(str(folder), device="cpu") as engine, Streams(engine) as streams:
-        server = HttpServer(streams, port=0)
+    with (
+        Engine.load("nano", device="cpu") as finding,
+        Engine.load(str(folder), device="cpu") as talking,
+        Streams(finding) as streams,
+    ):
+        server = HttpServer(streams, port=0, ask=talking)
         yield server.url
         server.close()

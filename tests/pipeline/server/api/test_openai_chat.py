@@ -93,7 +93,8 @@ def test_what_it_cannot_is_one_clear_error(finder: str, photo: Image.Image, chan
     assert words in error.value.body["message"]
 
 
-def test_models_are_listed_and_tokens_checked(finder: str) -> None:
+def test_models_are_listed_and_tokens_checked(finder: str, talker: str) -> None:
     assert [model.id for model in client_of(finder).models.list()] == ["nano"]
+    assert [model.id for model in client_of(talker).models.list()] == ["nano", "tiny"]
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{finder}/v1", api_key="wrong", max_retries=0).models.list()
