@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from saccade.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from saccade.pipeline.bench.analytics.begin import time_events
     from saccade.pipeline.bench.analytics.track import time_tracks
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.cameras import time_cameras
@@ -27,6 +28,7 @@ __all__ = [
     "time_cameras",
     "time_decode",
     "time_drafts",
+    "time_events",
     "time_frames",
     "time_ingest",
     "time_pipeline",
@@ -40,6 +42,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "analytics.begin": ["time_events"],
         "analytics.track": ["time_tracks"],
         "bubble": ["time_bubble"],
         "cameras": ["time_cameras"],

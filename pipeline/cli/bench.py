@@ -282,3 +282,21 @@ def bench_track(
 
     result = time_tracks(parse_counts(objects, "--objects"), frames)
     print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("events")
+@with_settings("detect", "rtsp_transport", "model", "device", "dtype")
+def bench_events(
+    given: Settings,
+    source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream in which someone moves.")],
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Time how long after its frame an event begins, at a WebSocket client, and where that time goes.
+
+    Each way through the image begins many events; they are stored, with their clips, in a temporary folder.
+    """
+    from saccade.pipeline.bench.analytics.begin import time_events
+
+    result = time_events({"detect": "person", **given, "source": source}, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())

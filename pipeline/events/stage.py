@@ -118,6 +118,7 @@ class EventStage:
                     asking.take(answer)
         for machine in machines.values():
             self._tell(machine.step(scene))
+        for machine in machines.values():  # only now: how sharp an image is takes milliseconds, and events go first
             if self.asker is not None:
                 self._ask(self.asker, machine, scene, frame)
             if self._recorder is not None and machine.event is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import av
 
-from tests.support.cameras.scripted import STEP, Call, Packetizer, Request, ScriptedCamera, Unit
+from tests.support.cameras.scripted import STEP, Call, Packetizer, Request, ScriptedCamera, Unit, sender_report
 
 FAULTS = ("hang up", "freeze", "restart", "garbage", "loss", "jump", "goodbye", "no video")
 """`resize` is another one, for a camera that was given frames of another size."""
@@ -43,9 +43,13 @@ class FaultyCamera:
         frames: what it plays.
         rate: how many frames a second.
         resized: what it plays instead with the fault `resize`; they begin with a key frame.
+        clock: whether it reports its wall clock once a second; a frame's time is that at which it is due.
     """
 
-    def __init__(self, frames: list[Unit], *, rate: int = 25, resized: list[Unit] | None = None) -> None:
+    def __init__(
+        self, frames: list[Unit], *, rate: int = 25, resized: list[Unit] | None = None, clock: bool = False
+    ) -> None:
+        self._clock = clock
         self.fault = ""
         self._frames, self._resized, self._rate = frames, resized or frames, rate
         self._camera = self._start(0)
@@ -78,6 +82,7 @@ class FaultyCamera:
             wanted = self._resized if self.fault == "resize" else self._frames
             if wanted is not frames:
                 frames, number = wanted, 0
+            captured_at, timestamp = time.time() - (time.monotonic() - due), packetizer.timestamp
             packets = packetizer.frame(frames[number % len(frames)], STEP * 25 // self._rate)
             number += 1
             due += 1 / self._rate
@@ -93,5 +98,7 @@ class FaultyCamera:
                 packets = packets[1:]
             if self.fault not in ("freeze", "no video"):
                 call.send(*packets)
+            if self._clock and number % self._rate == 1:  # after its first frame, whose sender is known then
+                call.send(sender_report(captured_at, timestamp), rtcp=True)
             if call.wait(max(0.0, due - time.monotonic())):
                 return
