@@ -47,6 +47,16 @@ def test_only_the_newest_of_the_frames_that_wait_is_cut(tiny: Engine, monkeypatc
     assert tiny.counters()["requests_superseded_total"] == 4
 
 
+def test_a_replaced_frame_ends_while_the_loop_is_busy(tiny: Engine) -> None:
+    held = Held(tiny, IMAGE)
+    frames = [tiny.submit(IMAGE, [GOOD], stream="door") for _ in range(4)]
+    tiny.configure_stream("file", StreamSettings(newest=False))
+    kept = [tiny.submit(IMAGE, [GOOD], stream="file") for _ in range(3)]
+    assert [future.done() for future in frames] == [True, True, True, False]  # none of them keeps its image
+    held.release()
+    assert all(same(future.result(WAIT_S), kept[0].result()) for future in [frames[3], *kept])
+
+
 def test_an_image_is_made_when_its_turn_comes(tiny: Engine) -> None:
     made: list[int] = []
 
