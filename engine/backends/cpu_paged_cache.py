@@ -7,8 +7,10 @@ step reads only as far as its sequences reach. Knows tensors and page numbers; r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from saccade.engine.models.protocol import Model
@@ -27,7 +29,9 @@ class CpuPagedCache:
         limits = model.limits
         self.heads = limits.n_kv_heads, limits.head_dim
         shape = limits.n_layers, n_pages * page_size, 2 * limits.n_kv_heads * limits.head_dim
-        self.both = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        # Not torch.zeros, which writes all of it: of nano's 100 MB one stream uses 2.
+        memory = np.zeros(math.prod(shape) * model.dtype.itemsize, np.uint8)
+        self.both = torch.from_numpy(memory).view(model.dtype).view(shape)
         self.page_size, self.prefix_length = page_size, limits.prefix_length
         self.prefix_pages = -(-self.prefix_length // page_size)
         # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
