@@ -16,10 +16,10 @@ _MIB = 1 << 20
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next image instead of giving it back to the kernel each time.
 
-    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order on every image. Mapped
-    anew each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Larger blocks are frames
-    of more than 1080p, which threads of their own allocate: kept, what six 4K cameras once needed was 1.8 GB; mapped, they
-    cost nano no page fault. Does nothing elsewhere.
+    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order on every image.
+    Mapped anew each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Larger blocks
+    are frames of more than 1080p, which threads of their own allocate: kept, six 4K cameras took 1.8 GB for good;
+    mapped, they cost nano no page fault. Does nothing elsewhere.
     """
     if sys.platform != "linux":
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from saccade.engine.results import Result
-from saccade.pipeline.core.bounded_queue import WAIT, BoundedQueue, QueueClosed, QueuePolicy
+from saccade.pipeline.core.bounded_queue import WAIT, BoundedQueue, QueueClosed, QueuePolicy, Taken
 from saccade.pipeline.core.output import Output
 from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
 from saccade.sources import Frame
@@ -89,9 +89,7 @@ class OutputDelivery:
         guard = output.guard
         try:
             while True:
-                taken = outbox.get()
-                frame = taken.item.frame.changed(dropped_before=taken.lost_before)
-                guard.write(frame, taken.item.result, taken.item.latency)
+                self._write_one(output, outbox.get())
                 if guard.paused and not self._live and not self._any_sink_works():
                     break  # no use in reading the rest of a file; a live source goes on until the sink works again
         except QueueClosed:
@@ -113,6 +111,11 @@ class OutputDelivery:
                     raise SinkError(f"{reason}; results lost: {lost}")
             except Exception as error:
                 self._fail(error)
+
+    def _write_one(self, output: Output, taken: Taken[Delivery]) -> None:
+        """Not a part of the loop, whose variables would keep the frame while it waits for the next one."""
+        frame = taken.item.frame.changed(dropped_before=taken.lost_before)
+        output.guard.write(frame, taken.item.result, taken.item.latency)
 
     def _any_sink_works(self) -> bool:
         return any(output.guard.works for output, _ in self._outputs)
