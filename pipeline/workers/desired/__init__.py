@@ -1,0 +1,1 @@
+"""What is to run, and where that is kept, so that it outlives whatever runs it."""
