@@ -8,6 +8,7 @@ import typer
 
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.errors import ConfigError
 
 Objects = Annotated[
     int | None,
@@ -238,6 +239,43 @@ def bench_cameras(
         objects=objects,
         size=parse_size(size),
     )
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("scale")
+def bench_scale(
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="Simulate more cameras and GPUs than there are, from measured parts.")
+    ] = False,
+    cameras: Annotated[int, typer.Option(min=1, max=100_000, help="How many cameras.")] = 10_000,
+    gpus: Annotated[int, typer.Option(min=1, max=10_000, help="How many GPUs.")] = 200,
+    workers: Annotated[int, typer.Option(min=1, max=8, help="Workers on each GPU.")] = 2,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="A model whose speed is known: nano, moondream-2.")
+    ] = "nano",
+    fps: Annotated[float, typer.Option(min=0.1, max=120, help="Frames a second of each camera.")] = 15.0,
+    hours: Annotated[float, typer.Option(min=0.01, max=240, help="How long, in simulated time.")] = 1.0,
+    failures: Annotated[
+        float, typer.Option(min=0, help="Failures of each worker a day; half as many of a machine.")
+    ] = 1,
+    as_json: Json = False,
+) -> None:
+    """Predict what many workers carry: frames, recovery after failures, moves and the volume of metrics."""
+    from saccade.pipeline.bench.scale.simulation import Scenario, simulate
+
+    if not simulated:
+        raise ConfigError("bench scale: give --simulate")
+    scenario = Scenario(
+        cameras=cameras,
+        gpus=gpus,
+        workers_each=workers,
+        model=model,
+        fps=fps,
+        hours=hours,
+        worker_failures=failures,
+        machine_failures=failures / 2,
+    )
+    result = simulate(scenario)
     print(result.as_json() if as_json else result.as_text())
 
 

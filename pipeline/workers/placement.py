@@ -67,6 +67,9 @@ class StreamNeed:
 class Settings:
     """How ready `Placement` is to move a stream.
 
+    The defaults of `high` and `margin` are from `saccade bench scale --simulate`, 10,000 cameras on 200 GPUs at a mean
+    load of 0.81: 182 moves an hour, where 0.8 and 0.1 made 970, with no frame lost to load in either.
+
     Attributes:
         high: load of a worker, from 0 to 1, above which streams are moved away from it.
         margin: how much less loaded the worker that takes the stream must be afterwards than the other was before.
@@ -78,12 +81,12 @@ class Settings:
         max_moves: most moves away from one worker at a time.
     """
 
-    high: float = 0.8
-    margin: float = 0.1
+    high: float = 0.9
+    margin: float = 0.15
     settle_s: float = 10.0
     cooldown_s: float = 10.0
     stay_s: float = 120.0
-    grace_s: float = 3.0
+    grace_s: float = 2.0
     smoothing_s: float = 10.0
     max_moves: int = 4
 

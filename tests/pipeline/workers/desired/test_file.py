@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.workers.desired.state import DesiredState
 from saccade.pipeline.workers.desired.file import StateFile
+from saccade.pipeline.workers.desired.state import DesiredState
 from tests.support import REPO
 
 WRITER = """
