@@ -31,6 +31,7 @@ from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, 
 from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
 from saccade.sinks import SupportsEvents
 from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources.http.auth import HttpAuth
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -77,6 +78,7 @@ class Session:
                 self.events.add(sink.write_event)
         self.endless = not first
         self._store = store
+        self._history = store is not None or media is not None  # kept here, or where the events go
         self._media = media
         self.first_names = list(first or {})
         self.config_api = ConfigApi()
@@ -112,7 +114,7 @@ class Session:
                 self.streams.engine,
                 check=check,
                 events=self.events,
-                history=self._store is not None,
+                history=self._history,
                 media=self._media,
                 ask=self._ask,
             ) as stream,
@@ -158,7 +160,7 @@ class Session:
         tls: ssl.SSLContext | None = None,
         allow_sources: Sequence[str] = (),
         videos: BroadcastSink | None = None,
-        access: Access | None = None,
+        access: HttpAuth | None = None,
     ) -> None:
         """Serve the state of the streams, and adding and changing them, over HTTP; and the console of their `videos`.
 
@@ -190,6 +192,11 @@ class Session:
             public=console.public,
             on_cleanup=[console.whep.close],
         )
+
+    @property
+    def url(self) -> str | None:
+        """Where it is served; None if it is not."""
+        return None if self._server is None else self._server.url
 
     def close(self) -> None:
         """End everything. A second call does nothing.
@@ -235,10 +242,11 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         check_open(place[0], token)
     with ExitStack() as stack:
         events = EventHub()
-        store = stack.enter_context(_opened_store(config, events))
+        store = stack.enter_context(opened_store(config))
         stack.callback(events.close)
         media = None
         if store is not None:
+            events.add(store.write, history=True)
             media = MediaWriter(store.media_folder, events.publish)
             stack.callback(media.close)
         kept = store is not None
@@ -277,8 +285,12 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
 
 
 @contextmanager
-def _opened_store(config: RunConfig, events: EventHub) -> Iterator[EventStore | None]:
-    """The store that is configured, which keeps what comes to the hub; None if none is."""
+def opened_store(config: RunConfig) -> Iterator[EventStore | None]:
+    """The store that is configured; None if none is.
+
+    Raises:
+        ConfigError: if it cannot be used.
+    """
     if config.store is None:
         yield None
         return
@@ -287,7 +299,6 @@ def _opened_store(config: RunConfig, events: EventHub) -> Iterator[EventStore | 
         store = EventStore(Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes)
     except StoreError as error:
         raise ConfigError(f"--store: {error}") from None
-    events.add(store.write, history=True)
     with closing(store):
         yield store
 

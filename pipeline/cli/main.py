@@ -24,7 +24,7 @@ from saccade.pipeline.cli.options import (
     with_settings,
 )
 from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import RunFailed
+from saccade.pipeline.core.errors import ConfigError, RunFailed
 
 app = typer.Typer(
     help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
@@ -89,6 +89,12 @@ def run(
     from saccade.pipeline.sink_targets import shown_targets
 
     check_file(trace)
+    if settings.workers > 1:
+        from saccade.pipeline.cli.commands.run_workers import run_workers
+
+        if trace is not None:
+            raise ConfigError("--trace: a trace is of one engine; leave out --workers")
+        return run_workers(settings, quiet=quiet)
     with (
         EndingSignals() as signals,
         opened_session(settings, show_preparation) as session,

@@ -29,7 +29,7 @@ _SECTIONS = {
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),
     "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
-    "with what": ["model", "device", "dtype", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
+    "with what": ["model", "device", "dtype", "workers", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }
 _LAST_SECTION = "what other programs can ask"

@@ -77,6 +77,7 @@ def settings_of(run: Run) -> StreamConfig:
         raise ConfigError(f"'{run.name}' was started by a program, not from a configuration")
     prompts = prompts_of(run.tasks)
     changed = {key: getattr(prompts, key) for key in Prompts.model_fields}
+    changed |= {key: getattr(run.share, key) for key in ShareSettings.model_fields}
     if (stage := analyze_stage(run.stages)) is not None:
         changed |= {"zones": stage.regions.zones, "lines": stage.regions.lines}
     if (watching := event_stage(run.stages)) is not None:

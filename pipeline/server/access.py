@@ -43,7 +43,7 @@ Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 _READING = ("GET", "HEAD", "OPTIONS")
 _OPERATED = ("/zones", "/rules", "/rules/check", "/restart")  # the ends of what an operator may change
-_OF_ALL = ("/metrics", "/healthz", "/events", "/config")  # which tell of every stream
+_OF_ALL = ("/metrics", "/healthz", "/events", "/config", "/workers")  # which tell of every stream
 
 
 def _network(text: str) -> str:

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from saccade.engine.errors import EngineError
-from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
+from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts
 from saccade.pipeline.core.config.file import explain
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.run_tasks import change_prompts, prompts_of
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.api.config_api import ConfigApi
-from saccade.pipeline.server.static_files import file_route
+from saccade.pipeline.server.static_files import FILES, file_route
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.pipeline.server.whep.server import WhepServer, width_of
 from saccade.sinks import color_of
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 200
 _FRAME_S = 5.0  # that a frame is waited for
 _JPEG = 88  # quality
-FILES = {"/": PAGES / "index.html"} | {
-    f"/{path.relative_to(PAGES).as_posix()}": path
-    for path in sorted(PAGES.rglob("*"))
-    if path.suffix in (".css", ".js", ".json")
-}
 
 
 class Console:

@@ -87,7 +87,7 @@ class HttpServer(AppServer):
         add: AddStream | None = None,
         events: EventStore | None = None,
         ask: Engine | None = None,
-        access: Access | None = None,
+        access: HttpAuth | None = None,
     ) -> None:
         if access is None:
             check_open(host, token)
@@ -144,7 +144,7 @@ class HttpServer(AppServer):
         return response
 
     async def _audit(self, request: web.Request, status: int) -> None:
-        if self._access is None:
+        if not isinstance(self._access, Access):
             return
         try:
             await asyncio.to_thread(self._access.note, request, status)

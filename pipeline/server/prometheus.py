@@ -43,7 +43,7 @@ class Metrics:
         yield from _streams(statuses)
         yield from _latencies(statuses)
         yield from _counts(statuses)
-        yield from _sinks(self._streams.sink_statuses())
+        yield from sink_metrics(self._streams.sink_statuses())
         counters = getattr(self._streams.engine, "counters", None)
         if counters is not None:
             yield from _engine(counters())
@@ -144,7 +144,8 @@ def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
     return tracks, inside, entered, left, crossed
 
 
-def _sinks(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
+def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
+    """What sinks count; each with the name of its stream, or "" if it is all streams'."""
     two = ["sink", "stream"]
     up = GaugeMetricFamily(
         "saccade_sink_up", "1 while results are written to the sink, 0 while it is paused or has ended", labels=two

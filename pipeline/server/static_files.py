@@ -6,6 +6,15 @@ from pathlib import Path
 
 from aiohttp import web
 
+from saccade.pipeline.core.assets import PAGES
+
+FILES = {"/": PAGES / "index.html"} | {
+    f"/{path.relative_to(PAGES).as_posix()}": path
+    for path in sorted(PAGES.rglob("*"))
+    if path.suffix in (".css", ".js", ".json")
+}
+"""The files of the page by their paths on the server."""
+
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "

@@ -3,21 +3,27 @@
 A worker is a process with an engine of its own; frames stay in it. The supervisor holds the desired state, and decides
 by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
 
-    supervisor → worker    {"do": "open", "stream": NAME, "config": {…}}    answered by `opened` or `refused`
-                           {"do": "close", "stream": NAME}                  answered by `closed`
-                           {"do": "report"}                                 answered by a report at once
-                           {"do": "stop"}                                   the worker closes every stream, and ends
-    worker → supervisor    {"is": "ready", "url": …}      its HTTP API
-                           {"is": "report", …}            `WorkerReport`, once a second
-                           {"is": "opened" | "refused" | "closed", "stream": NAME, "error": …}
-                           {"is": "event", "record": {…}} of a rule, a track, a minute or a file of an event
+    supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, "again": …}
+                           {"do": "close", "stream": NAME, "key": N}
+                           {"do": "report"}                       a report at once
+                           {"do": "stop"}                         it closes every stream, and ends
+    worker → supervisor    {"is": "ready", "url": …}              its HTTP API; or {"is": "failed", "error": …}
+                           {"is": "report", …}                    `WorkerReport`, once a second
+                           {"is": "opened", "stream": NAME, "key": N, "live": …}
+                           {"is": "refused", "stream": NAME, "key": N, "kind": …, "error": …}
+                           {"is": "closed", "stream": NAME, "key": N, "error": …}
+                           {"is": "gone", "stream": NAME, "key": N, "error": …, "frames": …}   it has ended by itself
+                           {"is": "event", "record": {…}}         of a rule, a track, a minute or a file of an event
                            {"is": "warning", "line": …}
+                           {"is": "ended", "reason": …}           added by the transport: nothing more will come
+
+The values of `config` are those of a `ListedStream`. `key` is that of an opening: an answer has that of its command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, Self
 
 Message = dict[str, Any]
@@ -77,18 +83,6 @@ class WorkerReport:
         return cls(message["busy"], message["rss_bytes"], streams)
 
 
-@dataclass(slots=True, frozen=True)
-class OpenCommand:
-    """A stream to open: its name, and the values of a `ListedStream`."""
-
-    stream: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_message(self) -> Message:
-        """As a message."""
-        return {"do": "open", "stream": self.stream, "config": dict(self.config)}
-
-
 class Worker(Protocol):
     """A worker as the supervisor sees it: a process of this machine, or an actor of a cluster.
 
@@ -125,4 +119,12 @@ class Worker(Protocol):
 
     def kill(self) -> None:
         """End it without that, since it does not answer."""
+        ...
+
+
+class MakeWorker(Protocol):
+    """Makes the process, or actor, for a seat."""
+
+    def __call__(self, name: str, on_message: Callable[[Worker, Message], None]) -> Worker:
+        """It is not started yet."""
         ...

@@ -48,6 +48,15 @@ class RunConfig(HttpSettings, KeepSettings, StreamConfig):
         "on, and a little less exact.",
         metavar="DTYPE",
     )
+    workers: int = setting(
+        1,
+        "Processes with an engine each, which share the streams; 1 is this process alone.",
+        more="For more streams than one process can take. Each has its share of the processors, or a GPU in turn; one "
+        "that ends is started again, with its streams. Outputs and http are as with one.",
+        metavar="N",
+        ge=1,
+        le=64,
+    )
     out: Text | None = setting(
         None,
         "Annotated video to write, an .mp4 file.",

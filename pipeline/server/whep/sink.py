@@ -19,9 +19,8 @@ from aiohttp import web
 
 from saccade.engine.results import Result
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.server.console import FILES
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.static_files import file_route
+from saccade.pipeline.server.static_files import FILES, file_route
 from saccade.pipeline.server.whep.server import WhepServer
 from saccade.sinks import Latency, SinkError
 from saccade.sinks.urls import Address, Options

@@ -22,8 +22,8 @@ from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts, StreamConfig
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.server.console import FILES
 from saccade.pipeline.server.demo import Demo
+from saccade.pipeline.server.static_files import FILES
 from tests.support.command import Command, start_saccade
 from tests.support.webrtc import Drawn, Publisher, leaving_no_thread, offer_of, own_loop, until
 

@@ -1,0 +1,125 @@
+"""`saccade run --workers N`: starts the workers, shows how the streams are doing, and ends them when a signal comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, take_warnings
+from saccade.pipeline.cli.formatting import summary
+from saccade.pipeline.cli.signals import EndingSignals
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.stats import Report
+from saccade.pipeline.sink_targets import shown_targets
+from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
+from saccade.pipeline.workers.protocol import Message, StreamReport
+from saccade.sinks import Latency
+
+_POLL_S = 0.1
+_TABLE_S = 0.5
+_URGENT_S = 3.0  # for the workers to end after an urgent signal; the promise is 5 s for everything
+
+
+def run_workers(settings: RunConfig, *, quiet: bool) -> int:
+    """Run what is configured on workers, to its end; returns the exit code.
+
+    Raises:
+        ConfigError, EngineError, SinkError, SourceError, RunFailed: as `opened_session`.
+    """
+    with EndingSignals() as signals, opened_front(settings) as front:
+        signals.catch()
+        _follow(front, signals, quiet=quiet)
+        front.close(CLOSE_S if signals.urgent_at is None else _URGENT_S)
+        finished = front.supervisor.finished()
+    targets = shown_targets(settings)
+    stream = sys.stderr if "-" in targets else sys.stdout  # where the records are printed, nothing else is
+    failed = False
+    for name, message in finished.items():
+        if message["error"]:
+            failed = True
+            print(f"saccade: {name}: {message['error']}", file=sys.stderr)
+        elif message["corrupt_packets"] and not message["live"]:
+            failed = True
+            print(f"saccade: {name} is damaged: {message['corrupt_packets']} packets were skipped", file=sys.stderr)
+        if not quiet and "frames" in message:
+            print(f"{name}: {summary(_report_of(message))}", file=stream)
+    for target in targets if not quiet else []:
+        if target != "-":
+            print(f"→ {target}", file=stream)
+    return FAILED if failed else INTERRUPTED if signals else 0
+
+
+def _follow(front: Front, signals: EndingSignals, *, quiet: bool) -> None:
+    """Show the streams until all have ended, or a signal comes."""
+    console = Console(stderr=True)
+    shown: dict[str, str] = {}
+    front.start()
+    with _table(console, quiet) as show:
+        while not signals:
+            opened = front.check()
+            for warning in take_warnings():
+                console.print(f"saccade: {warning}", markup=False, highlight=False, soft_wrap=True)
+            reports = _reports(front)
+            for name, (worker, report) in reports.items():
+                reason = f" ({report.reason})" if report.reason else ""
+                line = f"{name}: {report.state}{reason}, worker {worker}"
+                if report.live and not quiet and shown.get(name) != line:
+                    console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
+                shown[name] = line
+            show(reports)
+            streams = front.supervisor.streams().values()
+            if opened and not front.endless and all(stream.phase == "failed" for stream in streams):
+                break
+            time.sleep(_POLL_S)
+
+
+def _reports(front: Front) -> dict[str, tuple[str, StreamReport]]:
+    """The newest report of each stream that a worker has, with the worker's name."""
+    return {
+        one.name: (seat.name, one)
+        for seat in front.supervisor.seats()
+        if seat.report is not None
+        for one in seat.report.streams
+    }
+
+
+@contextmanager
+def _table(console: Console, quiet: bool) -> Iterator[Callable[[dict[str, tuple[str, StreamReport]]], None]]:
+    """A table of the streams that is kept up to date on a terminal; nothing without one."""
+    if quiet or not console.is_terminal:
+        yield lambda reports: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        drawn_at = 0.0
+
+        def draw(reports: dict[str, tuple[str, StreamReport]]) -> None:
+            nonlocal drawn_at
+            if time.monotonic() > drawn_at + _TABLE_S:
+                drawn_at = time.monotonic()
+                live.update(_table_of(reports), refresh=True)
+
+        yield draw
+
+
+def _table_of(reports: dict[str, tuple[str, StreamReport]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("stream", "worker", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("fps", "frames"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, (worker, report) in reports.items():
+        state = f"{report.state} ({report.reason})" if report.reason else report.state
+        table.add_row(Text(name), worker, Text(state), f"{report.fps:.1f}", str(report.frames))
+    return table
+
+
+def _report_of(message: Message) -> Report:
+    keys = ("frames", "objects", "elapsed_s", "drops", "corrupt_packets")
+    return Report(latency=Latency(**message["latency"]), **{key: message[key] for key in keys})

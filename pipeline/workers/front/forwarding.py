@@ -1,0 +1,103 @@
+"""Passes HTTP requests on to a worker and its answers back, as they come. Knows no streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from saccade.pipeline.workers.auth import front_headers
+from saccade.sources.http.auth import HttpAuth, refusal
+
+ASK_S = 5.0  # for a worker to answer what the front itself asks
+_FORWARD_S = 120.0  # for the answer to a client's request to begin: a model may have to think
+_SENT_ON = ("Content-Type", "Accept", "Range", "If-None-Match", "If-Range")
+_SENT_BACK = ("Content-Type", "Location", "Link", "ETag", "Accept-Ranges", "Content-Range", "Cache-Control")
+_SENT_BACK_TOO = "X-"
+
+
+class Forwarder:
+    """Asks workers. Its hooks belong to the application that serves the requests.
+
+    Args:
+        secret: that workers know the front by.
+        auth: of the front, for the headers of answers to pages.
+    """
+
+    def __init__(self, secret: str, auth: HttpAuth) -> None:
+        self._secret = secret
+        self._auth = auth
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self, application: web.Application) -> None:
+        """Hook for `on_startup`."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ASK_S, sock_read=_FORWARD_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+
+    async def close(self, application: web.Application) -> None:
+        """Hook for `on_cleanup`."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def forward(self, request: web.Request, worker: str | None) -> web.StreamResponse:
+        """Have a worker answer a request.
+
+        Args:
+            request: with the authentication done.
+            worker: the address of its HTTP API; None if there is none at the moment.
+
+        Raises:
+            HTTPServiceUnavailable: if it cannot.
+        """
+        if worker is None or self._session is None:
+            raise unavailable()
+        query = [(key, value) for key, value in request.query.items() if key != "token"]
+        url = URL(f"{worker}{request.rel_url.raw_path}", encoded=True).with_query(query)
+        headers = CIMultiDict({key: request.headers[key] for key in _SENT_ON if key in request.headers})
+        headers.update(front_headers(self._secret, request))
+        body = request.content if request.can_read_body else None
+        try:
+            async with self._session.request(
+                request.method, url, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                kept = CIMultiDict(
+                    (key, value)
+                    for key, value in answer.headers.items()
+                    if key in _SENT_BACK or key.startswith(_SENT_BACK_TOO)
+                )
+                if answer.content_type != "text/event-stream":
+                    return web.Response(status=answer.status, headers=kept, body=await answer.read())
+                response = web.StreamResponse(status=answer.status, headers=kept)
+                response.headers.update(self._auth.check_origin(request))
+                await response.prepare(request)
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+                await response.write_eof()
+                return response
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
+            raise unavailable() from None
+
+    async def get(self, request: web.Request, worker: str | None, path: str) -> Any:
+        """What a worker answers to a GET of JSON, on behalf of the client of `request`; None if it does not."""
+        data = await self.get_bytes(worker, path, front_headers(self._secret, request))
+        return None if data is None else json.loads(data)
+
+    async def get_bytes(self, worker: str | None, path: str, headers: dict[str, str]) -> bytes | None:
+        """The body of a worker's answer to a GET; None if there is none."""
+        if worker is None or self._session is None:
+            return None
+        try:
+            async with asyncio.timeout(ASK_S), self._session.get(f"{worker}{path}", headers=headers) as answer:
+                return await answer.read() if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
+
+def unavailable() -> web.HTTPException:
+    """The answer where there is no worker for a request."""
+    return refusal(web.HTTPServiceUnavailable, "its worker is being started; try again in some seconds")

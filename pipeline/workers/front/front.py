@@ -1,0 +1,282 @@
+"""A whole `saccade run` on several workers: the process in front of them, which has no engine and no frames.
+
+It opens what there is once a machine, for all streams: the store of events, which has one writer, the sinks that
+streams share, and the HTTP server. The rest is in the workers, where the streams are. Knows nothing of terminals or
+signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from saccade.engine.errors import EngineError
+from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, parse_place
+from saccade.pipeline.core.errors import ConfigError, RunFailed
+from saccade.pipeline.core.output import Output
+from saccade.pipeline.core.stream_names import free_name
+from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.server.access import Access
+from saccade.pipeline.server.api.config_api import ConfigApi
+from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
+from saccade.pipeline.session import opened_store
+from saccade.pipeline.sink_targets import HEATMAP, WHEP, Target, check_targets, open_output, targets_of
+from saccade.pipeline.workers.auth import secret_headers
+from saccade.pipeline.workers.desired_state import RefusedError
+from saccade.pipeline.workers.front.api import FrontApi
+from saccade.pipeline.workers.front.forwarding import Forwarder
+from saccade.pipeline.workers.front.metrics import MergedMetrics
+from saccade.pipeline.workers.front.open_events import OpenEvents
+from saccade.pipeline.workers.front.stream_names import name_of
+from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, threads_each
+from saccade.pipeline.workers.process.results import ResultReceiver
+from saccade.pipeline.workers.protocol import Worker
+from saccade.pipeline.workers.supervisor import Supervisor
+from saccade.sinks import SinkError, SinkStatus, SupportsEvents
+from saccade.sources import SourceError
+from saccade.sources.http.auth import HttpAuth
+from saccade.sources.http.tokens import is_loopback
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+_CHANGES = ("begin", "update", "end", "rules", "media")
+_ERRORS: dict[str, type[Exception]] = {"EngineError": EngineError, "SinkError": SinkError, "SourceError": SourceError}
+
+
+class Front:
+    """The streams of one command on several workers, not yet started. Made by `opened_front`.
+
+    Attributes:
+        supervisor: runs them.
+        events: hands the events of their rules on.
+        endless: whether it goes on when no stream runs any more, since others may be added.
+
+    Args:
+        config: what was configured.
+        streams: those to start with, by name.
+        outputs: the sinks that all streams share, which are closed with it.
+        store: keeps events; it stays the caller's.
+        method: how processes are started.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        streams: Mapping[str, ListedStream],
+        outputs: list[Output],
+        store: EventStore | None = None,
+        method: StartMethod = METHOD,
+    ) -> None:
+        self._config, self._method = config, method
+        self._outputs = outputs
+        self._store = store
+        self._secret = secrets.token_urlsafe(32)
+        self.endless = not streams
+        self._first = dict(streams)
+        self._waiting: list[Any] = []
+        self.events = OpenEvents(self._publish)
+        self._failing: set[int] = set()
+        self._receiver = ResultReceiver(outputs, self._is_live)
+        names = [str(number) for number in range(1, config.workers + 1)]
+        self.supervisor = Supervisor(self._make, names, on_event=self.events.take, on_lost=self._lost)
+        self._server: HttpServer | None = None
+        self._closed = False
+
+    @property
+    def url(self) -> str | None:
+        """Where it is served; None if it is not."""
+        return None if self._server is None else self._server.url
+
+    def start(self) -> None:
+        """Start workers and streams; returns at once."""
+        self.supervisor.start()
+        for name, stream in self._first.items():
+            values = stream.model_dump(mode="json", exclude_unset=True)
+            self._waiting.append(self.supervisor.open(values, name, or_similar=False))
+
+    def check(self) -> bool:
+        """Whether every stream that was configured has been opened.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError: if one cannot be, or no worker can be started.
+        """
+        for opening in [one for one in self._waiting if one.done()]:
+            self._waiting.remove(opening)
+            try:
+                opening.result()
+            except RefusedError as error:
+                raise _ERRORS.get(error.kind, ConfigError)(str(error)) from None
+        seats = self.supervisor.seats()
+        if all(seat.starts and seat.failures and seat.url is None and not seat.restarted_in_s for seat in seats):
+            known = [seat.reason for seat in seats if seat.reason]
+            if self._waiting or self.endless:
+                raise EngineError(known[0] if known else "no worker can be started")
+        return not self._waiting
+
+    def serve(self, place: tuple[str, int], token: str | None, access: Access | None = None) -> None:
+        """Serve all of it over HTTP.
+
+        Raises:
+            ConfigError: if the address is not available.
+        """
+        config = self._config
+        auth: HttpAuth = access or HttpAuth(token)
+        forwarder = Forwarder(self._secret, auth)
+        metrics = MergedMetrics(self.supervisor, secret_headers(self._secret), self.sink_statuses)
+        api = FrontApi(self.supervisor, forwarder, auth, metrics, events=self._store is not None)
+        self._server = HttpServer(
+            None,
+            *place,
+            token,
+            tls=tls_of(config.http_cert, config.http_key),
+            access=access,
+            events=self._store,
+            routes=[*api.routes(), *ConfigApi().routes()],
+            public=api.public,
+            on_startup=[forwarder.start],
+            on_cleanup=[forwarder.close],
+        )
+
+    def sink_statuses(self) -> list[SinkStatus]:
+        """How the sinks that all streams share are doing."""
+        return [output.guard.status() for output in self._outputs]
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """End everything. A second call does nothing.
+
+        Raises:
+            RunFailed: if what was written could not be finished, or a worker does not end.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with ExitStack() as everything:  # from the last to the first, whatever one of them raises
+                for output in self._outputs:
+                    everything.callback(output.sink.close)
+                everything.callback(self._receiver.close)
+                everything.callback(self._end_events)
+                everything.callback(self._end_workers, timeout_s)
+                if self._server:
+                    everything.callback(self._server.close)
+        except Exception as error:
+            raise RunFailed from error
+
+    def _end_workers(self, timeout_s: float) -> None:
+        self.supervisor.stop()
+        if not self.supervisor.close(timeout_s):
+            log.warning("not every worker has ended in time")
+
+    def _end_events(self) -> None:
+        for stream in self.supervisor.streams():
+            self.events.end(stream)
+
+    def _make(self, name: str, on_message: Any) -> Worker:
+        config = self._config
+        # Streams come one by one, and what belongs to the machine is here.
+        ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display"}
+        ours |= {key for key in RunConfig.model_fields if key.startswith("http")}
+        values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
+        values |= {"http": "127.0.0.1:0", "sinks": [target.text for target in targets_of(config) if target.each]}
+        settings = {
+            "config": values,
+            "index": int(name) - 1,
+            "threads": threads_each(config.workers),
+            "secret": self._secret,
+            "media": str(self._store.media_folder) if self._store else None,
+            "open_by_default": is_loopback(parse_place(config.http)[0]) if config.http else True,
+        }
+        results = self._receiver.receive if self._outputs else None
+        return ProcessWorker(name, settings, on_message, results, self._method)
+
+    def _is_live(self, stream: str) -> bool:
+        found = self.supervisor.streams().get(stream)
+        return found is None or found.live is not False
+
+    def _lost(self, stream: str, worker_ended: bool) -> None:
+        """A stream runs no more where it did."""
+        self.events.end(stream)
+        if worker_ended:  # else its worker says so behind the last result
+            self._receiver.end(stream)
+
+    def _publish(self, record: Mapping[str, Any]) -> None:
+        listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        if self._store is not None:
+            listeners.append(self._store.write)
+        if record["type"] in _CHANGES:
+            listeners += [one.sink.write_event for one in self._outputs if isinstance(one.sink, SupportsEvents)]
+        for number, listener in enumerate(listeners):
+            try:
+                listener(record)
+            except Exception as error:
+                if number not in self._failing:  # once until it works again
+                    log.warning("events of %s: %s", record["stream"], " ".join(str(error).split()))
+                self._failing.add(number)
+            else:
+                self._failing.discard(number)
+
+
+@contextmanager
+def opened_front(config: RunConfig, method: StartMethod = METHOD) -> Iterator[Front]:
+    """Open what all streams share; yield the front, with no worker started; close everything in the end.
+
+    Raises:
+        ConfigError: if the configuration is not one for workers, or outputs would overwrite each other or a source.
+        SinkError: if an output cannot be opened.
+        RunFailed: if in the end something could not be finished.
+    """
+    if config.display:
+        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
+    streams = _named(config)
+    shared = [target for target in targets_of(config) if not target.each]
+    if len(streams) == 1:  # a video is no shared output; where there is one stream only, it is that one's
+        videos = [target for target in shared if _is_video(target)]
+        shared = [target for target in shared if target not in videos]
+        name, stream = next(iter(streams.items()))
+        streams[name] = stream.model_copy(update={"sinks": [*stream.sinks, *(target.text for target in videos)]})
+    if watched := next((target for target in shared if target.text.startswith(WHEP)), None):
+        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
+    each = [target for target in targets_of(config) if target.each]
+    own = [target.of(name) for name, one in streams.items() for target in (*each, *map(Target, one.sinks))]
+    own += [Target(one.heatmap, HEATMAP).of(name) for name, one in streams.items() if one.heatmap]
+    every = [*shared, *own]
+    check_targets(every, [stream.source for stream in streams.values()])
+    token = token_of(config.http_token, config.http_token_file)
+    place = parse_place(config.http) if config.http else None
+    access = Access(Path(config.http_access), token) if config.http_access else None
+    if place and access is None:
+        check_open(place[0], token)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(config))
+        outputs: list[Output] = []
+        with ExitStack() as on_failure:
+            for target in shared:
+                outputs.append(open_output(target))
+                on_failure.callback(outputs[-1].sink.close)
+            front = Front(config, streams, outputs, store, method)
+            on_failure.pop_all()
+        stack.callback(front.close)
+        if place:
+            front.serve(place, token, access)
+        yield front
+
+
+def _is_video(target: Target) -> bool:
+    return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")
+
+
+def _named(config: RunConfig) -> dict[str, ListedStream]:
+    """The streams by name: the one configured, else one made from the source that no other has."""
+    streams = config.each() if config.source or config.streams else []
+    taken = {stream.name for stream in streams if stream.name}
+    named: dict[str, ListedStream] = {}
+    for stream in streams:
+        name = stream.name or free_name(name_of(stream.source), taken)
+        taken.add(name)
+        named[name] = stream
+    return named

@@ -1,0 +1,142 @@
+"""The results of a worker's streams on their way to the sinks that all streams share, which are in another process.
+
+What crosses is a frame's times and size, its result and its latency; no image does. Knows no sinks but its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar
+
+import numpy as np
+
+from saccade.engine.results import Result
+from saccade.pipeline.core.delivery import Delivery, OutputDelivery
+from saccade.pipeline.core.output import Output
+from saccade.sinks import Latency, SinkClosedError
+from saccade.sources import Frame
+
+_END_S = 5.0  # for the sinks to take what waits of a stream that has ended
+_BLACK = np.zeros((1, 1, 3), np.uint8)
+_CARRIED = (
+    "stream",
+    "index",
+    "pts",
+    "time_base",
+    "captured_at",
+    "capture_clock",
+    "decoded_at",
+    "decode_ms",
+    "dropped_before",
+    "damaged",
+    "pixel_aspect",
+)
+"""What of a frame is carried besides its size. Its clock, `time.monotonic()`, is the machine's."""
+
+
+class RelaySink:
+    """In a worker: takes what every stream finds, and sends it.
+
+    While the other end does not read, `write` waits: a file is held back, and a live stream loses its oldest results.
+
+    Args:
+        connection: to the process with the sinks; it stays the caller's.
+    """
+
+    shared: ClassVar[bool] = True
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """Send one.
+
+        Raises:
+            SinkClosedError: if the other process is gone, or wants no more.
+        """
+        head = {name: getattr(frame, name) for name in _CARRIED}
+        self._send((head, frame.width, frame.height, result, latency))
+
+    def end(self, stream: str) -> None:
+        """Send that nothing more comes from `stream`."""
+        self._send(stream)
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def _send(self, what: Any) -> None:
+        data = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._lock:
+                self._connection.send_bytes(data)
+        except (OSError, ValueError):
+            raise SinkClosedError("the process that writes the results has ended") from None
+
+
+class ResultReceiver:
+    """In the process with the sinks: hands them what workers have sent.
+
+    Each stream has an outbox and a thread for each sink, as if it ran here. Every method is callable from any thread.
+
+    Args:
+        outputs: the sinks that all streams share; they stay the caller's.
+        live: whether a stream is, of that name.
+    """
+
+    def __init__(self, outputs: Sequence[Output], live: Callable[[str], bool]) -> None:
+        self._outputs = [replace(output, shared=True) for output in outputs]
+        self._live = live
+        self._lock = threading.Lock()
+        self._streams: dict[str, tuple[OutputDelivery, list[threading.Thread]]] = {}
+
+    def receive(self, connection: Connection) -> None:
+        """Hand on what comes through a connection, until its other end is gone."""
+        while True:
+            try:
+                what = pickle.loads(connection.recv_bytes())  # from a process of our own, which has our code
+            except (EOFError, OSError, ValueError):
+                return
+            if isinstance(what, str):
+                self.end(what)
+                continue
+            head, width, height, result, latency = what
+            image = np.broadcast_to(_BLACK, (height, width, 3))  # of the right size, and of no memory
+            delivery = Delivery(Frame(image=image, **head), result, latency)
+            self._delivery(head["stream"]).put(delivery, head["dropped_before"])
+
+    def end(self, stream: str) -> None:
+        """Nothing more comes from `stream` until it is received again: give its sinks what waits, and tell them."""
+        with self._lock:
+            delivery, threads = self._streams.pop(stream, (None, []))
+        if delivery is None:
+            return
+        delivery.close()
+        for thread in threads:
+            thread.join(_END_S)
+
+    def close(self) -> None:
+        """End every stream."""
+        with self._lock:
+            names = list(self._streams)
+        for name in names:
+            self.end(name)
+
+    def _delivery(self, stream: str) -> OutputDelivery:
+        with self._lock:
+            known = self._streams.get(stream)
+            if known is None:
+                delivery = OutputDelivery(
+                    self._outputs, stream, live=self._live(stream), stop=lambda: None, fail=lambda error: None
+                )
+                threads = [
+                    threading.Thread(target=work, name=f"saccade {name}", daemon=True) for name, work in delivery.work()
+                ]
+                known = self._streams[stream] = delivery, threads
+                for thread in threads:
+                    thread.start()
+            return known[0]

@@ -1,0 +1,334 @@
+"""What runs in a worker's process: an engine, its streams and an HTTP server for the supervisor alone.
+
+It does what comes through its control connection, and ends, with every file closed, when that is closed: so none
+outlives its supervisor. Knows nothing of other workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from saccade.pipeline.core.bounded_queue import NEWEST
+from saccade.pipeline.core.config import ListedStream, RunConfig
+from saccade.pipeline.core.errors import one_line
+from saccade.pipeline.core.output import Output
+from saccade.pipeline.core.run_tasks import settings_of
+from saccade.pipeline.core.stream_manager import Streams, status_of
+from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.recorder import MediaWriter
+from saccade.pipeline.server.source_policy import SourcePolicy
+from saccade.pipeline.session import Session
+from saccade.pipeline.sink_targets import Target
+from saccade.pipeline.workers.auth import FrontAuth
+from saccade.pipeline.workers.process.channel import Channel
+from saccade.pipeline.workers.process.results import RelaySink
+from saccade.pipeline.workers.protocol import Message, StreamReport, WorkerReport
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import LiveSource
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+_POLL_S = 0.1
+_ENGINE_S = 1.5  # for the engine to finish what it has, at the end
+_LIMIT_S = 4.0  # from the command to stop to the end of the process, whatever hangs
+_HANGS_S = 120.0  # without Python running, after which the process ends: a library that never returns keeps the lock
+
+
+def run_worker(settings: str, control: Connection, results: Connection | None) -> None:
+    """Run a worker to its end.
+
+    Args:
+        settings: as JSON: `config`, the values of a `RunConfig` without streams; `index` of the worker and `threads`
+            of its engine on a CPU, 0 for those of the machine; `secret` of its HTTP server; `media`, the folder of the
+            files of events, or None; `open_by_default`, as in `SourcePolicy`.
+        control: to the supervisor.
+        results: where what streams find goes as well; None for nowhere.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor, too, which decides
+    with contextlib.suppress(AttributeError):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    worker = _WorkerProcess(json.loads(settings), Channel(control), results)
+    signal.signal(signal.SIGTERM, lambda number, frame: worker.stop())
+    code = worker.run()
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for what hangs in other threads
+
+
+class _Warnings(logging.Handler):
+    """Sends warnings and worse to the supervisor."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(logging.WARNING)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._channel.send({"is": "warning", "line": one_line(record.getMessage())})
+
+
+class _WorkerProcess:
+    def __init__(self, settings: Mapping[str, Any], channel: Channel, results: Connection | None) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._results = results
+        self._stopping = threading.Event()
+        self._report_now = threading.Event()
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        self._runs: dict[str, tuple[Run, int]] = {}  # with the key of their opening
+        self._sent: dict[str, Any] = {}  # the configuration of each stream as it was reported
+        self._frames: dict[str, int] = {}
+        self._usage = _usage()
+
+    def stop(self) -> None:
+        """Ask for the end; may be called by a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> int:
+        """Work until the supervisor says stop, or is gone; returns the exit code."""
+        logging.getLogger().addHandler(_Warnings(self._channel))
+        threading.Thread(target=self._receive, name="saccade control", daemon=True).start()
+        try:
+            with ExitStack() as stack:
+                self._session = self._open(stack)
+                self._channel.send({"is": "ready", "url": self._session.url})
+                reported_at = 0.0
+                while not self._stopping.wait(_POLL_S):
+                    faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+                    self._note_ended()
+                    if self._report_now.is_set() or time.monotonic() >= reported_at + REPORT_S:
+                        self._report_now.clear()
+                        reported_at = time.monotonic()
+                        self._channel.send(self._report().to_message())
+                threading.Thread(target=_exit_late, name="saccade end", daemon=True).start()
+                self._end_streams(self._session)
+            return 0
+        except Exception as error:
+            self._channel.send({"is": "failed", "kind": type(error).__name__, "error": one_line(str(error))})
+            if os.environ.get("SACCADE_DEBUG") == "1":
+                log.exception("the worker failed")
+            return 1
+
+    def _open(self, stack: ExitStack) -> Session:
+        config = RunConfig.model_validate(self._settings["config"])
+        device = config.device
+        if threads := self._settings["threads"]:
+            os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is loaded
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)  # where it is loaded already
+        device = device_of(device, self._settings["index"], torch.cuda.device_count())
+        from saccade.pipeline.core.build import load_engine
+
+        engine = stack.enter_context(load_engine(config.model_copy(update={"device": device})))
+        ask = stack.enter_context(load_engine(config.ask)) if config.ask else None
+        events = EventHub()
+        events.add(lambda record: self._send({"is": "event", "record": dict(record)}), history=True)
+        media = None
+        if folder := self._settings["media"]:
+            media = MediaWriter(Path(folder), events.publish)
+        videos = BroadcastSink()
+        outputs = [Output(videos, NEWEST, viewing=True)]
+        if self._results is not None:
+            outputs.append(Output(RelaySink(self._results)))
+        each = [Target(text) for text in config.sinks]
+        session = Session(Streams(engine, outputs), None, each, (), events, media=media, ask=ask)
+        stack.callback(session.close)
+        session.serve(("127.0.0.1", 0), None, videos=videos, access=FrontAuth(self._settings["secret"]))
+        return session
+
+    # ---- commands
+
+    def _receive(self) -> None:
+        for message in self._channel.messages():
+            do = message["do"]
+            if do == "stop":
+                break
+            if do == "report":
+                self._report_now.set()
+            elif do in ("open", "close"):
+                work = self._open_stream if do == "open" else self._close_stream
+                # A thread each: one that waits for a camera or a disk must not keep the others waiting.
+                threading.Thread(target=work, args=(message,), name=f"saccade {do}", daemon=True).start()
+        self._stopping.set()  # also where the supervisor is gone
+
+    def _open_stream(self, message: Message) -> None:
+        name = message["stream"]
+        answer: Message = {"is": "opened", "stream": name, "key": message["key"]}
+        try:
+            while self._session is None:
+                time.sleep(_POLL_S)  # the supervisor waits for `ready`, so this is for others
+            config = ListedStream.model_validate({**message["config"], "name": name})
+            policy = SourcePolicy(
+                self._settings["config"].get("allow_sources", []),
+                open_by_default=self._settings["open_by_default"],
+            )
+            check = None
+            if message.get("checked"):
+                policy.check(config.source)
+                check = policy.check if policy.restricted else None
+            if message.get("again"):
+                keep_outputs(name, config, [Target(text) for text in self._settings["config"].get("sinks", [])])
+            run = self._session.add(config, check=check)
+            self._channel.send({**answer, "live": isinstance(run.source, LiveSource)})
+            with self._lock:  # only now, so that its end is not reported before
+                self._runs[name] = run, message["key"]
+                self._sent[name] = _plain(run)
+        except Exception as error:
+            reason = one_line(str(error) or type(error).__name__)
+            self._channel.send({**answer, "is": "refused", "kind": _kind_of(error), "error": reason})
+
+    def _close_stream(self, message: Message) -> None:
+        name, error = message["stream"], None
+        with self._lock:
+            self._runs.pop(name, None)
+        try:
+            assert self._session is not None
+            self._session.streams.remove(name)
+        except Exception as problem:
+            if self._session is not None and name in self._session.streams.names:
+                error = one_line(str(problem))
+        self._session_flush()
+        self._channel.send({"is": "closed", "stream": name, "key": message["key"], "error": error})
+
+    # ---- reports
+
+    def _note_ended(self) -> None:
+        with self._lock:
+            ended = [(name, run, key) for name, (run, key) in self._runs.items() if run.ended]
+            for name, _, _ in ended:
+                del self._runs[name]
+        for name, run, key in ended:
+            self._session_flush()
+            report = run.report()
+            self._send(
+                {
+                    "is": "gone",
+                    "stream": name,
+                    "key": key,
+                    "error": one_line(str(run.error)) if run.error else None,
+                    "live": run.source.info.live,
+                    "frames": report.frames,
+                    "objects": report.objects,
+                    "elapsed_s": report.elapsed_s,
+                    "latency": asdict(report.latency),
+                    "drops": report.drops,
+                    "corrupt_packets": report.corrupt_packets,
+                }
+            )
+
+    def _session_flush(self) -> None:
+        assert self._session is not None
+        self._session.events.flush()  # so that the supervisor has a stream's events before its end
+
+    def _report(self) -> WorkerReport:
+        now, before = _usage(), self._usage
+        self._usage = now
+        seconds = max(1e-3, now[0] - before[0])
+        busy = min(1.0, (now[1] - before[1]) / seconds / (os.cpu_count() or 1))
+        with self._lock:
+            runs = {name: run for name, (run, _) in self._runs.items()}
+        statuses = {name: status_of(run) for name, run in runs.items()}
+        work = {}
+        for name, status in statuses.items():
+            frames = status.report.frames
+            work[name] = (frames - self._frames.get(name, 0)) * max(0.1, status.report.model_ms)
+            self._frames[name] = frames
+        total = sum(work.values()) or 1.0
+        streams = []
+        for name, status in statuses.items():
+            settings = None
+            with contextlib.suppress(Exception):
+                plain = _plain(runs[name])
+                settings = plain if plain != self._sent.get(name) else None
+                self._sent[name] = plain
+            cost = busy * work[name] / total
+            report = status.report
+            fps = round(report.recent.fps, 2)
+            streams.append(
+                StreamReport(
+                    name, status.state, status.reason, status.live, report.frames, fps, round(cost, 4), settings
+                )
+            )
+        return WorkerReport(round(busy, 4), _rss_bytes(), tuple(streams))
+
+    def _send(self, message: Message) -> None:
+        self._channel.send(message)
+
+    def _end_streams(self, session: Session) -> None:
+        """Finish what the engine has, but not for long; the session then closes the files."""
+        runs = session.streams.stop()
+        deadline = time.monotonic() + _ENGINE_S
+        for run in runs:
+            run.join(max(0.0, deadline - time.monotonic()))
+        session.streams.abandon()
+
+
+def device_of(device: str, index: int, gpus: int) -> str:
+    """The device of the worker of that index: where the GPU is left open, one GPU after the other.
+
+    Args:
+        device: as configured.
+        index: of the worker, from 0.
+        gpus: how many GPUs there are.
+    """
+    return f"cuda:{index % gpus}" if device in ("auto", "cuda") and gpus else device
+
+
+def keep_outputs(name: str, config: ListedStream, each: list[Target]) -> None:
+    """Move the files of a stream aside that its outputs would replace, since its last worker has left them so."""
+    targets = [target.of(name) for target in (*each, *map(Target, config.sinks))]
+    for target in targets:
+        path = target.path
+        if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
+            continue
+        number = 1
+        while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+            number += 1
+        path.rename(aside)
+
+
+def _exit_late() -> None:
+    time.sleep(_LIMIT_S)
+    os._exit(1)
+
+
+def _kind_of(error: Exception) -> str:
+    """The name of the error, or of the class that it is derived from and the HTTP API knows."""
+    known = ("NotAllowedError", "StreamError", "ConfigError", "SourceError", "EngineError", "SinkError")
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return next((name for name in known if name in names), names[0])
+
+
+def _plain(run: Run) -> dict[str, Any]:
+    plain: dict[str, Any] = settings_of(run).model_dump(mode="json", exclude_unset=True)
+    return plain
+
+
+def _usage() -> tuple[float, float]:
+    """When, and the processor time of the process so far, in seconds."""
+    return time.monotonic(), time.process_time()
+
+
+def _rss_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux: the most so far
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

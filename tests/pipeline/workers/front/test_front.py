@@ -1,0 +1,234 @@
+"""One HTTP face over two real workers: what is forwarded, what is merged, and what becomes of a stream that changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config.file import load
+from saccade.pipeline.workers.front.front import Front, opened_front
+from saccade.pipeline.workers.process.process_worker import ProcessWorker
+from tests.support.cameras import wait_for
+from tests.support.cameras.faulty import FaultyCamera, coded_clip
+
+LONG_S = 90.0  # far beyond what any of these needs; only so that a hang fails
+RATE = 5
+TOKEN = "sesame"
+
+
+@dataclass
+class Running:
+    front: Front
+    url: str
+    folder: Path
+
+    def ask(self, path: str, method: str = "GET", body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=LONG_S) as answer:
+                text, status = answer.read(), answer.status
+        except urllib.error.HTTPError as error:
+            text, status = error.read(), error.code
+        try:
+            return status, json.loads(text) if text else None
+        except ValueError:
+            return status, text
+
+    def stream(self, name: str) -> dict[str, Any]:
+        status, found = self.ask(f"/streams/{name}")
+        assert status == 200, found
+        return dict(found)
+
+    def until_frames(self, name: str, more: int = 1) -> float:
+        return wait_for(lambda: self.stream(name)["frames_out"] >= more, LONG_S)
+
+    def kill(self, number: int) -> None:
+        worker = self.front.supervisor.seats()[number].worker
+        assert isinstance(worker, ProcessWorker)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def camera() -> Iterator[str]:
+    frames = coded_clip(DEMO_CLIP, (640, 360), rate=RATE, seconds=12)[5 * RATE :]
+    one = FaultyCamera(frames, rate=RATE)
+    yield f"rtsp://127.0.0.1:{one.port}/live"
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, camera: str) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("workers")
+    values = {
+        "streams": [{"source": camera, "name": "room"}, {"source": camera, "name": "hall"}],
+        "zones": "table=.4,.5,.75,.5,.75,1,.4,1",
+        "rules": ["visitor=person in table"],
+        "clip_after": 1,
+        "max_fps": RATE,
+        "store": str(folder / "kept"),
+        "jsonl": str(folder / "all.jsonl"),
+        "sinks": [f"{folder}/{{stream}}.jsonl"],
+        "http": "127.0.0.1:0",
+        "http_token": TOKEN,
+        "workers": 2,
+        "device": "cpu",
+    }
+    with opened_front(load(None, values)) as front:
+        front.start()
+        wait_for(front.check, LONG_S)
+        assert front.url is not None
+        yield Running(front, front.url, folder)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("saccade ")] == []
+
+
+def test_streams_are_spread_and_listed_as_one(running: Running) -> None:
+    streams = running.ask("/streams")[1]["streams"]
+    assert {one["name"] for one in streams} == {"room", "hall"}
+    assert {one["worker"] for one in streams} == {"1", "2"}
+    assert {seat["name"]: len(seat["streams"]) for seat in running.ask("/workers")[1]["workers"]} == {"1": 1, "2": 1}
+    for name in ("room", "hall"):
+        running.until_frames(name)
+    assert running.ask("/healthz")[0] == running.ask("/readyz")[0] == 200
+
+
+def test_records_of_all_workers_come_to_one_file(running: Running) -> None:
+    def streams() -> set[str]:
+        return {json.loads(line)["stream"] for line in (running.folder / "all.jsonl").read_text().splitlines()}
+
+    wait_for(lambda: streams() == {"room", "hall"}, LONG_S)
+    record = json.loads((running.folder / "all.jsonl").read_text().splitlines()[0])
+    own = running.folder / f"{record['stream']}.jsonl"
+    assert (record["width"], record["height"]) == (640, 360)
+    assert record["frame"] in [json.loads(line)["frame"] for line in own.read_text().splitlines()]
+
+
+def test_the_metrics_are_those_of_one_process_and_of_each_worker(running: Running) -> None:
+    text = running.ask("/metrics")[1].decode()
+    values = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert values["saccade_stream_up", ("stream", "room")] == 1
+    steps = "engine_steps_prefill_total"
+    each = [values[f"saccade_worker_{steps}", ("worker", number)] for number in ("1", "2")]
+    assert values[(f"saccade_{steps}",)] == sum(each) > 0
+    assert min(each) > 0
+    assert not [key for key in values if "RelaySink" in str(key)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/streams/none", None, 404),
+        ("GET", "/streams/none/frame.jpg", None, 404),
+        ("PATCH", "/streams/room", {"detect": []}, 422),
+        ("PATCH", "/streams/room", {"conf": 7}, 422),
+        ("PUT", "/streams/room/zones", [], 422),
+        ("POST", "/streams", {"source": "rtsp://127.0.0.1:9/x"}, 422),
+        ("POST", "/streams", {"source": "rtsp://127.0.0.1:9/x", "name": "room", "detect": "person"}, 409),
+        ("POST", "/streams", {"source": "not-there.mp4", "detect": "person"}, 422),
+        ("POST", "/whep/none", {}, 404),
+        ("POST", "/whep/room", {}, 415),
+        ("DELETE", "/whep/room/nonsense", None, 404),
+        ("GET", "/events?limit=0", None, 422),
+        ("GET", "/names?of=bike", None, 200),
+        ("GET", "/model", None, 200),
+        ("GET", "/v1/models", None, 200),
+        ("GET", "/", None, 200),
+    ],
+)
+def test_requests_are_answered_as_by_one_process(
+    running: Running, method: str, path: str, body: Any, status: int
+) -> None:
+    answered, found = running.ask(path, method, body)
+    assert (answered, found if answered >= 400 else None) == (status, found if status >= 400 else None)
+    if status >= 400:
+        assert list(found) == ["error"]
+
+
+def test_nobody_without_the_token_is_forwarded(running: Running) -> None:
+    for path in ("/streams", "/streams/room", "/workers", "/metrics", "/events", "/model", "/streams/room/frame.jpg"):
+        assert running.ask(path, token="other")[0] == 401
+    url = running.front.supervisor.any_url()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}/streams", timeout=LONG_S)
+    assert refused.value.code == 401
+
+
+def test_frames_and_events_of_any_stream_can_be_had(running: Running) -> None:
+    for name in ("room", "hall"):
+        assert running.ask(f"/streams/{name}/frame.jpg?width=320")[1][:2] == b"\xff\xd8"
+    wait_for(lambda: {one["stream"] for one in running.ask("/events")[1]["events"]} >= {"room", "hall"}, LONG_S)
+    event = running.ask("/events?limit=1")[1]["events"][0]
+    wait_for(lambda: running.ask(f"/events/{event['id']}/snapshot.jpg")[0] == 200, LONG_S)
+
+
+def test_a_stream_is_added_restarted_and_removed(running: Running, camera: str) -> None:
+    status, added = running.ask("/streams", "POST", {"source": camera, "name": "third", "detect": "person"})
+    assert (status, added["name"], added["detect"]) == (201, "third", ["person"])
+    running.until_frames("third")
+    assert running.ask("/streams/third/restart", "POST", {})[0] == 200
+    assert running.ask("/streams/third", "DELETE")[0] == 204
+    assert running.ask("/streams/third")[0] == 404
+
+
+def test_a_killed_worker_comes_back_with_its_streams(running: Running) -> None:
+    assert running.ask("/streams/room", "PATCH", {"detect": ["person", "chair"], "weight": 3})[0] == 200
+    assert running.ask("/streams/room/zones", "PUT", {"zones": {"desk": {"polygon": ".1,.1,.9,.1,.9,.9"}}})[0] == 200
+    rules = [{"name": "sitter", "when": "person in desk"}]
+    assert running.ask("/streams/room/rules", "PUT", {"rules": rules})[0] == 200
+    wait_for(lambda: running.front.supervisor.streams()["room"].config["rules"] == rules, LONG_S)
+    place = running.stream("room")["worker"]
+    lines = (running.folder / "room.jsonl").read_text().count("\n")
+    running.kill(int(place) - 1)
+    wait_for(lambda: running.stream("room")["state"] == "waiting", LONG_S)
+    running.until_frames("room")
+    room = running.stream("room")
+    assert (room["detect"], room["weight"], room["worker"]) == (["person", "chair"], 3.0, place)
+    assert list(running.ask("/streams/room/zones")[1]["zones"]) == ["desk"]
+    assert running.ask("/streams/room/rules")[1]["rules"] == rules
+    assert (running.folder / "room-1.jsonl").read_text().count("\n") >= lines, "its first file was not replaced"
+    one = next(seat for seat in running.ask("/workers")[1]["workers"] if seat["name"] == place)
+    assert (one["starts"], len(one["restarted_in_s"])) == (2, 1)
+
+
+def test_an_event_that_its_worker_leaves_open_is_ended_once(running: Running) -> None:
+    def of(kind: str) -> list[str]:
+        lines = map(json.loads, (running.folder / "events.jsonl").read_text().splitlines())
+        return [line["id"] for line in lines if line["type"] == kind]
+
+    seen = (running.folder / "events.jsonl").open("a")
+    publish = running.front.events._publish
+
+    def note(record: Any) -> None:
+        if record["type"] in ("begin", "end"):
+            seen.write(json.dumps(dict(record)) + "\n")
+            seen.flush()
+        publish(record)
+
+    running.front.events._publish = note
+    assert running.ask("/streams/hall/restart", "POST", {})[0] == 200
+    wait_for(lambda: len(of("begin")) > len(of("end")), LONG_S)
+    running.kill(int(running.stream("hall")["worker"]) - 1)
+    running.until_frames("hall")
+    wait_for(lambda: len(of("end")) >= 1, LONG_S)
+    running.front.events._publish = publish
+    seen.close()
+    assert len(set(of("begin"))) == len(of("begin"))
+    assert len(set(of("end"))) == len(of("end"))
