@@ -43,7 +43,8 @@ class StreamReport:
         live: whether its source is.
         frames: results so far, since the worker has opened it.
         fps: results a second in the last seconds.
-        cost: share of the worker's time that it took in the last seconds, from 0 to 1.
+        cost: share of the worker's time that it took in the last second, or would have taken without the frames that
+            were lost for want of time.
         settings: its configuration as it is now, where that has changed since the last report.
     """
 

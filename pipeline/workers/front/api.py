@@ -35,8 +35,8 @@ from saccade.sources.http.auth import HttpAuth, refusal
 _END_S = 20.0
 _REFUSALS: dict[str, type[web.HTTPException]] = {"NotAllowedError": web.HTTPForbidden, "StreamError": web.HTTPConflict}
 _ONE = "/streams/{name}"
-_OF_STREAM = (f"{_ONE}/zones", f"{_ONE}/rules", f"{_ONE}/counts", f"{_ONE}/frame.jpg", "/whep/{stream}")
-_OF_MODEL = ("/names", "/v1/models", "/v1/detect", "/v1/point", "/v1/query", "/v1/caption", "/v1/chat/completions")
+_OF_STREAM = (f"{_ONE}/{{rest:.+}}", "/whep/{stream}", "/whep/{stream}/{session}")
+_OF_MODEL = ("/names", "/v1/{rest:.+}")
 
 
 class FrontApi:
@@ -91,8 +91,8 @@ class FrontApi:
         ours = ("/streams", _ONE, f"{_ONE}/restart")
         return [
             *own,
-            *(web.options(path, self._preflight) for path in (*ours, *_OF_STREAM, "/whep/{stream}/{session}")),
-            *(web.route("*", path, self._of_stream) for path in (*_OF_STREAM, "/whep/{stream}/{session}")),
+            *(web.options(path, self._preflight) for path in (*ours, *_OF_STREAM, *_OF_MODEL)),
+            *(web.route("*", path, self._of_stream) for path in _OF_STREAM),
             *(web.route("*", path, self._of_model) for path in _OF_MODEL),
         ]
 

@@ -32,7 +32,7 @@ from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.front.open_events import OpenEvents
 from saccade.pipeline.workers.front.stream_names import name_of
-from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, threads_each
+from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
 from saccade.pipeline.workers.process.results import ResultReceiver
 from saccade.pipeline.workers.protocol import Worker
 from saccade.pipeline.workers.supervisor import Supervisor
@@ -187,6 +187,7 @@ class Front:
             "config": values,
             "index": int(name) - 1,
             "threads": threads_each(config.workers),
+            "processors": processors() / config.workers,
             "secret": self._secret,
             "media": str(self._store.media_folder) if self._store else None,
             "open_by_default": is_loopback(parse_place(config.http)[0]) if config.http else True,

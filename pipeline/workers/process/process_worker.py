@@ -155,5 +155,9 @@ def threads_each(workers: int) -> int:
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // (2 * workers))
+    return max(1, processors() // (2 * workers))
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -36,6 +36,7 @@ from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.session import Session
 from saccade.pipeline.sink_targets import Target
 from saccade.pipeline.workers.auth import FrontAuth
+from saccade.pipeline.workers.placement import demand
 from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.results import RelaySink
 from saccade.pipeline.workers.protocol import Message, StreamReport, WorkerReport
@@ -57,7 +58,8 @@ def run_worker(settings: str, control: Connection, results: Connection | None) -
     Args:
         settings: as JSON: `config`, the values of a `RunConfig` without streams; `index` of the worker and `threads`
             of its engine on a CPU, 0 for those of the machine; `secret` of its HTTP server; `media`, the folder of the
-            files of events, or None; `open_by_default`, as in `SourcePolicy`.
+            files of events, or None; `open_by_default`, as in `SourcePolicy`;
+            `processors`, its share of those of the machine.
         control: to the supervisor.
         results: where what streams find goes as well; None for nowhere.
     """
@@ -93,7 +95,9 @@ class _WorkerProcess:
         self._lock = threading.Lock()
         self._runs: dict[str, tuple[Run, int]] = {}  # with the key of their opening
         self._sent: dict[str, Any] = {}  # the configuration of each stream as it was reported
-        self._frames: dict[str, int] = {}
+        self._counted: dict[
+            str, tuple[int, int]
+        ] = {}  # frames processed and lost of each stream, as of the last report
         self._usage = _usage()
 
     def stop(self) -> None:
@@ -242,16 +246,19 @@ class _WorkerProcess:
         now, before = _usage(), self._usage
         self._usage = now
         seconds = max(1e-3, now[0] - before[0])
-        busy = min(1.0, (now[1] - before[1]) / seconds / (os.cpu_count() or 1))
+        busy = min(1.0, (now[1] - before[1]) / seconds / self._settings["processors"])
         with self._lock:
             runs = {name: run for name, (run, _) in self._runs.items()}
         statuses = {name: status_of(run) for name, run in runs.items()}
-        work = {}
+        work, wanted = {}, {}
         for name, status in statuses.items():
-            frames = status.report.frames
-            work[name] = (frames - self._frames.get(name, 0)) * max(0.1, status.report.model_ms)
-            self._frames[name] = frames
+            counted = status.report.frames, status.report.drops.get("full", 0)
+            done, lost = (new - old for new, old in zip(counted, self._counted.get(name, (0, 0)), strict=True))
+            self._counted[name] = counted
+            work[name] = done * max(0.1, status.report.model_ms)
+            wanted[name] = demand(work[name], done, lost)
         total = sum(work.values()) or 1.0
+        self._counted = {name: counted for name, counted in self._counted.items() if name in statuses}
         streams = []
         for name, status in statuses.items():
             settings = None
@@ -259,7 +266,7 @@ class _WorkerProcess:
                 plain = _plain(runs[name])
                 settings = plain if plain != self._sent.get(name) else None
                 self._sent[name] = plain
-            cost = busy * work[name] / total
+            cost = busy * wanted[name] / total
             report = status.report
             fps = round(report.recent.fps, 2)
             streams.append(
