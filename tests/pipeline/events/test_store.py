@@ -64,6 +64,7 @@ FOUND = {
     "a word of an answer": ({"words": "green"}, [2]),
     "a name": ({"words": "bello"}, [3]),
     "the beginning of the last word": ({"words": "truck re"}, [1]),
+    "one letter is a word": ({"words": "truck r"}, []),
     "a label is a word, too": ({"words": "truck"}, [2, 1]),
     "two conditions": ({"stream": "yard", "zone": "gate"}, [1]),
     "conditions that no event has both": ({"stream": "door", "label": "truck"}, []),
