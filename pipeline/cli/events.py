@@ -19,7 +19,7 @@ def add_event_commands(app: typer.Typer) -> None:
     app.command()(search)
 
 
-@with_settings("model", "device", "dtype", "conf", "vid_stride", "began")
+@with_settings("model", "device", "dtype", "conf", "vid_stride", "start", "end", "gates", "began")
 def backtest(
     given: Settings,
     config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with the rules, and zones and lines for them.")],

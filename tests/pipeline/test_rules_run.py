@@ -18,6 +18,7 @@ from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.session import opened_session
+from tests.support.clips import MakeClip
 from tests.support.command import Command
 
 LONG_S = 90  # far beyond what any of these needs; only so that a hang fails
@@ -57,6 +58,17 @@ def test_a_run_writes_events_and_a_backtest_finds_the_same(rules: Path, tmp_path
     found = json.loads(tested.stdout)
     check(found["events"])
     assert found["video_s"] == pytest.approx(6.5, abs=0.2)
+
+
+def test_a_backtest_looks_at_no_more_frames_than_it_needs(make_clip: MakeClip, rules: Path, saccade: Command) -> None:
+    clip = make_clip(frames=30, rate=30)
+    rules.write_text(RULES.replace("vid_stride: 2\n", ""))
+    tested = json.loads(saccade("backtest", rules, clip, "--json", cwd=rules.parent).stdout)
+    assert (tested["vid_stride"], tested["video_s"]) == (2, 1.0)
+    tested = json.loads(
+        saccade("backtest", rules, clip, "--json", "--vid-stride", 5, "--gate", "motion", cwd=rules.parent).stdout
+    )
+    assert (tested["vid_stride"], tested["video_s"]) == (5, 1.0)
 
 
 def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade: Command) -> None:
