@@ -26,7 +26,6 @@ from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.run_tasks import names_of, set_asker, tasks_for
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
-from saccade.pipeline.events.clips import COPIED
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import GAP_S
 from saccade.pipeline.events.recorder import MediaWriter, Recorder
@@ -203,7 +202,8 @@ def open_stream(
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
     """What records the events of a stream: from its packets if it is live, from the file if it is one."""
-    path = Path(source.info.url) if not source.info.live and source.info.codec in COPIED else None
+    file = Path(source.info.url)
+    path = file if not source.info.live and file.is_file() else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=path)
     if isinstance(source, LiveSource):
         source.on_packet = recorder.ring.add

@@ -1,6 +1,7 @@
-"""Clips of events, cut from coded packets without coding anything again: from a ring of a live stream's, or a file's.
+"""Clips of events, cut from coded packets: from a ring of a live stream's, or a file's.
 
-A clip begins at the key frame before its time. Knows packets, times and files; no events.
+A clip begins at the key frame before its time. What a browser plays from an MP4 is copied; other codecs, such as the
+MJPEG of cameras and the VP8 of browsers, are coded again as H.264. Knows packets, times and files; no events.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -16,15 +17,20 @@ from pathlib import Path
 import av
 import av.error
 from av.container import InputContainer, OutputContainer
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import PictureType, VideoFrame
+from av.video.stream import VideoStream
 
+from saccade.sources.live.decoder import decode_behind_the_model
 from saccade.sources.live.packets import CodedPacket
 
 CLOCK = Fraction(1, 90000)
-COPIED = ("h264", "hevc", "av1", "vp9")
-"""Codecs that an MP4 for browsers holds."""
-
+_COPIED = ("h264", "hevc", "av1", "vp9")  # of files, which have what an MP4 needs of them
+_COPIED_LIVE = ("h264", "hevc")
+_CODED = {"preset": "veryfast", "bf": "0", "g": "50"}
 _MOST_BYTES = 256 * 1024 * 1024  # of one stream: two minutes of 16 Mb/s
 _OPTIONS = {"movflags": "faststart"}
+_NOTHING = "there is no video of that time"
 
 
 class PacketRing:
@@ -97,14 +103,16 @@ class PacketRing:
 
 
 def write_clip(packets: Sequence[CodedPacket], path: Path) -> float:
-    """Write packets, the first of which is a key frame, as an MP4; return how many seconds it shows.
+    """Write packets, the first of which is a key frame, as an MP4 for browsers; return how many seconds it shows.
 
     Raises:
         ValueError: if there is nothing to show.
         OSError, FFmpegError: if it cannot be written.
     """
     if len(packets) < 2:
-        raise ValueError("there is no video of that time")
+        raise ValueError(_NOTHING)
+    if packets[0].codec not in _COPIED_LIVE:
+        return _code(_decoded(packets), path)
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     with (
         av.open(io.BytesIO(head), format=packets[0].codec) as shown,  # for the size and the parameter sets in it
@@ -131,20 +139,19 @@ def copy_clip(source: Path, begin: float, end: float, path: Path) -> float:
         ValueError: if it cannot be copied, or there is nothing to show.
         OSError, FFmpegError: if one of the files cannot be read or written.
     """
-    with (
-        av.open(f"file:{source}", metadata_errors="replace") as shown,
-        av.open(str(path), "w", format="mp4", options=_OPTIONS) as out,
-    ):
-        return _copy(shown, out, begin, end)
+    with av.open(f"file:{source}", metadata_errors="replace") as shown:
+        taken = shown.streams.video[0]
+        if taken.codec_context is None or taken.time_base is None:
+            raise ValueError("its video cannot be read")
+        with suppress(av.error.FFmpegError):  # else from the beginning
+            shown.seek(max(0, round(Fraction(begin) / taken.time_base)), stream=taken, backward=True)
+        if taken.codec_context.codec.canonical_name not in _COPIED:
+            return _code(_between(shown.decode(taken), begin, end), path)
+        with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
+            return _copy(shown, taken, taken.time_base, out, end)
 
 
-def _copy(shown: InputContainer, out: OutputContainer, begin: float, end: float) -> float:
-    taken = shown.streams.video[0]
-    if taken.codec_context is None or taken.codec_context.name not in COPIED or taken.time_base is None:
-        raise ValueError("its video cannot be copied into an MP4")
-    base = taken.time_base
-    with suppress(av.error.FFmpegError):  # else from the beginning
-        shown.seek(max(0, round(Fraction(begin) / base)), stream=taken, backward=True)
+def _copy(shown: InputContainer, taken: VideoStream, base: Fraction, out: OutputContainer, end: float) -> float:
     stream = out.add_stream_from_template(taken)
     first: int | None = None
     last = 0
@@ -162,5 +169,55 @@ def _copy(shown: InputContainer, out: OutputContainer, begin: float, end: float)
         packet.stream = stream
         out.mux(packet)
     if first is None:
-        raise ValueError("there is no video of that time")
+        raise ValueError(_NOTHING)
     return float(last * base)
+
+
+def _decoded(packets: Sequence[CodedPacket]) -> Iterator[VideoFrame]:
+    """The frames of packets, those that cannot be decoded left out."""
+    decoder = av.CodecContext.create(packets[0].codec, "r")
+    assert isinstance(decoder, VideoCodecContext)
+    if packets[0].parameter_sets:
+        decoder.extradata = packets[0].parameter_sets
+    for one in packets:
+        coded = av.Packet(one.data)
+        coded.pts = coded.dts = one.pts
+        coded.time_base = CLOCK
+        with suppress(av.error.FFmpegError):
+            yield from decoder.decode(coded)
+    yield from decoder.decode(None)
+
+
+def _between(frames: Iterable[VideoFrame], begin: float, end: float) -> Iterator[VideoFrame]:
+    for frame in frames:
+        if frame.time is not None and frame.time > end:
+            return
+        if frame.time is not None and frame.time >= begin:
+            yield frame
+
+
+def _code(frames: Iterable[VideoFrame], path: Path) -> float:
+    """Write frames as H.264, with what others leave of the processor; return how many seconds it shows."""
+    decode_behind_the_model()
+    with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
+        stream: VideoStream | None = None
+        first = last = -1
+        for frame in frames:
+            if frame.pts is None or frame.time_base is None:
+                continue
+            time = round(frame.pts * frame.time_base / CLOCK)
+            if stream is None:
+                first = time
+                stream = out.add_stream("libx264", rate=30, options=_CODED)
+                stream.width, stream.height = frame.width // 2 * 2, frame.height // 2 * 2  # as yuv420p has to be
+                stream.pix_fmt, stream.codec_context.time_base = "yuv420p", CLOCK
+            elif time <= last:
+                continue
+            image = frame.reformat(stream.width, stream.height, format="yuv420p", dst_color_range="MPEG")
+            image.pts, image.time_base, last = time - first, CLOCK, time
+            image.pict_type = PictureType.NONE
+            out.mux(stream.encode(image))
+        if stream is None:
+            raise ValueError(_NOTHING)
+        out.mux(stream.encode(None))
+    return float((last - first) * CLOCK)

@@ -25,7 +25,7 @@ from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import HwAccel, gpu_decoding, running, set_live
 from saccade.sources.live.pacer import Pacer
-from saccade.sources.live.packets import CODECS, PacketListener, PacketTap
+from saccade.sources.live.packets import PacketListener, PacketTap
 from saccade.sources.live.reconnect import SILENCE_S
 from saccade.sources.urls import redact
 
@@ -116,7 +116,7 @@ class FfmpegConnection:
         self._damaged = 0
         self._pacer = Pacer()
         self.on_packet: PacketListener | None = None
-        """Called with each coded frame of H.264 or H.265, once it is decoded."""
+        """Called with each coded frame, once it is decoded."""
         self._heard_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="saccade stream", daemon=True)
         self._thread.start()
@@ -249,7 +249,7 @@ class FfmpegConnection:
     def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool, recording: bool) -> None:
         """Hand frames over until the end; wait for a key frame after what cannot be decoded."""
         keyed, lost = False, 0
-        tap = PacketTap(stream) if stream.codec_context.name in CODECS else None
+        tap = PacketTap(stream)
         for packet in container.demux(stream):
             if self._done.is_set() or self._closed.is_set():
                 return
@@ -277,7 +277,7 @@ class FfmpegConnection:
                     arrived_at = self._heard_at = time.monotonic()
                 self._hand_over(LiveFrame(frame, timestamp, arrived_at, lost_before=lost), wait=recording)
                 lost = 0
-            if tap is not None and self.on_packet is not None:
+            if self.on_packet is not None:
                 for coded in tap.packets(packet, time.time()):
                     self.on_packet(coded)
 

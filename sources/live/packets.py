@@ -13,7 +13,7 @@ from av.video.stream import VideoStream
 
 from saccade.sources.live.clock import LIVE_BASE
 
-CODECS = ("h264", "hevc")
+_NAL_CODECS = ("h264", "hevc")
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,9 +21,10 @@ class CodedPacket:
     """One coded frame, in the order of decoding.
 
     Attributes:
-        codec: FFmpeg's name, `h264` or `hevc`.
-        parameter_sets: what must be known before the first frame and may not be in `data`, behind start codes.
-        data: NAL units, each behind a start code (Annex B).
+        codec: FFmpeg's name, such as `h264`, `hevc`, `mjpeg` or `vp8`.
+        parameter_sets: what must be known before the first frame and may not be in `data`; of H.264 and H.265 behind
+            start codes.
+        data: of H.264 and H.265 NAL units, each behind a start code (Annex B); of others as FFmpeg has it.
         pts: time of presentation, in units of 1/90000 s that grow over one connection.
         captured_at: Unix time in seconds, on the clock of `Frame.captured_at`.
         key: whether decoding may begin here.
@@ -56,22 +57,24 @@ class PacketTap:
     """Makes `CodedPacket`s of what FFmpeg demuxes, wherever its containers keep parameter sets and lengths.
 
     Args:
-        stream: of one of `CODECS`.
+        stream: of any codec.
     """
 
     def __init__(self, stream: VideoStream) -> None:
         self._codec = stream.codec_context.name
         self._sets = stream.codec_context.extradata or b""
         self._filter: BitStreamFilterContext | None = None
-        if self._sets[:1] == b"\x01":  # a record of MP4 and FLV: lengths before units, and sets only there
+        # A record of MP4 and FLV: lengths before units, and sets only there.
+        if self._codec in _NAL_CODECS and self._sets[:1] == b"\x01":
             self._filter = BitStreamFilterContext(f"{self._codec}_mp4toannexb", stream)
             self._sets = b""  # the filter puts them before each key frame
 
     def packets(self, packet: av.Packet[VideoStream], captured_at: float) -> Iterator[CodedPacket]:
-        """The packet as it is kept, which empties it; nothing of one without a time."""
-        if packet.pts is None or not packet.size:
+        """The packet as it is kept, which empties it. One without a time gets that of its capture."""
+        if not packet.size:
             return
-        pts, key = round(packet.pts * packet.time_base / LIVE_BASE), packet.is_keyframe
+        pts = round(captured_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)
+        key = packet.is_keyframe
         try:
             ready = self._filter.filter(packet) if self._filter is not None else [packet]
         except av.error.FFmpegError:

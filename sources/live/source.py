@@ -69,7 +69,7 @@ class LiveSource(Source):
         self._decoder = ""
         self._stats: StreamStats | None = None
         self.on_packet: PacketListener | None = None
-        """Called with each coded frame of H.264 or H.265, before it is decoded; holds from the next connection on."""
+        """Called with each coded frame; holds from the next connection on."""
         self._info = SourceInfo(
             codec="",
             width=0,

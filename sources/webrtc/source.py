@@ -66,7 +66,7 @@ class WebRtcConnection:
         self._codec = ""
         self._decoder_name = ""
         self.on_packet: PacketListener | None = None
-        """Called with each coded frame of H.264."""
+        """Called with each coded frame."""
         self.final = True
         """Whether the source ends with this peer, or waits for another one."""
         self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
@@ -181,10 +181,10 @@ class WebRtcConnection:
                 gpu = self._hwaccel if codec == "H264" else "none"
                 self._codec, decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
             timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
-            if self.on_packet is not None and codec == "H264":
+            if self.on_packet is not None:
                 captured_at = self._captured_at(coded) or time.time() - (time.monotonic() - coded.arrived)
                 key = is_key_frame(codec, coded.data)
-                self.on_packet(CodedPacket("h264", b"", coded.data, timestamp, captured_at, key))
+                self.on_packet(CodedPacket(DECODERS[codec], b"", coded.data, timestamp, captured_at, key))
             try:
                 frames = decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:

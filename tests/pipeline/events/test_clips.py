@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,16 +11,18 @@ import numpy as np
 import pytest
 
 from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
+from saccade.sources import LiveSource, open_source
 from saccade.sources.live.packets import CodedPacket
-from tests.support.clips import number_of, numbered_image
+from tests.support.cameras.http_camera import http, mjpeg
+from tests.support.clips import MakeClip, number_of, numbered_image
 
 RATE, GOP = 10, 10
 
 
 def coded(count: int, *, frames_ahead: int = 0, codec: str = "h264", start: float = 1000.0) -> list[CodedPacket]:
     """Packets of numbered images at 10 fps with a key frame a second, captured from a time on."""
-    coder = av.CodecContext.create({"h264": "libx264", "hevc": "libx265"}[codec], "w")
-    coder.width, coder.height, coder.pix_fmt = 160, 120, "yuv420p"
+    coder = av.CodecContext.create({"h264": "libx264", "hevc": "libx265", "vp8": "libvpx"}.get(codec, codec), "w")
+    coder.width, coder.height, coder.pix_fmt = 160, 120, "yuvj420p" if codec == "mjpeg" else "yuv420p"
     coder.framerate, coder.time_base = Fraction(RATE), Fraction(1, RATE)
     quiet = {"x265-params": f"log-level=none:keyint={GOP}:bframes={frames_ahead}"} if codec == "hevc" else {}
     coder.options = {"g": str(GOP), "bf": str(frames_ahead), "preset": "ultrafast", "forced-idr": "1", **quiet}
@@ -60,6 +63,38 @@ def test_a_clip_begins_at_the_key_before_its_time(tmp_path: Path, codec: str, fr
     assert frames[0][0] == pytest.approx(0, abs=0.21)
     steps = np.diff([time for time, _ in frames])
     assert steps[:20] == pytest.approx(0.1, abs=0.001)
+
+
+@pytest.mark.parametrize("codec", ["mjpeg", "vp8"])
+def test_what_browsers_play_from_no_mp4_is_coded_again(tmp_path: Path, codec: str) -> None:
+    packets = coded(40, codec=codec)
+    assert write_clip(packets, tmp_path / "clip.mp4") == pytest.approx(3.9)
+    check_played(tmp_path / "clip.mp4", list(range(40)))
+
+
+@pytest.mark.parametrize(("name", "codec"), [("clip.mkv", "mjpeg"), ("clip.webm", "libvpx"), ("clip.avi", "mpeg4")])
+def test_so_is_what_a_file_holds(make_clip: MakeClip, tmp_path: Path, name: str, codec: str) -> None:
+    file = make_clip(name, codec=codec, frames=40, rate=10)
+    copy_clip(file, 1.0, 2.0, tmp_path / "clip.mp4")
+    check_played(tmp_path / "clip.mp4", list(range(10, 21)))
+
+
+def check_played(path: Path, numbers: list[int]) -> None:
+    assert [number for _, number in shown(path)] == numbers
+    with av.open(str(path)) as container:
+        coder = container.streams.video[0].codec_context
+        assert (coder.name, coder.pix_fmt) == ("h264", "yuv420p")
+
+
+def test_a_clip_is_cut_from_a_camera_of_jpegs(tmp_path: Path) -> None:
+    ring = PacketRing(60)
+    with http(mjpeg) as url, open_source(f"{url}/video") as source:
+        assert isinstance(source, LiveSource)
+        source.on_packet = ring.add
+        list(itertools.islice(source, 15))
+    write_clip(ring.cut(0, 9e9), tmp_path / "clip.mp4")
+    numbers = [number for _, number in shown(tmp_path / "clip.mp4")]
+    assert numbers[:14] == list(range(14))
 
 
 def test_what_is_written_is_what_the_camera_sent(tmp_path: Path) -> None:

@@ -6,50 +6,24 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import av
 import pytest
 
 from saccade.sources import Frame, LiveError, LiveSource, SourceError, open_source
-from tests.support.clips import MakeClip, number_of, numbered_image
+from tests.support.cameras.http_camera import FRAMES, http, mjpeg
+from tests.support.clips import MakeClip, number_of
 
 LONG_S = 30
-FRAMES = 20
 
 
 def live(url: str, **options: object) -> LiveSource:
     source = open_source(url, **options)  # type: ignore[arg-type]
     assert isinstance(source, LiveSource)
     return source
-
-
-@contextmanager
-def http(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A server that answers every GET so; yields its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with suppress(OSError):  # the client has gone
-                answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def status(code: int) -> Callable[[BaseHTTPRequestHandler], None]:
@@ -59,26 +33,6 @@ def status(code: int) -> Callable[[BaseHTTPRequestHandler], None]:
         request.end_headers()
 
     return answer
-
-
-def jpeg(number: int) -> bytes:
-    coder = av.CodecContext.create("mjpeg", "w")
-    coder.width, coder.height, coder.pix_fmt = 160, 120, "yuvj420p"
-    coder.time_base = Fraction(1, 25)
-    frame = av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24")
-    return b"".join(bytes(packet) for packet in [*coder.encode(frame.reformat(format="yuvj420p")), *coder.encode(None)])
-
-
-def mjpeg(request: BaseHTTPRequestHandler) -> None:
-    """An old webcam: one JPEG after another, then it hangs up."""
-    request.send_response(200)
-    request.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-    request.end_headers()
-    for number in range(FRAMES):
-        data = jpeg(number)
-        head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
-        request.wfile.write(head.encode() + data + b"\r\n")
-        time.sleep(0.02)
 
 
 def serve_folder(folder: Path) -> Callable[[BaseHTTPRequestHandler], None]:
