@@ -102,6 +102,7 @@ class WorkerSeat:
         name: of the worker.
         worker: the process; None while none is started.
         url: of its HTTP API, once it is ready.
+        pid: of its process, or of the last one.
         report: the newest.
         starts: how often one was started.
         started_at, heard_at, ended_at, retry_at: `time.monotonic()` of the newest start, the newest message, the newest
@@ -114,6 +115,7 @@ class WorkerSeat:
     name: str
     worker: Worker | None = None
     url: str | None = None
+    pid: int | None = None
     report: WorkerReport | None = None
     starts: int = 0
     started_at: float = 0.0

@@ -7,7 +7,8 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
                            {"do": "close", "stream": NAME, "key": N}
                            {"do": "report"}                       a report at once
                            {"do": "stop"}                         it closes every stream, and ends
-    worker → supervisor    {"is": "ready", "url": …}              its HTTP API; or {"is": "failed", "error": …}
+    worker → supervisor    {"is": "ready", "url": …, "pid": …}    its HTTP API, and its process
+                           {"is": "failed", "error": …}           instead: it cannot begin
                            {"is": "report", …}                    `WorkerReport`, once a second
                            {"is": "opened", "stream": NAME, "key": N, "live": …}
                            {"is": "refused", "stream": NAME, "key": N, "kind": …, "error": …}

@@ -111,7 +111,7 @@ class _WorkerProcess:
         try:
             with ExitStack() as stack:
                 self._session = self._open(stack)
-                self._channel.send({"is": "ready", "url": self._session.url})
+                self._channel.send({"is": "ready", "url": self._session.url, "pid": os.getpid()})
                 reported_at = 0.0
                 while not self._stopping.wait(_POLL_S):
                     faulthandler.dump_traceback_later(_HANGS_S, exit=True)

@@ -194,6 +194,7 @@ def test_a_killed_worker_comes_back_with_its_streams(running: Running) -> None:
     rules = [{"name": "sitter", "when": "person in desk"}]
     assert running.ask("/streams/room/rules", "PUT", {"rules": rules})[0] == 200
     wait_for(lambda: running.front.supervisor.streams()["room"].config["rules"] == rules, LONG_S)
+    running.until_frames("room")
     place = running.stream("room")["worker"]
     lines = (running.folder / "room.jsonl").read_text().count("\n")
     running.kill(int(place) - 1)
@@ -224,10 +225,11 @@ def test_an_event_that_its_worker_leaves_open_is_ended_once(running: Running) ->
 
     running.front.events._publish = note
     assert running.ask("/streams/hall/restart", "POST", {})[0] == 200
-    wait_for(lambda: len(of("begin")) > len(of("end")), LONG_S)
+    wait_for(lambda: bool(set(of("begin")) - set(of("end"))), LONG_S)
+    open_ones = set(of("begin")) - set(of("end"))
     running.kill(int(running.stream("hall")["worker"]) - 1)
     running.until_frames("hall")
-    wait_for(lambda: len(of("end")) >= 1, LONG_S)
+    wait_for(lambda: open_ones <= set(of("end")), LONG_S)
     running.front.events._publish = publish
     seen.close()
     assert len(set(of("begin"))) == len(of("begin"))

@@ -1,0 +1,166 @@
+"""`saccade run --workers 2` under eight cameras of a real RTSP server: killed workers, a killed supervisor, a signal.
+
+The server's frames show nobody, so that a rule on absence has an event in each stream all the time. With SACCADE_LONG=1
+each worker is killed ten times, and every stream must be back within 10 s; otherwise once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from tests.support.cameras import Camera, free_port, need_servers, wait_for
+
+pytestmark = pytest.mark.e2e
+
+LONG = os.environ.get("SACCADE_LONG") == "1"
+KILLS = 20 if LONG else 2
+LONG_S = 120.0  # far beyond what any of these needs; only so that a hang fails
+BACK_S = 10.0  # what is promised
+STREAMS = 8
+RATE = 5
+
+
+class Program:
+    """The command as a process, in a session of its own by which whatever it leaves behind is found."""
+
+    def __init__(self, folder: Path, camera: Camera, streams: int, **values: Any) -> None:
+        self.port = free_port()
+        config = {
+            "streams": [{"name": f"c{number}", "source": camera.url()} for number in range(streams)],
+            "zones": {"desk": {"polygon": ".1,.1,.9,.1,.9,.9,.1,.9"}},
+            "rules": [{"name": "empty", "when": "person absent from desk for 1s"}],
+            "clips": False,
+            "max_fps": 1,
+            "store": str(folder / "kept"),
+            "sinks": [f"{folder}/events.jsonl?send=events", f"{folder}/all.jsonl"],
+            "http": f"127.0.0.1:{self.port}",
+            "device": "cpu",
+            "workers": 2,
+            **values,
+        }
+        (folder / "cameras.yaml").write_text(json.dumps(config))  # which is YAML
+        command = [sys.executable, "-m", "saccade", "run", "--config", str(folder / "cameras.yaml")]
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self.streams = streams
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=LONG_S) as answer:
+            return json.loads(answer.read())
+
+    def begun(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return self.all_run()
+        except OSError:
+            return False
+
+    def all_run(self) -> bool:
+        """Whether every stream has had results where it runs now, and lately."""
+        streams = self.get("/streams")["streams"]
+        return len(streams) == self.streams and all(
+            one["state"] == "live" and one["frames_out"] and one["age_ms"] < 5000 for one in streams
+        )
+
+    def kill_worker(self, number: int) -> tuple[float, float]:
+        """Kill one, and wait until all streams run again; how long it and they took, in seconds."""
+        before = self.get("/workers")["workers"][number]
+        os.kill(before["pid"], signal.SIGKILL)
+        begun = time.monotonic()
+        wait_for(lambda: bool(self.get("/workers")["workers"][number]["pid"] != before["pid"]), LONG_S)
+        wait_for(self.all_run, LONG_S)
+        back_s = time.monotonic() - begun
+        return next(iter(self.get("/workers")["workers"][number]["restarted_in_s"][-1:]), 0.0), back_s
+
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def left(self) -> list[int]:
+        """The processes of its session that are there, zombies aside."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == self.process.pid and fields[0] != "Z":
+                found.append(int(path.parent.name))
+        return found
+
+
+@contextmanager
+def running(folder: Path, camera: Camera, streams: int, **values: Any) -> Iterator[Program]:
+    program = Program(folder, camera, streams, **values)
+    try:
+        wait_for(program.begun, LONG_S)
+        yield program
+    finally:
+        if program.process.poll() is None:
+            program.process.kill()
+        program.process.wait()
+        wait_for(lambda: not program.left(), LONG_S)
+
+
+@pytest.fixture(scope="module")
+def camera() -> Iterator[Camera]:
+    need_servers()
+    with Camera("--fps", RATE, "--gop", RATE) as one:
+        yield one
+
+
+def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> None:
+    with running(tmp_path, camera, STREAMS) as program:
+        wait_for(lambda: len(program.get("/events?limit=500")["events"]) >= STREAMS, LONG_S)
+        took, rss = [], []
+        for kill in range(KILLS):
+            took.append(program.kill_worker(kill % 2))
+            rss.append(program.rss_bytes())
+            time.sleep(1.5)  # for the rule's condition to hold
+        workers = program.get("/workers")["workers"]
+        assert [seat["starts"] for seat in workers] == [1 + KILLS // 2] * 2
+        print("\nseconds until the worker was ready, and until all streams ran:", took)
+        print("MiB of the supervisor:", [size >> 20 for size in rss], "of workers:", workers)
+        if LONG:
+            assert max(back for _, back in took) <= BACK_S
+            assert rss[-1] - rss[KILLS // 4] < 16 << 20
+        open_before = {one["id"] for one in program.get("/events?limit=500")["events"] if one["end_time"] is None}
+        assert open_before
+        stored = {one["id"] for one in program.get("/events?limit=500")["events"]}
+        program.process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        assert program.process.wait(LONG_S) == 130
+        print("seconds to end by SIGTERM:", time.monotonic() - begun)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    begins = Counter(line["id"] for line in lines if line["type"] == "begin")
+    ends = Counter(line["id"] for line in lines if line["type"] == "end")
+    assert max(begins.values()) == max(ends.values()) == 1
+    assert begins.keys() == ends.keys() >= stored
+    records = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert {record["stream"] for record in records} == {f"c{number}" for number in range(STREAMS)}
+
+
+def test_workers_end_with_their_supervisor(tmp_path: Path, camera: Camera) -> None:
+    with running(tmp_path, camera, 2, sinks=[f"{tmp_path}/{{stream}}.mp4"]) as program:
+        pids = {seat["pid"] for seat in program.get("/workers")["workers"]}
+        assert pids <= set(program.left())
+        program.process.kill()
+        took = wait_for(lambda: not program.left(), LONG_S)
+        print(f"\nseconds until nothing was left of a killed supervisor: {took:.2f}")
+    for number in range(2):
+        with av.open(str(tmp_path / f"c{number}.mp4")) as video:
+            assert sum(1 for _ in video.decode(video=0)) > 0
