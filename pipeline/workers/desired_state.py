@@ -14,8 +14,9 @@ from saccade.pipeline.workers.protocol import Message, StreamReport, Worker, Wor
 SILENT_S = 30.0  # without a report, after which a worker is taken to hang
 START_S = 180.0  # likewise until it is ready: a large model, on a busy machine
 GRACE_S = 10.0  # a worker that is being started again keeps its streams for so long, before others take them
-_LONG_S = 60.0  # a worker that has run for so long is started again at once when it ends; else after a back-off
+_LONG_S = 3.0  # a worker that has taken streams for so long is started again at once; else, at last, after a back-off
 _MOST_BACKOFF_S = 30.0
+_BEGINS_S = 5.0  # from when it takes streams, in which what it does besides is its own beginning
 _FEW = 3  # ends in a row that are followed by a new start at once
 
 Phase = Literal["waiting", "opening", "open", "closing", "failed"]
@@ -105,8 +106,8 @@ class WorkerSeat:
         pid: of its process, or of the last one.
         report: the newest.
         starts: how often one was started.
-        started_at, heard_at, ended_at, retry_at: `time.monotonic()` of the newest start, the newest message, the newest
-            end, and the next start.
+        started_at, ready_at, heard_at, ended_at, retry_at: `time.monotonic()` of the newest start, the newest time it
+            took streams, the newest message, the newest end, and the next start.
         failures: ends in a row, each soon after the start.
         reason: why the newest has ended, or could not begin.
         restarted_in_s: how long the last ones took from the end of one to the next that was ready.
@@ -119,6 +120,7 @@ class WorkerSeat:
     report: WorkerReport | None = None
     starts: int = 0
     started_at: float = 0.0
+    ready_at: float = 0.0
     heard_at: float = 0.0
     ended_at: float | None = None
     retry_at: float = 0.0
@@ -134,7 +136,8 @@ class WorkerSeat:
     @property
     def slot(self) -> WorkerSlot:
         """What it has, for placement."""
-        return WorkerSlot(self.name, busy=self.report.busy if self.report else None, ready=self.ready)
+        known = self.report is not None and self.heard_at > self.ready_at + _BEGINS_S
+        return WorkerSlot(self.name, busy=self.report.busy if self.report and known else None, ready=self.ready)
 
     def hangs(self, now: float) -> bool:
         """Whether nothing has come from it for too long."""
@@ -147,7 +150,7 @@ class WorkerSeat:
     def note_end(self, now: float, reason: str) -> None:
         """Its process is gone: decide when the next is started."""
         worked = self.url is not None
-        self.failures = 0 if worked and now - self.started_at > _LONG_S else self.failures + 1
+        self.failures = 0 if worked and now - self.ready_at > _LONG_S else self.failures + 1
         late = max(0, self.failures - _FEW) if worked else self.failures
         self.retry_at = now + (min(_MOST_BACKOFF_S, 0.5 * 2.0**late) if late else 0.0)
         self.worker, self.url, self.report = None, None, None

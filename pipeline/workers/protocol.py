@@ -45,7 +45,7 @@ class StreamReport:
         frames: results so far, since the worker has opened it.
         fps: results a second in the last seconds.
         cost: share of the worker's time that it took in the last second, or would have taken without the frames that
-            were lost for want of time.
+            were lost for want of time; None before the first.
         settings: its configuration as it is now, where that has changed since the last report.
     """
 
@@ -55,7 +55,7 @@ class StreamReport:
     live: bool = True
     frames: int = 0
     fps: float = 0.0
-    cost: float = 0.0
+    cost: float | None = None
     settings: Mapping[str, Any] | None = None
 
 

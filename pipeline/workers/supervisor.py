@@ -269,7 +269,7 @@ class Supervisor:
                 return
             seat.heard_at = time.monotonic()
             if kind == "ready":
-                seat.url, seat.pid = message["url"], message["pid"]
+                seat.url, seat.pid, seat.ready_at = message["url"], message["pid"], seat.heard_at
                 if seat.ended_at is not None:
                     seat.restarted_in_s.append(seat.heard_at - seat.ended_at)
             elif kind == "failed":

@@ -126,6 +126,7 @@ def camera() -> Iterator[Camera]:
 def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> None:
     with running(tmp_path, camera, STREAMS) as program:
         wait_for(lambda: len(program.get("/events?limit=500")["events"]) >= STREAMS, LONG_S)
+        assert [len(seat["streams"]) for seat in program.get("/workers")["workers"]] == [STREAMS // 2] * 2
         took, rss = [], []
         for kill in range(KILLS):
             took.append(program.kill_worker(kill % 2))

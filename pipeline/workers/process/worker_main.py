@@ -111,6 +111,7 @@ class _WorkerProcess:
         try:
             with ExitStack() as stack:
                 self._session = self._open(stack)
+                self._usage = _usage()
                 self._channel.send({"is": "ready", "url": self._session.url, "pid": os.getpid()})
                 reported_at = 0.0
                 while not self._stopping.wait(_POLL_S):
@@ -266,13 +267,11 @@ class _WorkerProcess:
                 plain = _plain(runs[name])
                 settings = plain if plain != self._sent.get(name) else None
                 self._sent[name] = plain
-            cost = busy * wanted[name] / total
+            cost = round(busy * wanted[name] / total, 4) if status.report.frames else None
             report = status.report
             fps = round(report.recent.fps, 2)
             streams.append(
-                StreamReport(
-                    name, status.state, status.reason, status.live, report.frames, fps, round(cost, 4), settings
-                )
+                StreamReport(name, status.state, status.reason, status.live, report.frames, fps, cost, settings)
             )
         return WorkerReport(round(busy, 4), _rss_bytes(), tuple(streams))
 
