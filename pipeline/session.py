@@ -101,8 +101,8 @@ class Session:
             del self._waiting[name]
         return runs
 
-    def add(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
-        """Start another stream. Its results go where those of every stream go; `check` as in `open_stream`.
+    def add(self, config: StreamConfig, *, check: CheckSource | None = None, repeat: bool = False) -> Run:
+        """Start another stream. Its results go where those of every stream go; `check`, `repeat` as in `open_stream`.
 
         Raises:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
@@ -113,6 +113,7 @@ class Session:
                 config,
                 self.streams.engine,
                 check=check,
+                repeat=repeat,
                 events=self.events,
                 history=self._history,
                 media=self._media,

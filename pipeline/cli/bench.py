@@ -8,7 +8,6 @@ import typer
 
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.errors import ConfigError
 
 Objects = Annotated[
     int | None,
@@ -243,16 +242,21 @@ def bench_cameras(
 
 
 @bench.command("scale")
+@with_settings("detect", "model", "device", "dtype", "vid_stride")
 def bench_scale(
+    given: Settings,
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Simulate more cameras and GPUs than there are, from measured parts.")
     ] = False,
-    cameras: Annotated[int, typer.Option(min=1, max=100_000, help="How many cameras.")] = 10_000,
+    cameras: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="How many cameras: 8, or 10,000 simulated.")
+    ] = None,
+    counts: Annotated[
+        str, typer.Option(metavar="N,N,…", help="How many workers on this machine: one row each.")
+    ] = "1,2,4",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to measure each row.")] = 20.0,
     gpus: Annotated[int, typer.Option(min=1, max=10_000, help="How many GPUs.")] = 200,
     workers: Annotated[int, typer.Option(min=1, max=8, help="Workers on each GPU.")] = 2,
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="A model whose speed is known: nano, moondream-2.")
-    ] = "nano",
     fps: Annotated[float, typer.Option(min=0.1, max=120, help="Frames a second of each camera.")] = 15.0,
     hours: Annotated[float, typer.Option(min=0.01, max=240, help="How long, in simulated time.")] = 1.0,
     failures: Annotated[
@@ -260,16 +264,27 @@ def bench_scale(
     ] = 1,
     as_json: Json = False,
 ) -> None:
-    """Predict what many workers carry: frames, recovery after failures, moves and the volume of metrics."""
+    """Measure what 1, 2, 4 workers of this machine carry, or with --simulate predict it for many machines.
+
+    Measured are frames a second, latency, and how fast a killed worker and its streams are back; the cameras play the
+    demo clip. Simulated are frames, recovery after failures, moves and the volume of metrics, of a model whose speed is
+    known (nano, moondream-2); --gpus and what follows is for that.
+    """
+    if not simulated:
+        from saccade.pipeline.bench.common import parse_counts
+        from saccade.pipeline.bench.scale.measured import time_scale
+
+        settings = load_settings({"source": str(DEMO_CLIP), "detect": "person", **given})
+        times = time_scale(settings, parse_counts(counts, "--counts"), cameras=cameras or 8, seconds=seconds)
+        print(times.as_json() if as_json else times.as_text())
+        return
     from saccade.pipeline.bench.scale.simulation import Scenario, simulate
 
-    if not simulated:
-        raise ConfigError("bench scale: give --simulate")
     scenario = Scenario(
-        cameras=cameras,
+        cameras=cameras or 10_000,
         gpus=gpus,
         workers_each=workers,
-        model=model,
+        model=given.get("model", "nano"),
         fps=fps,
         hours=hours,
         worker_failures=failures,

@@ -3,7 +3,7 @@
 A worker is a process with an engine of its own; frames stay in it. The supervisor holds the desired state, and decides
 by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
 
-    supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, "again": …}
+    supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, …}
                            {"do": "close", "stream": NAME, "key": N}
                            {"do": "report"}                       a report at once
                            {"do": "stop"}                         it closes every stream, and ends
@@ -18,7 +18,8 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
                            {"is": "warning", "line": …}
                            {"is": "ended", "reason": …}           added by the transport: nothing more will come
 
-The values of `config` are those of a `ListedStream`. `key` is that of an opening: an answer has that of its command.
+The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
+where the stream ran before: its files are not replaced. `key` is that of an opening: an answer has that of its command.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.stream_names import check_name, free_name
-from saccade.pipeline.workers.desired_state import GRACE_S, RefusedError, StreamState, WorkerSeat, settle
+from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import MakeWorker, Message, Worker, WorkerReport
+from saccade.pipeline.workers.states import GRACE_S, RefusedError, StreamState, WorkerSeat, check_free, settle
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,13 @@ class Supervisor:
         self._thread.start()
 
     def open(
-        self, config: Mapping[str, Any], wanted: str, *, or_similar: bool = True, checked: bool = False
+        self,
+        config: Mapping[str, Any],
+        wanted: str,
+        *,
+        or_similar: bool = True,
+        checked: bool = False,
+        repeat: bool = False,
     ) -> Future[str]:
         """Have a stream run from now on.
 
@@ -78,6 +84,7 @@ class Supervisor:
             wanted: what it is to be called.
             or_similar: take the first free name like it where it is taken or cannot be used.
             checked: whether the worker is to check the source by the rules for the HTTP API.
+            repeat: play a file over and over, at its own pace.
 
         Returns:
             The name, once a worker has opened the stream; or `RefusedError` in it, and the stream is not to run then.
@@ -90,14 +97,9 @@ class Supervisor:
                 raise StreamError("no stream can be added any more: everything is being closed")
             taken = {name for name, stream in self._streams.items() if stream.phase != "failed"}
             name = free_name(wanted, taken) if or_similar else wanted
-            try:
-                check_name(name)
-            except ValueError as error:
-                raise StreamError(str(error)) from None
-            if name in taken:
-                raise StreamError(f"there is a stream called '{name}' already")
+            check_free(name, taken)
             done: Future[str] = Future()
-            stream = StreamState(name, {**config, "name": name}, checked)
+            stream = StreamState(name, {**config, "name": name}, checked, repeat)
             stream.opening.append(done)
             self._streams[name] = stream
             self._place()
@@ -224,10 +226,9 @@ class Supervisor:
             with self._lock:
                 if self._stopping:
                     return
-                due = [
-                    seat for seat in self._seats.values() if seat.worker is None and time.monotonic() >= seat.retry_at
-                ]
-                hanging = [seat for seat in self._seats.values() if seat.hangs(time.monotonic())]
+                now = time.monotonic()
+                due = [seat for seat in self._seats.values() if seat.worker is None and now >= seat.retry_at]
+                hanging = [seat for seat in self._seats.values() if seat.hangs(now)]
             for seat in hanging:
                 log.warning("worker %s has not answered for some time, and is started again", seat.name)
                 assert seat.worker is not None

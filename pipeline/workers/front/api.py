@@ -24,10 +24,10 @@ from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.static_files import FILES, file_route
 from saccade.pipeline.server.streams_api import OPEN_S, read_body
-from saccade.pipeline.workers.desired_state import RefusedError, StreamState, WorkerSeat
 from saccade.pipeline.workers.front.forwarding import Forwarder, unavailable
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.front.stream_names import name_of
+from saccade.pipeline.workers.states import RefusedError, StreamState, WorkerSeat
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.sources import redact
 from saccade.sources.http.auth import HttpAuth, refusal

@@ -26,7 +26,6 @@ from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, 
 from saccade.pipeline.session import opened_store
 from saccade.pipeline.sink_targets import HEATMAP, WHEP, Target, check_targets, open_output, targets_of
 from saccade.pipeline.workers.auth import secret_headers
-from saccade.pipeline.workers.desired_state import RefusedError
 from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.metrics import MergedMetrics
@@ -35,6 +34,7 @@ from saccade.pipeline.workers.front.stream_names import name_of
 from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
 from saccade.pipeline.workers.process.results import ResultReceiver
 from saccade.pipeline.workers.protocol import Worker
+from saccade.pipeline.workers.states import RefusedError
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sources import SourceError

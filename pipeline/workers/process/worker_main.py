@@ -41,7 +41,6 @@ from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.results import RelaySink
 from saccade.pipeline.workers.protocol import Message, StreamReport, WorkerReport
 from saccade.sinks.video.broadcast import BroadcastSink
-from saccade.sources import LiveSource
 
 log = logging.getLogger(__name__)
 
@@ -186,13 +185,13 @@ class _WorkerProcess:
                 open_by_default=self._settings["open_by_default"],
             )
             check = None
-            if message.get("checked"):
+            if message["checked"]:
                 policy.check(config.source)
                 check = policy.check if policy.restricted else None
-            if message.get("again"):
+            if message["again"]:
                 keep_outputs(name, config, [Target(text) for text in self._settings["config"].get("sinks", [])])
-            run = self._session.add(config, check=check)
-            self._channel.send({**answer, "live": isinstance(run.source, LiveSource)})
+            run = self._session.add(config, check=check, repeat=message["repeat"])
+            self._channel.send({**answer, "live": run.source.info.live})
             with self._lock:  # only now, so that its end is not reported before
                 self._runs[name] = run, message["key"]
                 self._sent[name] = _plain(run)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.core.stream_names import check_name
 from saccade.pipeline.workers.placement import StreamNeed, WorkerSlot
 from saccade.pipeline.workers.protocol import Message, StreamReport, Worker, WorkerReport
 
@@ -34,6 +37,20 @@ class RefusedError(Exception):
         self.kind = kind
 
 
+def check_free(name: str, taken: Container[str]) -> None:
+    """Check that a stream may have a name.
+
+    Raises:
+        StreamError: if it cannot be used, or is taken.
+    """
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise StreamError(str(error)) from None
+    if name in taken:
+        raise StreamError(f"there is a stream called '{name}' already")
+
+
 def settle(future: Future[Any], outcome: object) -> None:
     """Give a future its result, or its exception if it is one, unless the one who waited has given up."""
     with suppress(InvalidStateError):
@@ -51,6 +68,7 @@ class StreamState:
         name: of the stream.
         config: its configuration as it is now, as values of a `ListedStream`.
         checked: whether its worker checks the source by the rules for the HTTP API.
+        repeat: whether its source is a file that is played over and over.
         live: whether its source is; None before it was opened.
         phase: how far it is.
         worker: where it is, or is being opened or closed.
@@ -65,6 +83,7 @@ class StreamState:
     name: str
     config: dict[str, Any]
     checked: bool = False
+    repeat: bool = False
     key: int = 0
     live: bool | None = None
     phase: Phase = "waiting"
@@ -90,9 +109,8 @@ class StreamState:
     def open_at(self, worker: str, key: int) -> Message:
         """Note that it is being opened at a worker; returns the command."""
         self.phase, self.worker, self.key = "opening", worker, key
-        again = self.opened > 0
-        values = {"stream": self.name, "key": key, "config": self.config, "checked": self.checked, "again": again}
-        return {"do": "open", **values}
+        how = {"checked": self.checked, "again": self.opened > 0, "repeat": self.repeat}
+        return {"do": "open", "stream": self.name, "key": key, "config": self.config, **how}
 
 
 @dataclass(slots=True)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import json
+
+from saccade.pipeline.bench.scale.measured import ScaleTimes, time_scale
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.config import RunConfig
+
+
+def test_workers_are_measured_and_one_is_killed() -> None:
+    settings = RunConfig.model_validate(
+        {"source": str(DEMO_CLIP), "detect": "person", "device": "cpu", "vid_stride": 10}
+    )
+    times = time_scale(settings, [2], cameras=2, seconds=2)
+    (row,) = times.rows
+    assert times.fps == 1
+    assert row.frames_per_s > 0
+    assert row.p99_ms >= row.p50_ms > 0
+    assert 0 < row.ready_s <= row.back_s
+    assert ScaleTimes(**json.loads(times.as_json())).cameras == 2
+    assert len(times.as_text().splitlines()) == 3
