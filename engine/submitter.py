@@ -32,6 +32,7 @@ from saccade.engine.scheduling.task import OnText, Task
 from saccade.engine.vocabulary import Vocabulary
 
 _NEWEST = StreamSettings()
+_MOST_KNOWN = 1024  # tasks whose names in the model's vocabulary are remembered
 
 
 class Submitter:
@@ -70,6 +71,7 @@ class Submitter:
             model.limits, loaded.prompts, lambda image: executor.prepare(image), pace, config.max_sequences
         )
         self._streams: dict[Hashable, StreamSettings] = {}
+        self._expanded: dict[Task, Sequence[Task]] = {}  # as the frames of a stream ask the same again and again
         self._callbacks = CallbackThread()
         self._process = os.getpid()
         self._stop = weakref.finalize(self, _stop, loop, self._callbacks, self._process)
@@ -134,7 +136,15 @@ class Submitter:
         if task.skill not in self._info.skills:
             able = f"{self._info.name} can {' and '.join(self._info.skills)}"
             raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
-        return task.expand(self._vocabulary)
+        try:
+            expanded = self._expanded.get(task)
+        except TypeError:  # a task with a value that cannot be hashed
+            return task.expand(self._vocabulary)
+        if expanded is None:
+            if len(self._expanded) >= _MOST_KNOWN:
+                self._expanded.clear()
+            expanded = self._expanded[task] = tuple(task.expand(self._vocabulary))
+        return expanded
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares the engine with others."""

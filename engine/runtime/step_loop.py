@@ -21,9 +21,10 @@ from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.monitor import Monitor
 from saccade.engine.runtime.preparer import Preparer
 from saccade.engine.scheduling.adapter_slots import Adapter
-from saccade.engine.scheduling.admission import StreamSettings, Submission
+from saccade.engine.scheduling.admission import AdmissionLead, StreamSettings, Submission
 from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Step, StepKind
+from saccade.engine.scheduling.step_planner import DECODES_BUSY
 from saccade.engine.scheduling.step_slots import StepSlots
 
 T = TypeVar("T")
@@ -36,7 +37,8 @@ class StepCycle(Generic[ImageT]):
         executor: runs the steps.
         scheduler: decides them.
         depth: step slots, 1 or 2.
-        prepare: is given each admitted request whose image is to be cut, and gives it to `Scheduler.prepared` later.
+        prepare: is given each admitted request whose image is to be cut, and gives it to `prepared` later.
+        pause: waits until a moment, and then runs what has come from outside.
         clock: seconds, as the scheduler's.
 
     Attributes:
@@ -51,10 +53,14 @@ class StepCycle(Generic[ImageT]):
         scheduler: Scheduler[ImageT],
         depth: int,
         prepare: Callable[[ImageRequest[ImageT]], None],
+        pause: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor, self._scheduler = executor, scheduler
-        self._prepare, self._clock = prepare, clock
+        self._prepare, self._pause, self._clock = prepare, pause, clock
+        self._lead = AdmissionLead(DECODES_BUSY)
+        self._launched_at: deque[float] = deque()  # of the steps in flight
+        self._landed_at = -math.inf  # the last step
         self.monitor = Monitor()
         self.slots = StepSlots(depth)
         self.flights: deque[tuple[int, Step[ImageT]]] = deque()
@@ -67,18 +73,18 @@ class StepCycle(Generic[ImageT]):
             now = self._clock()
             self._scheduler.expire(now)
             step = self._scheduler.next_step() if self.slots.can_launch else None
-            for request in self._scheduler.take_unprepared():
-                self._prepare(request)
+            self._prepare_admitted()
         if step is None and not self.flights:
             self.stalled_until = self._scheduler.wake_at(now)
-        slot = -1
+        slot, launched_at = -1, self._clock()
         if step is not None:
             slot = self.slots.launch()
             for request in step.requests:
-                request.launched_at = self._clock()
+                request.launched_at = launched_at
             with monitor.launching(step):
                 step = self._put(self._executor.launch, slot, step)
         if self.flights and (step is None or not self.slots.can_launch):
+            self._admit_early()
             self._commit()
         if step is not None:
             with monitor.finalizing(step):
@@ -87,7 +93,32 @@ class StepCycle(Generic[ImageT]):
         if step is not None:
             self.slots.finalize(slot)
             self.flights.append((slot, step))
+            self._launched_at.append(launched_at)
         monitor.sample(self._scheduler, self.flights)
+
+    def prepared(self, request: ImageRequest[ImageT], image: ImageT | None, error: BaseException | None) -> None:
+        """Take the image of a request that was given to `prepare`, or the error that there was instead."""
+        self._lead.prepared(self._clock() - request.admitted_at)
+        if error is not None or image is None:
+            self._scheduler.cancel(request, error or EngineError("no image was made"))
+        else:
+            self._scheduler.prepared(request, image)
+
+    def _prepare_admitted(self) -> None:
+        for request in self._scheduler.take_unprepared():
+            request.admitted_at = self._clock()
+            self._prepare(request)
+
+    def _admit_early(self) -> None:
+        """While a prefill runs, admit the next images as long before its end as preparing them takes."""
+        _, step = self.flights[0]
+        if step.kind is not StepKind.PREFILL or self.slots.depth == 1:
+            return
+        at = self._lead.admit_at(len(step.requests), max(self._launched_at[0], self._landed_at))
+        if at < math.inf:
+            self._pause(at)
+            self._scheduler.admit_early()
+            self._prepare_admitted()
 
     def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
         """Put a part of a step on the streams; None if that failed, and the step with it."""
@@ -107,6 +138,7 @@ class StepCycle(Generic[ImageT]):
 
     def _commit(self) -> None:
         slot, step = self.flights.popleft()
+        begun = max(self._launched_at.popleft(), self._landed_at)
         with self.monitor.committing(step):
             try:
                 with self.monitor.waiting():
@@ -116,9 +148,13 @@ class StepCycle(Generic[ImageT]):
                 self._scheduler.fail(step, error)
                 return
             self.slots.commit(slot)
+            self._landed_at = now = self._clock()
             if step.kind is StepKind.PREFILL:
+                self._lead.prefilled(len(step.requests), now - begun)
                 for request in step.requests:
-                    request.prefilled_at = self._clock()
+                    request.prefilled_at = now
+            else:
+                self._lead.decoded(now - begun)
             self._scheduler.commit(step, sampled)
 
 
@@ -140,7 +176,7 @@ class StepLoop(Generic[ImageT]):
     ) -> None:
         self._executor, self._scheduler = executor, scheduler
         self._preparer = Preparer(n_preparers, self._deliver)
-        self._cycle = StepCycle(executor, scheduler, depth, self._preparer.put)
+        self._cycle = StepCycle(executor, scheduler, depth, self._preparer.put, self._pause)
         self.monitor = self._cycle.monitor
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -318,15 +354,8 @@ class StepLoop(Generic[ImageT]):
 
     def _deliver(self, request: ImageRequest[ImageT], image: ImageT, error: BaseException | None) -> None:
         """Take what a preparer has made, also while the loop is closing."""
-
-        def act() -> None:
-            if error is None:
-                self._scheduler.prepared(request, image)
-            else:
-                self._scheduler.cancel(request, error)
-
         with self._wake:
-            self._inbox.append(act)
+            self._inbox.append(lambda: self._cycle.prepared(request, image, error))
             self._wake.notify()
 
     def _receive(self) -> bool:
@@ -337,12 +366,22 @@ class StepLoop(Generic[ImageT]):
                     while not self._has_work():
                         rest_s = self._cycle.stalled_until - time.monotonic()
                         self._wake.wait(None if rest_s == math.inf or not self._scheduler.active else max(0.0, rest_s))
-            count, closing = len(self._inbox), self._closing
-        for _ in range(count):
+            closing = self._closing
+        self._run_inbox()
+        return closing is None or bool(self._cycle.flights) or self._scheduler.active
+
+    def _run_inbox(self) -> None:
+        """Run what is queued by now."""
+        for _ in range(len(self._inbox)):
             # One by one: what a collected stream adds in this thread is not lost, nor what is behind one that raises.
             self._inbox.popleft()()
             self._cycle.stalled_until = -math.inf
-        return closing is None or bool(self._cycle.flights) or self._scheduler.active
+
+    def _pause(self, until: float) -> None:
+        """Sleep, as in reading a step that is not done, and run what is queued by then."""
+        if (rest_s := until - time.monotonic()) > 0:
+            time.sleep(rest_s)
+        self._run_inbox()
 
     def _has_work(self) -> bool:
         if self._inbox or self._cycle.flights:

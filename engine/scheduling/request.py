@@ -60,20 +60,40 @@ class RequestMaker(Generic[ImageT]):
     cut: abc.Callable[[NDArray[np.uint8]], ImageT]
     pace: CropPace
     max_prompts: int
-    known: dict[Task, list[int]] = field(default_factory=dict)
+    known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
 
-    def prompt(self, task: Task) -> list[int]:
-        """Token ids that ask a task; remembered, as the frames of a stream ask the same again and again."""
+    def prompt(self, task: Task) -> tuple[int, ...]:
+        """Token ids that ask a task; remembered, as the frames of a stream ask the same again and again.
+
+        Raises:
+            PromptError: if the model has no tokens for it.
+        """
         try:
             ids = self.known.get(task)
         except TypeError:  # a task with a value that cannot be hashed
-            return task.prompt(self.prompts)
+            return self._prompt(task)
         if ids is None:
-            ids = task.prompt(self.prompts)
+            ids = self._prompt(task)
             if len(self.known) >= _MOST_KNOWN:
                 self.known.clear()
             self.known[task] = ids
         return ids
+
+    def _prompt(self, task: Task) -> tuple[int, ...]:
+        ids = tuple(task.prompt(self.prompts))
+        if not ids:
+            raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
+        self.check_tokens(ids, task)
+        return ids
+
+    def check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
+        """Refuse ids that are no tokens: on a GPU one past the table would end the whole device context, not a request.
+
+        Raises:
+            PromptError: if there is one.
+        """
+        if any(not 0 <= token < self.limits.vocab_size for token in ids):
+            raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
 
 
 class _Crops(Generic[ImageT]):
@@ -242,24 +262,16 @@ class Request(Generic[ImageT]):
     def _sequence(self, number: int) -> Sequence[ImageT]:
         limits, prompts, task = self._maker.limits, self._maker.prompts, self._tasks[number]
         ids, values = self._maker.prompt(task), task.values(prompts)
-        if not ids:
-            raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
-        self._check_tokens(ids, task)
         if self._blank:
-            ids = [limits.bos_id, *ids]
+            ids = (limits.bos_id, *ids)
         # The last thing sampled is never fed back, hence one step more than there are positions.
         room = limits.max_context - (0 if self._blank else limits.prefix_length) - len(ids) + 1
         output = task.output(prompts, room, self._on_text)
-        self._check_tokens(output.vocabulary(), task)
+        self._maker.check_tokens(output.vocabulary(), task)
         if output.steps < 1:
             most = room + len(ids) - 1
             raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the image")
-        return Sequence(tuple(ids), output, values)
-
-    def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
-        # Checked here: on a GPU an id past the table would end the whole device context, not one request.
-        if any(not 0 <= token < self._maker.limits.vocab_size for token in ids):
-            raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
+        return Sequence(ids, output, values)
 
     def _image_done(self, image_request: ImageRequest[ImageT], error: BaseException | None) -> None:
         """Called by the step loop, once for each image request."""

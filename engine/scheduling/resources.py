@@ -36,9 +36,11 @@ class PagePool:
         """
         if count > len(self._free):
             raise ValueError(f"{count} pages wanted, {len(self._free)} free")
-        pages = tuple(self._free.pop() for _ in range(count))
+        left, holders = len(self._free) - count, self._holders
+        pages = tuple(reversed(self._free[left:]))
+        del self._free[left:]
         for page in pages:
-            self._holders[page] = 1
+            holders[page] = 1
         return pages
 
     def share(self, pages: Many[int]) -> None:
@@ -58,12 +60,14 @@ class PagePool:
         Raises:
             ValueError: if one of them has no holder.
         """
+        holders, free = self._holders, self._free
         for page in pages:
-            if not self._holders[page]:
+            left = holders[page] - 1
+            if left < 0:
                 raise ValueError(f"page {page} is released but has no holder")
-            self._holders[page] -= 1
-            if not self._holders[page]:
-                self._free.append(page)
+            holders[page] = left
+            if not left:
+                free.append(page)
 
 
 class Resources:

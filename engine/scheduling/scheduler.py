@@ -7,8 +7,8 @@ are allocated for the whole of an answer at admission, so that no sequence waits
     waiting (`admission`) → admitted: pages, batch slots → its image is prepared → prefilled, decoded (`step_planner`)
 
 Which request is admitted next says `admission`; a large one that waits for room is not overtaken while it is the next,
-as small ones would starve it. Admitted are at most as many as one prefill takes, and none while a prefill is in flight:
-what still waits when that one is done may be newer.
+as small ones would starve it. Admitted are at most as many as one prefill takes, and none while a prefill is in flight,
+but for `admit_early`: what still waits when that one is done may be newer.
 """
 
 from __future__ import annotations
@@ -157,8 +157,13 @@ class Scheduler(Generic[ImageT]):
 
     def next_step(self) -> Step[ImageT] | None:
         """The next launch, with its resources allocated; None when there is nothing to launch now."""
-        self._admit_waiting()
+        if not self._planner.prefilling:
+            self._admit_waiting()
         return self._planner.next_step(self.waiting)
+
+    def admit_early(self) -> None:
+        """Admit what the next prefill takes, whatever is in flight, see `admission.lead`."""
+        self._admit_waiting()
 
     def finalize(self, step: Step[ImageT]) -> None:
         """Ask what each token may be. To be called once the step ahead is committed: it depends on that."""

@@ -94,7 +94,8 @@ class ImageRequest(Generic[ImageT]):
         measured: it is known to fit, and holds the kept prefix that it reads.
         admitted: it has pages and batch slots.
         over: `done` has been called.
-        launched_at, prefilled_at: `time.monotonic()` when its prefill was launched and committed.
+        admitted_at: `time.monotonic()` when its image began to be prepared, where that was left for then.
+        launched_at, prefilled_at: the same when its prefill was launched and committed.
     """
 
     image: ImageT | None
@@ -113,6 +114,7 @@ class ImageRequest(Generic[ImageT]):
     measured: bool = False
     admitted: bool = False
     over: bool = False
+    admitted_at: float = 0.0
     launched_at: float = 0.0
     prefilled_at: float = 0.0
 

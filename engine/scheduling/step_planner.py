@@ -1,10 +1,11 @@
 """Which step runs next, of what is admitted: a prefill or a decode step, and their rows. Pure bookkeeping, no torch.
 
-Order: behind a prefill come decode steps, `_DECODES_BUSY` of them while a whole prefill waits, else
-`_DECODES_QUIET`, as far as there is anything to decode; and no prefill begins while an admitted image is still being
-prepared, unless nothing can be decoded. Every sequence is in every decode step, so it waits for one prefill at most,
-of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits for its turn, once there is
-room for it, is prefilled within (1 + `_DECODES_QUIET`) · ⌈n / images_per_prefill⌉ steps, however many are decoded.
+Order: behind a prefill come decode steps, `DECODES_BUSY` of them while a whole prefill waits, else `_DECODES_QUIET`,
+as far as there is anything to decode; and no prefill begins before `_READY` of the admitted images are prepared,
+unless nothing can be decoded: one in 4K does not keep the others. Every sequence is in every decode step, so it waits
+for one prefill at most, of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits
+for its turn, once there is room for it, is prefilled within (1 + `_DECODES_QUIET`) · ⌈n / images_per_prefill⌉ steps,
+however many are decoded.
 
 Simulated with the steps' times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`), answers of 10
 steps: the p99 of the latency at 32 streams of 4 frames a second; images a second of 32 streams that always have one:
@@ -26,7 +27,9 @@ from saccade.engine.config import MAX_DRAFTED_TOKENS
 from saccade.engine.scheduling.drafts import DraftCounts, first_rows, next_rows
 from saccade.engine.scheduling.step import ImageRequest, ImageT, ScheduledSequence, Sequence, Step, StepKind
 
-_DECODES_BUSY, _DECODES_QUIET = 3, 9
+DECODES_BUSY = 3
+_DECODES_QUIET = 9
+_READY = 0.75
 
 Cancel = abc.Callable[[ImageRequest[ImageT], BaseException], None]
 
@@ -59,13 +62,13 @@ class StepPlanner(Generic[ImageT]):
 
     @property
     def takes_more(self) -> bool:
-        """Whether another request may be admitted: as many as one prefill takes, none while one is in flight."""
-        return not self.prefilling and len(self.admitted) < self._images_per_prefill
+        """Whether another request may be admitted: as many as one prefill takes."""
+        return len(self.admitted) < self._images_per_prefill
 
     def next_step(self, waiting: int) -> Step[ImageT] | None:
         """The next launch, while so many requests wait for admission; None when there is nothing to launch now."""
         busy = waiting + len(self.admitted) >= self._images_per_prefill
-        turn = self._decodes >= (_DECODES_BUSY if busy else _DECODES_QUIET)
+        turn = self._decodes >= (DECODES_BUSY if busy else _DECODES_QUIET)
         step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=True)
         if step is not None:
             self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
@@ -91,9 +94,9 @@ class StepPlanner(Generic[ImageT]):
         return request.admitted
 
     def _prefill(self, *, hasty: bool) -> Step[ImageT] | None:
-        """A prefill of the images that are prepared; unless it is hasty, only if no admitted one is being prepared."""
+        """A prefill of the images that are prepared; unless it is hasty, only if most of those admitted are."""
         ready = [request for request in self.admitted if request.prepared]
-        if not hasty and len(ready) < len(self.admitted):
+        if not hasty and len(ready) < _READY * len(self.admitted):
             return None
         requests: list[ImageRequest[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []

@@ -6,7 +6,7 @@ key, which are one stream of their own, wait in order of arrival.
 
 Shares are kept by weighted deficit round robin (Shreedhar and Varghese 1996): a request costs one credit for each part
 of its image. While no stream that could go on has one, all streams earn in proportion to their weights, those that
-have nothing to run at the moment, too, but never more than `_MOST_CREDIT` times their weight: a camera of 5 frames a
+have nothing to run at the moment, too, but never more than `MOST_CREDIT` times their weight: a camera of 5 frames a
 second is not behind one of 30 for having no frame at the very moment at which credits are given out. Of the streams
 with a credit, requests that nothing replaces come first, by their deadlines (EDF), then by age. Of frames that a newer
 one would replace, those of streams with `_OWED` credits come first: such a stream asks for less than its share, and a
@@ -18,9 +18,9 @@ an H200's step times, 1 ms of the host a step), without and with `_OWED`:
 
 | | offered | of closed-loop capacity | Jain's index | ages at launch, p50 and p99 |
 |---|---|---|---|---|
-| bf16 | 2 × | 100 %, 100 % | .957, .999 | 21 and 74 ms, 24 and 64 |
-| FP8 | 2 × | 98 %, 98 % | .983, .9997 | 18 and 82 ms, 19 and 72 |
-| FP8 | 7 × | 99 %, 99 % | .998, .9999 | 10 and 71 ms, 10 and 70 |
+| bf16 | 2 × | 100 %, 100 % | .964, .999 | 27 and 68 ms, 28 and 69 |
+| FP8 | 2 × | 100 %, 100 % | .985, .9997 | 21 and 98 ms, 21 and 72 |
+| FP8 | 7 × | 100 %, 100 % | .997, .9999 | 13 and 70 ms, 13 and 55 |
 
 What a stream's requests take, from admission to result, is learned from those before; one whose deadline is nearer than
 that ends before anything is done for it.
@@ -38,7 +38,7 @@ from saccade.engine.errors import DeadlineError, SupersededError
 from saccade.engine.scheduling.admission.streams import Stream, StreamSettings, Submission, Waiting
 from saccade.engine.scheduling.step import ImageRequest, ImageT
 
-_MOST_CREDIT = 3.0  # with 1, a stream that has no fresh frame at the wrong moment loses its turn; more allows bursts
+_TURN = 1 - 1e-9  # credit for a part, but for what rounding takes
 _OWED = 2.0  # one for the next turn, and one that the stream has not used
 _FRESH_S = 0.05  # of a prefill of 8 images on an H200: of a camera of 5 frames a second, each has one such chance
 _MOST_IDLE = 4096  # streams that are remembered though nothing of them waits or runs
@@ -57,11 +57,13 @@ class Admission(Generic[ImageT]):
         self._backlog: dict[Stream[ImageT], None] = {}  # streams in which something waits
         self._unkeyed: Stream[ImageT] = Stream(None, StreamSettings(newest=False, in_flight=sys.maxsize))
         self._streams[None] = self._unkeyed
-        self._arrived = 0
+        self._arrived = self._length = 0
+        # What may be admitted at a moment; kept while one after another is admitted, as each looks at all streams.
+        self._ready: tuple[float, list[Waiting[ImageT]]] | None = None
         self.superseded = self.late = 0
 
     def __len__(self) -> int:
-        return sum(len(stream.waiting) for stream in self._backlog)
+        return self._length
 
     @property
     def requests(self) -> list[Waiting[ImageT]]:
@@ -79,7 +81,8 @@ class Admission(Generic[ImageT]):
 
     def configure(self, key: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares, from now on."""
-        self.stream(key).settings = settings
+        self.stream(key).configure(settings)
+        self._ready = None
 
     def forget(self, key: Hashable) -> None:
         """Forget a stream's settings, and what was learned of it; what waits in it is run all the same."""
@@ -138,7 +141,11 @@ class Admission(Generic[ImageT]):
                 late = min(interval / 2, now - stream.next_at)  # what the next one may make good
                 stream.next_at = now + interval - (late if math.isfinite(stream.next_at) else 0)
         if not parts:
+            ready = self._ready
             self._remove(waiting)
+            if ready is not None and not stream.waiting:  # of other streams nothing has changed
+                ready[1].remove(waiting)
+                self._ready = ready
         return part
 
     def over(self, request: ImageRequest[ImageT], now: float, *, learn: bool) -> None:
@@ -146,7 +153,7 @@ class Admission(Generic[ImageT]):
         waiting = request.waiting
         if not isinstance(waiting, Waiting):
             return
-        request.waiting = None
+        request.waiting = self._ready = None
         if waiting.parts and request in waiting.parts:  # it was not admitted
             waiting.parts.remove(request)
             if not waiting.parts:
@@ -193,20 +200,29 @@ class Admission(Generic[ImageT]):
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _choose(self, now: float) -> Waiting[ImageT] | None:
-        ready = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
-        if len(ready) < 2:
-            return ready[0] if ready and self._earn(ready) else None
-        ready = [one for one in ready if not _stale(one, now)] or ready
-        self._earn(ready)
-        return min((one for one in ready if one.stream.credit >= 1 - 1e-9), key=_rank)
+        if self._ready is None or self._ready[0] != now:
+            firsts = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
+            self._ready = now, firsts
+        ready = self._ready[1]
+        if len(ready) > 1:
+            fresh = now - _FRESH_S
+            # It is better to wait for a newer frame, while others have one and the stream loses nothing by it.
+            ready = [
+                one
+                for one in ready
+                if one.arrived >= fresh or one.stream.credit >= one.stream.most_credit or not one.stream.settings.newest
+            ] or ready
+        able = [one for one in ready if one.stream.credit >= _TURN]
+        if ready and not able:
+            self._earn(ready)
+            able = [one for one in ready if one.stream.credit >= _TURN]
+        return min(able, key=_rank, default=None)
 
-    def _earn(self, ready: list[Waiting[ImageT]]) -> bool:
+    def _earn(self, ready: list[Waiting[ImageT]]) -> None:
         """Give credits to all until one of those that could go on has one."""
         rounds = min((1 - one.stream.credit) / one.stream.settings.weight for one in ready)
-        if rounds > 0:
-            for stream in {*self._streams.values(), *self._backlog}:  # one that is forgotten may still have a backlog
-                stream.credit = min(_most_credit(stream), stream.credit + rounds * stream.settings.weight)
-        return True
+        for stream in {*self._streams.values(), *self._backlog}:  # one that is forgotten may still have a backlog
+            stream.credit = min(stream.most_credit, stream.credit + rounds * stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Waiting[ImageT] | None:
         """What could be admitted of a stream; ends what cannot be in time."""
@@ -224,11 +240,14 @@ class Admission(Generic[ImageT]):
 
     def _append(self, stream: Stream[ImageT], waiting: Waiting[ImageT]) -> None:
         stream.waiting.append(waiting)
-        self._backlog[stream] = None
+        self._length += 1
+        self._backlog[stream] = self._ready = None
 
     def _remove(self, waiting: Waiting[ImageT]) -> None:
         stream = waiting.stream
         stream.waiting.remove(waiting)
+        self._length -= 1
+        self._ready = None
         if not stream.waiting:
             del self._backlog[stream]
 
@@ -242,18 +261,8 @@ class Admission(Generic[ImageT]):
             del self._streams[key]
 
 
-def _most_credit(stream: Stream[Any]) -> float:
-    """What a stream may save: with less than its earnings of a round, a heavy one would lose some of them."""
-    return _MOST_CREDIT * max(1.0, stream.settings.weight)
-
-
-def _stale(waiting: Waiting[Any], now: float) -> bool:
-    """Whether it is better to wait for a newer frame, while others have one and the stream loses nothing by it."""
-    stream = waiting.stream
-    return stream.settings.newest and now - waiting.arrived > _FRESH_S and stream.credit < _most_credit(stream)
-
-
 def _rank(waiting: Waiting[Any]) -> tuple[bool, bool, float, int]:
-    if waiting.stream.settings.newest:
-        return True, waiting.stream.credit < _OWED, 0.0, -waiting.number
+    stream = waiting.stream
+    if stream.settings.newest:
+        return True, stream.credit < _OWED, 0.0, -waiting.number
     return False, False, waiting.deadline, waiting.number

@@ -14,6 +14,8 @@ from typing import Generic, Protocol
 from saccade.engine.scheduling.output_state import DraftMemory
 from saccade.engine.scheduling.step import ImageRequest, ImageT
 
+MOST_CREDIT = 3.0
+"""With 1, a stream that has no fresh frame at the wrong moment loses its turn; more allows bursts."""
 _DOUBT = (
     0.95  # times the estimate after each request that ended for it, so that one slow answer does not end all others
 )
@@ -104,7 +106,8 @@ class Stream(Generic[ImageT]):
         settings: its share.
         waiting: its requests, the next one first.
         running: requests begun and not over.
-        credit: parts that it may begin, see the module.
+        credit: parts that it may begin, see `admission`.
+        most_credit: what it may save of them.
         next_at: when `max_fps` lets it begin the next request.
         service: what its requests take.
         memory: what its answers leave for drafts of those to come, by what was asked.
@@ -115,9 +118,14 @@ class Stream(Generic[ImageT]):
     waiting: deque[Waiting[ImageT]] = field(default_factory=deque)
     running: int = 0
     credit: float = 0.0
+    most_credit: float = MOST_CREDIT
     next_at: float = -math.inf
     service: ServiceTime = field(default_factory=ServiceTime)
     memory: dict[tuple[object, ...], DraftMemory] = field(default_factory=dict)
+
+    def configure(self, settings: StreamSettings) -> None:
+        """Set its share. It may save some rounds of what it earns: with less, a heavy one would lose some of them."""
+        self.settings, self.most_credit = settings, MOST_CREDIT * max(1.0, settings.weight)
 
 
 @dataclass(slots=True, eq=False)

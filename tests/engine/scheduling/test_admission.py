@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.engine.errors import DeadlineError, SupersededError
-from saccade.engine.scheduling.admission import Admission, ServiceTime, StreamSettings
+from saccade.engine.scheduling.admission import Admission, AdmissionLead, ServiceTime, StreamSettings
 from saccade.engine.scheduling.step import ImageRequest
 from saccade.pipeline.bench.cameras import fair_shares
 from tests.support.engine.simulation import Camera, Cost, Simulation, bench_cameras, h200_bf16, h200_fp8, jain
@@ -104,6 +104,25 @@ def test_an_estimate_that_is_never_met_is_doubted() -> None:
         tries += 1
     assert first > 1.0
     assert tries < 50
+
+
+def test_images_are_admitted_as_early_as_they_need() -> None:
+    lead = AdmissionLead(decodes=3)
+    assert lead.admit_at(8, 1.0) == math.inf  # nothing is known
+    lead.prefilled(8, 0.040)
+    lead.prefilled(8, 0.030)
+    lead.decoded(0.002)
+    assert lead.admit_at(8, 1.0) == math.inf  # nothing has to be prepared
+    for _ in range(60):
+        lead.prepared(0.010)
+    assert lead.admit_at(8, 1.0) == pytest.approx(1.0 + 0.030 - (0.010 - 3 * 0.002), abs=1e-4)
+    assert lead.admit_at(4, 1.0) == math.inf
+    for _ in range(60):
+        lead.prepared(0.1)
+    assert lead.admit_at(8, 1.0) == 1.0
+    for _ in range(60):
+        lead.prepared(0.005)  # the decode steps behind the prefill take longer
+    assert lead.admit_at(8, 1.0) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -225,10 +244,13 @@ def test_looks_are_in_proportion_to_weights() -> None:
     assert heavy / light == pytest.approx(4, rel=0.05)
 
 
-@pytest.mark.parametrize(("cost", "weights"), [(h200_bf16, (1,)), (h200_fp8, (1,)), (h200_fp8, (1, 1, 1, 4))])
-def test_an_overload_is_shared_and_fills_the_device(cost: Cost, weights: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("cost", "weights", "prepare_s"),
+    [(h200_bf16, (1,), 1e-3), (h200_fp8, (1,), 3e-3), (h200_fp8, (1, 1, 1, 4), 1e-3)],
+)
+def test_an_overload_is_shared_and_fills_the_device(cost: Cost, weights: tuple[float, ...], prepare_s: float) -> None:
     """`saccade bench cameras` at twice the capacity, in simulated time."""
-    seen = bench_cameras(cost, weights=weights, host_s=1e-3)
+    seen = bench_cameras(cost, weights=weights, host_s=1e-3, prepare_s=prepare_s)
     assert seen.fps >= 0.95 * seen.closed_loop_fps
     assert seen.jain >= 0.99
     assert seen.launch_p99_ms <= 100

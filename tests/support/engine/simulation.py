@@ -202,7 +202,7 @@ class Simulation:
         self._dice = random.Random(seed)
         self.scheduler: Scheduler[Frame] = Scheduler(PagePool(2560), 16, 730, 64, 8, clock=lambda: self.now)
         self.executor = SimulatedExecutor(self, cost)
-        self._cycle = StepCycle(self.executor, self.scheduler, 2, self._prepare, clock=lambda: self.now)
+        self._cycle = StepCycle(self.executor, self.scheduler, 2, self._prepare, self._pause, lambda: self.now)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         for number, camera in enumerate(cameras):
@@ -219,9 +219,7 @@ class Simulation:
     def drain(self) -> None:
         """Run until nothing is left to happen."""
         while True:
-            while self._events and self._events[0][0] <= self.now:
-                heapq.heappop(self._events)[2]()
-                self._cycle.stalled_until = -math.inf
+            self._run_events()
             if self._cycle.flights or (self.scheduler.active and self.now >= self._cycle.stalled_until):
                 self._cycle.tick()
                 continue
@@ -231,6 +229,15 @@ class Simulation:
             if wake == math.inf:
                 return
             self.now = max(self.now + 1e-6, wake)
+
+    def _run_events(self) -> None:
+        while self._events and self._events[0][0] <= self.now:
+            heapq.heappop(self._events)[2]()
+            self._cycle.stalled_until = -math.inf
+
+    def _pause(self, until: float) -> None:
+        self.now = max(self.now, until)
+        self._run_events()
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Do something once it is `when`."""
@@ -264,7 +271,7 @@ class Simulation:
         first = min(range(len(self._preparers)), key=self._preparers.__getitem__)
         done = max(self.now, self._preparers[first]) + self._prepare_s * image.camera.crops
         self._preparers[first] = done
-        self.at(done, lambda: self.scheduler.prepared(request, image))
+        self.at(done, lambda: self._cycle.prepared(request, image, None))
 
 
 def closed_loop(cost: Cost, crops: Sequence[int], steps: int, seconds: float = 8.0, **options: float) -> float:
