@@ -89,6 +89,12 @@ def run(
     from saccade.pipeline.sink_targets import shown_targets
 
     check_file(trace)
+    if settings.ray is not None:
+        from saccade.pipeline.cli.commands.run_ray import run_on_ray
+
+        if trace is not None:
+            raise ConfigError("--trace: a trace is of one engine; leave out --ray")
+        return run_on_ray(settings, quiet=quiet)
     if settings.workers > 1:
         from saccade.pipeline.cli.commands.run_workers import run_workers
 

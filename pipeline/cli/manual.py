@@ -11,6 +11,7 @@ import yaml
 
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.core.config import RunConfig, flags_of
+from saccade.pipeline.core.config.cluster import ClusterSettings
 from saccade.pipeline.events.settings import EventSettings
 
 _WIDTH = 120
@@ -29,7 +30,8 @@ _SECTIONS = {
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),
     "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
-    "with what": ["model", "device", "dtype", "workers", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
+    "with what": ["model", "device", "dtype", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
+    "on several processes": ["workers", *ClusterSettings.model_fields],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }
 _LAST_SECTION = "what other programs can ask"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -22,6 +22,9 @@ from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
 from saccade.pipeline.workers.protocol import Message, StreamReport
 from saccade.sinks import Latency
 
+Reports = dict[str, tuple[str, StreamReport]]
+"""The newest report of each stream that a worker has, with the worker's name."""
+
 _POLL_S = 0.1
 _TABLE_S = 0.5
 _URGENT_S = 3.0  # for the workers to end after an urgent signal; the promise is 5 s for everything
@@ -38,6 +41,12 @@ def run_workers(settings: RunConfig, *, quiet: bool) -> int:
         _follow(front, signals, quiet=quiet)
         front.close(CLOSE_S if signals.urgent_at is None else _URGENT_S)
         finished = front.supervisor.finished()
+    failed = show_finished(finished, settings, quiet=quiet)
+    return FAILED if failed else INTERRUPTED if signals else 0
+
+
+def show_finished(finished: Mapping[str, Message], settings: RunConfig, *, quiet: bool) -> bool:
+    """Print what streams have counted, and where results are; returns whether one has failed."""
     targets = shown_targets(settings)
     stream = sys.stderr if "-" in targets else sys.stdout  # where the records are printed, nothing else is
     failed = False
@@ -53,7 +62,7 @@ def run_workers(settings: RunConfig, *, quiet: bool) -> int:
     for target in targets if not quiet else []:
         if target != "-":
             print(f"→ {target}", file=stream)
-    return FAILED if failed else INTERRUPTED if signals else 0
+    return failed
 
 
 def _follow(front: Front, signals: EndingSignals, *, quiet: bool) -> None:
@@ -61,18 +70,11 @@ def _follow(front: Front, signals: EndingSignals, *, quiet: bool) -> None:
     console = Console(stderr=True)
     shown: dict[str, str] = {}
     front.start()
-    with _table(console, quiet) as show:
+    with streams_table(console, quiet) as show:
         while not signals:
             opened = front.check()
-            for warning in take_warnings():
-                console.print(f"saccade: {warning}", markup=False, highlight=False, soft_wrap=True)
             reports = _reports(front)
-            for name, (worker, report) in reports.items():
-                reason = f" ({report.reason})" if report.reason else ""
-                line = f"{name}: {report.state}{reason}, worker {worker}"
-                if report.live and not quiet and shown.get(name) != line:
-                    console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
-                shown[name] = line
+            show_changes(console, reports, take_warnings(), shown, quiet=quiet)
             show(reports)
             streams = front.supervisor.streams().values()
             if opened and not front.endless and all(stream.phase == "failed" for stream in streams):
@@ -80,7 +82,21 @@ def _follow(front: Front, signals: EndingSignals, *, quiet: bool) -> None:
             time.sleep(_POLL_S)
 
 
-def _reports(front: Front) -> dict[str, tuple[str, StreamReport]]:
+def show_changes(
+    console: Console, reports: Reports, warnings: Iterable[str], shown: dict[str, str], *, quiet: bool
+) -> None:
+    """Print warnings, and each live stream whose state or worker is another than in `shown`, which is updated."""
+    for warning in warnings:
+        console.print(f"saccade: {warning}", markup=False, highlight=False, soft_wrap=True)
+    for name, (worker, report) in reports.items():
+        reason = f" ({report.reason})" if report.reason else ""
+        line = f"{name}: {report.state}{reason}, worker {worker}"
+        if report.live and not quiet and shown.get(name) != line:
+            console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
+        shown[name] = line
+
+
+def _reports(front: Front) -> Reports:
     """The newest report of each stream that a worker has, with the worker's name."""
     return {
         one.name: (seat.name, one)
@@ -91,7 +107,7 @@ def _reports(front: Front) -> dict[str, tuple[str, StreamReport]]:
 
 
 @contextmanager
-def _table(console: Console, quiet: bool) -> Iterator[Callable[[dict[str, tuple[str, StreamReport]]], None]]:
+def streams_table(console: Console, quiet: bool) -> Iterator[Callable[[Reports], None]]:
     """A table of the streams that is kept up to date on a terminal; nothing without one."""
     if quiet or not console.is_terminal:
         yield lambda reports: None
@@ -99,7 +115,7 @@ def _table(console: Console, quiet: bool) -> Iterator[Callable[[dict[str, tuple[
     with Live(console=console, auto_refresh=False, transient=True) as live:
         drawn_at = 0.0
 
-        def draw(reports: dict[str, tuple[str, StreamReport]]) -> None:
+        def draw(reports: Reports) -> None:
             nonlocal drawn_at
             if time.monotonic() > drawn_at + _TABLE_S:
                 drawn_at = time.monotonic()
@@ -108,7 +124,7 @@ def _table(console: Console, quiet: bool) -> Iterator[Callable[[dict[str, tuple[
         yield draw
 
 
-def _table_of(reports: dict[str, tuple[str, StreamReport]]) -> Table:
+def _table_of(reports: Reports) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stream", "worker", "state"):
         table.add_column(heading, no_wrap=True)

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
+from saccade.pipeline.core.config.cluster import ClusterSettings
 from saccade.pipeline.core.config.http import HttpSettings
 from saccade.pipeline.core.config.stream import ListedStream, StreamConfig
 from saccade.pipeline.events.settings import KeepSettings, check_places
@@ -20,7 +21,7 @@ STREAM = "{stream}"
 """Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
 
 
-class RunConfig(HttpSettings, KeepSettings, StreamConfig):
+class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
 
     source: Text = setting(

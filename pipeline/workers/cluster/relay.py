@@ -1,16 +1,17 @@
 """Stands between a worker's process and a supervisor that may go and come back: on the worker's machine, beside it.
 
-The process goes on while no supervisor is there; what it says meanwhile is kept. A supervisor that has started anew and
-wants a stream that runs already is told that it is open: nothing is interrupted. Knows no Ray: the actor around it does.
+The process goes on while no supervisor is there; what it sends meanwhile is kept. A supervisor that has started anew,
+and wants a stream that runs already, gets the answer that it is open: nothing is interrupted. Knows no Ray, but the
+actor around it does.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,7 +30,7 @@ class _Open:
     config: dict[str, Any]
     live: bool
     key: int
-    told: int
+    asked_key: int
 
 
 class Relay:
@@ -51,7 +52,7 @@ class Relay:
         self._results: deque[bytes] = deque()
 
     def start(self, settings: Mapping[str, Any], results: bool) -> None:
-        """Start a process, instead of one that runs, and forget what that had to say.
+        """Start a process, instead of one that runs, and forget what that has sent.
 
         Args:
             settings: as `run_worker` takes them.
@@ -66,29 +67,26 @@ class Relay:
             for kept in (self._streams, self._opening, self._later, self._messages, self._results):
                 kept.clear()
             self._changed.notify_all()
-        if old is not None:
-            old.kill()
+        _kill(old)
         worker.start()
 
-    def attach(self, wanted: Mapping[str, Any] | None) -> dict[str, dict[str, Any]] | None:
-        """Another supervisor takes over.
+    def attach(self, wanted: Collection[str]) -> bool:
+        """Another supervisor takes over; False if no worker is ready.
 
         Args:
-            wanted: the streams that are to run, by name; the others are closed. None for all that there are.
-
-        Returns:
-            The configurations of the streams that run, by name; None if no worker is ready.
+            wanted: names of the streams that are to run; others are closed.
         """
         with self._changed:
             if self._url is None or self._worker is None:
-                return None
-            found = {name: dict(one.config) for name, one in self._streams.items()}
+                return False
             for name, one in self._streams.items():
-                if wanted is not None and name not in wanted:
+                if name not in wanted:
                     self._worker.send({"do": "close", "stream": name, "key": one.key})
-            self._messages.appendleft({"is": "ready", "url": self._url})
+            # Answers to the last supervisor mean nothing to this one; events do.
+            kept = [message for message in self._messages if message["is"] in ("event", "warning")]
+            self._messages = deque([{"is": "ready", "url": self._url}, *kept])
             self._changed.notify_all()
-            return found
+            return True
 
     def send(self, command: Message) -> None:
         """Hand on a command."""
@@ -98,10 +96,8 @@ class Relay:
             known = self._streams.get(command.get("stream", ""))
             if command["do"] == "open":
                 if known is not None and known.config == command["config"]:
-                    known.told = command["key"]
-                    self._add(
-                        {"is": "opened", "stream": command["stream"], "key": command["key"], "live": known.live}
-                    )
+                    known.asked_key = command["key"]
+                    self._add({"is": "opened", "stream": command["stream"], "key": command["key"], "live": known.live})
                     return
                 if known is not None:
                     self._later[command["stream"]] = command
@@ -113,7 +109,7 @@ class Relay:
             self._worker.send(command)
 
     def poll(self, wait_s: float, most: int = 64) -> tuple[list[Message], list[bytes]]:
-        """What the worker said, and the results of its frames as they came, at most so many of each.
+        """What the worker has sent, and the results of its frames as they came, at most so many of each.
 
         Args:
             wait_s: how long to wait if there is nothing.
@@ -131,11 +127,16 @@ class Relay:
         return messages, results
 
     def kill(self) -> None:
-        """End the process at once; it says so itself."""
+        """End the process at once; its end is a message."""
         with self._changed:
             worker = self._worker
-        if worker is not None:
-            worker.kill()
+        _kill(worker)
+
+    @property
+    def streams(self) -> dict[str, dict[str, Any]]:
+        """The configurations of the streams that the worker has, by name."""
+        with self._changed:
+            return {name: dict(one.config) for name, one in self._streams.items()}
 
     @property
     def pid(self) -> int | None:
@@ -173,7 +174,7 @@ class Relay:
         known = self._streams.get(name)
         if known is not None and known.key == key:
             del self._streams[name]
-            message = {**message, "key": known.told}
+            message = {**message, "key": known.asked_key}
         if name in self._later and self._worker is not None:
             command = self._later.pop(name)
             self._opening[command["key"]] = dict(command["config"])
@@ -206,7 +207,7 @@ class Relay:
                     self._changed.notify_all()
 
 
-def settings_here(settings: str, host: str, processors: float) -> dict[str, Any]:
-    """The settings of a worker, as JSON from another machine, with what is this machine's own."""
-    threads = max(1, int(processors / 2))
-    return {**json.loads(settings), "host": host, "index": 0, "threads": threads}
+def _kill(worker: ProcessWorker | None) -> None:
+    if worker is not None and worker.state != "ended":
+        with contextlib.suppress(ValueError):  # it has ended just now
+            worker.kill()

@@ -11,8 +11,9 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from saccade.engine.errors import EngineError
 from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, parse_place
@@ -31,9 +32,10 @@ from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.front.open_events import OpenEvents
 from saccade.pipeline.workers.front.stream_names import name_of
+from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
 from saccade.pipeline.workers.process.results import ResultReceiver
-from saccade.pipeline.workers.protocol import Worker
+from saccade.pipeline.workers.protocol import Message, Worker
 from saccade.pipeline.workers.states import RefusedError
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
@@ -46,6 +48,20 @@ log = logging.getLogger(__name__)
 CLOSE_S = 30.0
 _CHANGES = ("begin", "update", "end", "rules", "media")
 _ERRORS: dict[str, type[Exception]] = {"EngineError": EngineError, "SinkError": SinkError, "SourceError": SourceError}
+
+
+class MakeElsewhere(Protocol):
+    """Makes a worker that is no process of this machine."""
+
+    def __call__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        on_message: Callable[[Worker, Message], None],
+        on_results: Callable[[Connection], None] | None,
+    ) -> Worker:
+        """As `ProcessWorker`."""
+        ...
 
 
 class Front:
@@ -61,7 +77,10 @@ class Front:
         streams: those to start with, by name.
         outputs: the sinks that all streams share, which are closed with it.
         store: keeps events; it stays the caller's.
+        make: makes workers elsewhere; None for processes of this machine.
         method: how processes are started.
+        secret: that workers know it by; made up if None.
+        placement: decides where streams run.
     """
 
     def __init__(
@@ -70,12 +89,16 @@ class Front:
         streams: Mapping[str, ListedStream],
         outputs: list[Output],
         store: EventStore | None = None,
+        make: MakeElsewhere | None = None,
         method: StartMethod = METHOD,
+        secret: str | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self._config, self._method = config, method
+        self._make_elsewhere = make
         self._outputs = outputs
         self._store = store
-        self._secret = secrets.token_urlsafe(32)
+        self._secret = secret or secrets.token_urlsafe(32)
         self.endless = not streams
         self._first = dict(streams)
         self._waiting: list[Any] = []
@@ -83,9 +106,14 @@ class Front:
         self._failing: set[int] = set()
         self._receiver = ResultReceiver(outputs, self._is_live)
         names = [str(number) for number in range(1, config.workers + 1)]
-        self.supervisor = Supervisor(self._make, names, on_event=self.events.take, on_lost=self._lost)
+        self.supervisor = Supervisor(self._make, names, placement, on_event=self.events.take, on_lost=self._lost)
         self._server: HttpServer | None = None
         self._closed = False
+
+    @property
+    def first_names(self) -> list[str]:
+        """The streams that were configured."""
+        return list(self._first)
 
     @property
     def url(self) -> str | None:
@@ -180,7 +208,7 @@ class Front:
         config = self._config
         # Streams come one by one, and what belongs to the machine is here.
         ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display"}
-        ours |= {key for key in RunConfig.model_fields if key.startswith("http")}
+        ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray"))}
         values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
         values |= {"http": "127.0.0.1:0", "sinks": [target.text for target in targets_of(config) if target.each]}
         settings = {
@@ -193,6 +221,8 @@ class Front:
             "open_by_default": is_loopback(parse_place(config.http)[0]) if config.http else True,
         }
         results = self._receiver.receive if self._outputs else None
+        if self._make_elsewhere is not None:
+            return self._make_elsewhere(name, settings, on_message, results)
         return ProcessWorker(name, settings, on_message, results, self._method)
 
     def _is_live(self, stream: str) -> bool:
@@ -223,8 +253,17 @@ class Front:
 
 
 @contextmanager
-def opened_front(config: RunConfig, method: StartMethod = METHOD) -> Iterator[Front]:
+def opened_front(
+    config: RunConfig,
+    method: StartMethod = METHOD,
+    *,
+    make: MakeElsewhere | None = None,
+    secret: str | None = None,
+    placement: Placement | None = None,
+) -> Iterator[Front]:
     """Open what all streams share; yield the front, with no worker started; close everything in the end.
+
+    Arguments are as in `Front`.
 
     Raises:
         ConfigError: if the configuration is not one for workers, or outputs would overwrite each other or a source.
@@ -259,7 +298,7 @@ def opened_front(config: RunConfig, method: StartMethod = METHOD) -> Iterator[Fr
             for target in shared:
                 outputs.append(open_output(target))
                 on_failure.callback(outputs[-1].sink.close)
-            front = Front(config, streams, outputs, store, method)
+            front = Front(config, streams, outputs, store, make, method, secret, placement)
             on_failure.pop_all()
         stack.callback(front.close)
         if place:

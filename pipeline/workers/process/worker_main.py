@@ -58,7 +58,8 @@ def run_worker(settings: str, control: Connection, results: Connection | None) -
         settings: as JSON: `config`, the values of a `RunConfig` without streams; `index` of the worker and `threads`
             of its engine on a CPU, 0 for those of the machine; `secret` of its HTTP server; `media`, the folder of the
             files of events, or None; `open_by_default`, as in `SourcePolicy`;
-            `processors`, its share of those of the machine.
+            `processors`, its share of those of the machine; `host`, the address of its HTTP server if it is not
+            127.0.0.1.
         control: to the supervisor.
         results: where what streams find goes as well; None for nowhere.
     """
@@ -155,7 +156,12 @@ class _WorkerProcess:
         each = [Target(text) for text in config.sinks]
         session = Session(Streams(engine, outputs), None, each, (), events, media=media, ask=ask)
         stack.callback(session.close)
-        session.serve(("127.0.0.1", 0), None, videos=videos, access=FrontAuth(self._settings["secret"]))
+        session.serve(
+            (self._settings.get("host", "127.0.0.1"), 0),
+            None,
+            videos=videos,
+            access=FrontAuth(self._settings["secret"]),
+        )
         return session
 
     # ---- commands

@@ -1,0 +1,230 @@
+"""A worker as an actor of a Ray cluster: placed, started again and counted by Ray; frames never leave its process.
+
+The actor holds a `Relay`, which has the same process as a worker of this machine. Commands and messages are calls of
+the actor; neither they nor results, which are small, go through the object store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from saccade.pipeline.core.errors import one_line
+from saccade.pipeline.workers.cluster.relay import Relay
+from saccade.pipeline.workers.protocol import Message, WorkerState
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "saccade"
+POLL_S = 1.0
+SILENT_S = 5.0
+"""Without an answer of its actor, after which a worker is taken to have ended: with 2 s of grace (`placement`) and the
+time to a key frame, its streams are back within 10 s. Ray itself needs longer to give up a machine."""
+START_S = 180.0  # for an actor to be scheduled and its module loaded, on a busy machine
+
+
+def _address() -> str:
+    """Of this machine, as the cluster knows it."""
+    found: Any = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return str(found)
+
+
+class WorkerActor:
+    """What runs in the actor: a relay and its worker.
+
+    Args:
+        folder: that relative paths of the configuration begin in; left as it is where this machine has no such folder.
+        processors: that the worker is to use.
+    """
+
+    def __init__(self, folder: str, processors: float) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        self._relay = Relay()
+        self._processors = processors
+
+    def start(self, settings: Mapping[str, Any], results: bool) -> None:
+        """As `Relay.start`."""
+        here = {"host": _address(), "index": 0, "processors": self._processors}
+        here["threads"] = max(1, int(self._processors / 2))
+        self._relay.start({**settings, **here}, results)
+
+    def attach(self, wanted: Sequence[str]) -> bool:
+        """As `Relay.attach`."""
+        return self._relay.attach(wanted)
+
+    def send(self, command: Message) -> None:
+        """As `Relay.send`."""
+        self._relay.send(command)
+
+    def poll(self, wait_s: float) -> tuple[list[Message], list[bytes]]:
+        """As `Relay.poll`."""
+        return self._relay.poll(wait_s)
+
+    def kill(self) -> None:
+        """As `Relay.kill`."""
+        self._relay.kill()
+
+    def about(self) -> dict[str, Any]:
+        """Where it is, for tests and lists."""
+        return {
+            "node": _address(),
+            "pid": os.getpid(),
+            "worker": self._relay.pid,
+            "streams": list(self._relay.streams),
+        }
+
+
+def actor_of(name: str, group: PlacementGroup, folder: str, cpus: float, gpus: float) -> Any:
+    """The actor of a worker, made if there is none: in its bundle of the placement group, started again if it dies."""
+    options = {
+        "name": f"worker-{name}",
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, int(name) - 1),
+    }
+    methods = {}
+    for method in ("start", "attach", "send", "kill"):
+        methods[method] = ray.method(concurrency_group="control")(getattr(WorkerActor, method))
+    methods["poll"] = ray.method(concurrency_group="messages")(WorkerActor.poll)
+    remote: Any = ray.remote  # whose types lack the groups
+    made = remote(concurrency_groups={"control": 1, "messages": 1})(type("WorkerActor", (WorkerActor,), methods))
+    return made.options(**options).remote(folder, cpus)
+
+
+class RayWorker:
+    """See `protocol.Worker`. It is used once: its successor is another object of the same name.
+
+    Args:
+        name: of the worker.
+        actor: returns its actor; may wait.
+        settings: as `run_worker` takes them.
+        on_message: called with the worker and each message; the last one is {"is": "ended", "reason": …}.
+        on_results: called in a thread of its own with a connection through which results come; None for none.
+        attach: take over the worker that runs there, if one does, instead of starting another: names of the streams
+            that are to run. None to start another in any case.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        actor: Callable[[], Any],
+        settings: Mapping[str, Any],
+        on_message: Callable[[RayWorker, Message], None],
+        on_results: Callable[[Connection], None] | None = None,
+        *,
+        attach: Sequence[str] | None = None,
+    ) -> None:
+        self._name = name
+        self._actor_of = actor
+        self._settings = dict(settings)
+        self._on_message, self._on_results = on_message, on_results
+        self._attach = attach
+        self._state: WorkerState = "starting"
+        self._killed = threading.Event()
+        self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def state(self) -> WorkerState:
+        """How far it is."""
+        return self._state
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        threading.Thread(target=self._run, name=f"saccade worker {self._name}", daemon=True).start()
+
+    def send(self, command: Message) -> None:
+        """Send a command."""
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        """Have it close everything and end."""
+        self.send({"do": "stop"})
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._killed.set()
+
+    def _run(self) -> None:
+        reason = "its actor was killed"
+        ours: Connection | None = None
+        threads = []
+        try:
+            actor = self._actor_of()
+            if self._on_results is not None:
+                theirs, ours = Pipe(duplex=False)
+                threads.append(threading.Thread(target=self._on_results, args=(theirs,), daemon=True))
+            threads.append(threading.Thread(target=self._send, args=(actor,), daemon=True))
+            wanted = self._attach
+            if wanted is None or not ray.get(actor.attach.remote(list(wanted)), timeout=START_S):
+                ray.get(actor.start.remote(self._settings, self._on_results is not None), timeout=START_S)
+            for thread in threads:
+                thread.name = "saccade worker"
+                thread.start()
+            reason = self._follow(actor, ours)
+        except ray.exceptions.GetTimeoutError:
+            reason = "its actor has not answered"
+        except Exception as error:
+            reason = _reason_of(error)
+        self._commands.put(None)
+        if ours is not None:
+            ours.close()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        self._state = "ended"
+        self._on_message(self, {"is": "ended", "reason": reason})
+
+    def _follow(self, actor: Any, results: Connection | None) -> str:
+        """Hand on what the worker says until it has ended; returns the reason."""
+        reason = ""
+        while not self._killed.is_set():
+            messages, found = ray.get(actor.poll.remote(POLL_S), timeout=POLL_S + SILENT_S)
+            for data in found:
+                if results is not None:
+                    results.send_bytes(data)
+            for message in messages:
+                if message["is"] == "ended":
+                    return reason or str(message["reason"])
+                if message["is"] == "ready":
+                    self._state = "ready"
+                elif message["is"] == "failed":
+                    reason = message["error"]
+                self._on_message(self, message)
+        ray.get(actor.kill.remote(), timeout=SILENT_S)
+        return "it did not answer"
+
+    def _send(self, actor: Any) -> None:
+        while (command := self._commands.get()) is not None:
+            try:
+                ray.get(actor.send.remote(command), timeout=SILENT_S)
+            except Exception as error:  # `_follow` sees it, too
+                log.debug("worker %s: %s", self._name, error)
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "its actor has died"
+    if isinstance(error, ray.exceptions.RayTaskError):
+        error = error.cause
+    return one_line(str(error)) or type(error).__name__

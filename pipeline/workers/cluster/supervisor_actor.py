@@ -1,0 +1,213 @@
+"""The supervisor of a cluster's workers, as an actor: detached and named, so that it outlives the command and is found.
+
+It has the front of all workers, with its HTTP server, and keeps the desired state on its machine's disk. Started anew,
+it takes over the workers as they run. What a configuration holds, passwords too, comes by calls: what an actor is made
+with is stored by Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import get_placement_group
+
+from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.errors import StreamError, one_line
+from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, actor_of
+from saccade.pipeline.workers.desired.file import StateFile
+from saccade.pipeline.workers.desired.state import DesiredState
+from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
+from saccade.pipeline.workers.placement import Placement
+from saccade.pipeline.workers.protocol import Message, Worker
+
+log = logging.getLogger(__name__)
+
+SUPERVISOR = "supervisor"
+GROUP = "saccade"
+_SAVE_S = 0.2
+_ASK_S = 10.0
+_MAX_WARNINGS = 200
+
+
+class SupervisorActor:
+    """What runs in the actor.
+
+    Args:
+        folder: that relative paths of the configuration begin in.
+        state: path of the file of the desired state.
+    """
+
+    def __init__(self, folder: str, state: str) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        self._folder = folder
+        self._file = StateFile(Path(state))
+        self._stack = ExitStack()
+        self._front: Front | None = None
+        self._warnings: deque[str] = deque(maxlen=_MAX_WARNINGS)
+        self._closing = threading.Event()
+        self._error: tuple[str, str] | None = None
+        handler = _Lines(self._warnings)
+        logging.getLogger("saccade").addHandler(handler)
+        if ray.get_runtime_context().was_current_actor_reconstructed and "config" in self._file.state.settings:
+            self._open(self._file.state.settings["config"], again=True)
+
+    def begin(self, values: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Begin to run what is configured, unless it has begun.
+
+        Args:
+            values: of a `RunConfig`.
+
+        Returns:
+            The kind and the message of an error, if it cannot be.
+        """
+        if self._front is None:
+            self._open(values, again=False)
+        return self._error
+
+    def status(self) -> dict[str, Any]:
+        """How things are: for the command, several times a second."""
+        front = self._front
+        if front is None:
+            return {"begun": False}
+        opened = False
+        try:
+            opened = front.check()
+        except Exception as error:
+            self._error = type(error).__name__, one_line(str(error))
+        warnings = [self._warnings.popleft() for _ in range(len(self._warnings))]
+        streams = front.supervisor.streams()
+        reports = {
+            one.name: (seat.name, asdict(one))
+            for seat in front.supervisor.seats()
+            if seat.report is not None
+            for one in seat.report.streams
+        }
+        over = opened and not front.endless and all(stream.phase == "failed" for stream in streams.values())
+        return {
+            "begun": True,
+            "over": over,
+            "error": self._error,
+            "warnings": warnings,
+            "reports": reports,
+            "url": front.url,
+        }
+
+    def close(self, timeout_s: float = CLOSE_S) -> dict[str, Message]:
+        """End everything; returns what each stream that has ended has counted."""
+        self._closing.set()
+        front = self._front
+        if front is None:
+            return {}
+        with contextlib.suppress(Exception):
+            front.close(timeout_s)
+        self._stack.close()
+        self._file.close()
+        return front.supervisor.finished()
+
+    def _open(self, values: Mapping[str, Any], *, again: bool) -> None:
+        """Open the front, and have run what is configured, or, started anew, what was to run last."""
+        try:
+            config = RunConfig.model_validate(dict(values))
+            state = self._file.state
+            configured = set(state.settings.get("configured", []))
+            kept = {name: dict(one) for name, one in state.streams.items() if again or name not in configured}
+            secret = state.settings.get("secret") or secrets.token_urlsafe(32)
+            self._adopted, placement = self._find_workers(config.workers), Placement()
+            placement.adopt({stream: worker for worker, streams in self._adopted.items() for stream in streams})
+            opening = config.model_copy(update={"source": "", "streams": []}) if again else config
+            self._config = config
+            self._front = self._stack.enter_context(
+                opened_front(opening, make=self._make, secret=secret, placement=placement)
+            )
+            names = state.settings.get("configured", []) if again else self._front.first_names
+            state = state.with_setting("config", dict(values)).with_setting("secret", secret)
+            self._file.save(state.with_setting("configured", sorted(names)))
+            self._wanted = sorted({*kept, *names})
+            self._front.endless = not names and not kept
+            self._front.start()
+            for name, one in kept.items():
+                with contextlib.suppress(StreamError):  # it is configured now, under the same name
+                    self._front.supervisor.open(one, name, or_similar=False)
+            threading.Thread(target=self._save, name="saccade state", daemon=True).start()
+        except Exception as error:
+            self._stack.close()
+            self._front = None
+            self._error = type(error).__name__, one_line(str(error))
+
+    def _find_workers(self, count: int) -> dict[str, list[str]]:
+        """The streams that each worker runs already."""
+        found: dict[str, list[str]] = {}
+        for number in range(1, count + 1):
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                actor = ray.get_actor(f"worker-{number}", NAMESPACE)
+                about: Any = ray.get(actor.about.remote(), timeout=_ASK_S)
+                found[str(number)] = about["streams"]
+        return found
+
+    def _make(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        on_message: Callable[[Worker, Message], None],
+        on_results: Callable[[Connection], None] | None,
+    ) -> Worker:
+        attach = self._wanted if self._adopted.pop(name, None) else None
+
+        def actor() -> Any:
+            group = get_placement_group(GROUP)
+            return actor_of(name, group, self._folder, self._config.ray_cpus, self._config.ray_gpus)
+
+        return RayWorker(name, actor, settings, on_message, on_results, attach=attach)
+
+    def _save(self) -> None:
+        """Keep what is to run whenever that changes."""
+        failed = False
+        while not self._closing.wait(_SAVE_S):
+            front = self._front
+            if front is None:
+                return
+            try:
+                self._file.save(desired_of(self._file.state, front))
+                failed = False
+            except (OSError, ValueError) as error:
+                if not failed:
+                    log.warning("what is to run cannot be kept: %s", error)
+                failed = True
+
+
+def desired_of(state: DesiredState, front: Front) -> DesiredState:
+    """The state with the live streams that are to run now."""
+    streams = front.supervisor.streams()
+    wanted = {
+        name: dict(stream.config) for name, stream in streams.items() if not stream.removed and stream.live is not False
+    }
+    for name in state.streams:
+        if name not in wanted:
+            state = state.without_stream(name)
+    for name, config in wanted.items():
+        state = state.with_stream(name, config)
+    return state
+
+
+class _Lines(logging.Handler):
+    """Keeps warnings as lines."""
+
+    def __init__(self, lines: deque[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(one_line(record.getMessage()))

@@ -1,0 +1,120 @@
+"""A relay over a real worker's process: supervisors come and go, and the streams go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.workers.cluster.relay import Relay
+from saccade.pipeline.workers.protocol import Message
+from tests.support.cameras.faulty import FaultyCamera, coded_clip
+
+LONG_S = 90.0
+SETTINGS = {
+    "config": {"device": "cpu", "http": "127.0.0.1:0", "sinks": []},
+    "index": 0,
+    "threads": 1,
+    "processors": 1.0,
+    "secret": "sesame",
+    "media": None,
+    "open_by_default": True,
+}
+
+
+def until(relay: Relay, wanted: Callable[[Message], bool]) -> tuple[Message, int]:
+    """The first message that is wanted, and how many results came until then."""
+    deadline, results = time.monotonic() + LONG_S, 0
+    while time.monotonic() < deadline:
+        messages, found = relay.poll(1.0, most=1)
+        results += len(found)
+        for message in messages:
+            if wanted(message):
+                return message, results
+    raise AssertionError("it did not come")
+
+
+def answer(relay: Relay, kind: str, key: int) -> Message:
+    return until(relay, lambda message: message["is"] == kind and message.get("key") == key)[0]
+
+
+def frames(relay: Relay, least: int) -> int:
+    def has(message: Message) -> bool:
+        return message["is"] == "report" and any(one["frames"] >= least for one in message["streams"])
+
+    return int(until(relay, has)[0]["streams"][0]["frames"])
+
+
+@pytest.fixture(scope="module")
+def camera() -> Iterator[str]:
+    one = FaultyCamera(coded_clip(DEMO_CLIP, (320, 180), rate=5, seconds=4), rate=5)
+    yield f"rtsp://127.0.0.1:{one.port}/live"
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def relay() -> Iterator[Relay]:
+    one = Relay()
+    one.start(SETTINGS, results=True)
+    until(one, lambda message: message["is"] == "ready")
+    yield one
+    one.send({"do": "stop"})
+    until(one, lambda message: message["is"] == "ended")
+    assert one.pid is None
+
+
+def config(camera: str, name: str = "room", **values: Any) -> dict[str, Any]:
+    return {"name": name, "source": camera, "detect": ["person"], **values}
+
+
+def test_a_stream_goes_on_under_another_supervisor(relay: Relay, camera: str) -> None:
+    relay.send({"do": "open", "stream": "room", "key": 1, "config": config(camera)})
+    assert answer(relay, "opened", 1)["live"]
+    seen = frames(relay, 3)
+    assert relay.attach(["room"])
+    assert relay.poll(0.0, most=1)[0][0]["is"] == "ready"
+    relay.send({"do": "open", "stream": "room", "key": 100, "config": relay.streams["room"]})
+    assert answer(relay, "opened", 100)["live"]
+    assert frames(relay, seen + 1) > seen  # counted from the first opening
+    _, results = until(relay, lambda message: message["is"] == "report")
+    assert results >= 0
+    relay.send({"do": "close", "stream": "room", "key": 100})
+    assert answer(relay, "closed", 100)["error"] is None
+
+
+def test_another_configuration_opens_a_stream_anew(relay: Relay, camera: str) -> None:
+    relay.send({"do": "open", "stream": "room", "key": 2, "config": config(camera)})
+    answer(relay, "opened", 2)
+    seen = frames(relay, 10)
+    assert relay.attach(["room"])
+    relay.send({"do": "open", "stream": "room", "key": 101, "config": config(camera, conf=0.9)})
+    answer(relay, "opened", 101)
+    assert relay.streams["room"]["conf"] == 0.9
+    assert frames(relay, 1) < seen
+
+
+def test_streams_that_are_not_wanted_any_more_are_closed(relay: Relay, camera: str) -> None:
+    assert relay.attach([])
+    until(relay, lambda message: message["is"] == "closed")
+    assert relay.streams == {}
+
+
+def test_results_wait_until_they_are_taken(relay: Relay, camera: str) -> None:
+    relay.send({"do": "open", "stream": "hall", "key": 3, "config": config(camera, "hall")})
+    answer(relay, "opened", 3)
+    deadline, results = time.monotonic() + LONG_S, 0
+    while results < 3 and time.monotonic() < deadline:
+        results += len(relay.poll(1.0)[1])
+    assert results >= 3
+
+
+def test_nothing_is_taken_over_where_nothing_runs() -> None:
+    empty = Relay()
+    assert not empty.attach([])
+    assert empty.poll(0.0) == ([], [])
+    empty.send({"do": "report"})
+    empty.kill()
+    assert empty.pid is None
