@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.backends.cpu_paged_cache import CpuPagedLayer, CpuPagedRows
-from saccade.engine.backends.onednn import linear
+from saccade.engine.backends.onednn import Linear
 from saccade.engine.models.moondream.text import Block, Temperature, TextDecoder, join, run_blocks
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -52,7 +52,7 @@ class FusedDecoder:
 class _Layer:
     """One block's weights."""
 
-    __slots__ = ("experts", "into", "kept", "norm", "out", "queries", "split", "temperature", "width")
+    __slots__ = ("experts", "into", "into_kv", "kept", "norm", "out", "queries", "split", "temperature", "width")
 
     def __init__(self, block: Block) -> None:
         config = block.attn.config
@@ -61,7 +61,10 @@ class _Layer:
         self.width, self.queries, self.kept = config.head_dim, config.n_heads, config.n_kv_heads
         self.split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         joined = join(block)
-        self.into, self.out = (joined.into, joined.into_bias), (joined.out, joined.out_bias)
+        self.into, self.out = Linear(joined.into, joined.into_bias), Linear(joined.out, joined.out_bias)
+        # Where keys and values are all that is wanted; a temperature is computed from the queries, too.
+        start = 0 if self.temperature is not None else self.queries * self.width
+        self.into_kv = Linear(joined.into[start : self.split], joined.into_bias[start : self.split])
         self.experts = joined.experts
 
 
@@ -83,11 +86,7 @@ class _FusedOps:
         return F.layer_norm(self.x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
     def heads(self, layer: _Layer, normed: torch.Tensor, kv_only: bool) -> _Heads:
-        weight, bias = layer.into
-        if kv_only:  # a temperature is computed from the queries, too
-            start = 0 if layer.temperature is not None else layer.queries * layer.width
-            weight, bias = weight[start : layer.split], bias[start : layer.split]
-        wide = linear(normed, weight, bias)
+        wide = (layer.into_kv if kv_only else layer.into)(normed)
         split = min(layer.split, wide.shape[-1])
         heads, inner = wide.split([split, wide.shape[-1] - split], dim=-1)
         return heads.unflatten(-1, (-1, layer.width)), inner
@@ -120,7 +119,7 @@ class _FusedOps:
         both, inner = seen
         if layer.experts is None:
             both = torch.cat([both, F.gelu(inner, approximate="tanh")], dim=-1)
-        self.x = linear(both, *layer.out, add=self.x)
+        self.x = layer.out(both, add=self.x)
         if layer.experts is not None:
             self.x = self.x + layer.experts(normed)
 

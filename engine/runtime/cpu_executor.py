@@ -14,16 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
+from saccade.engine.backends.cpu_sampling import CpuSampling, feed
 from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.plain_runner import (
-    SAMPLED,
-    PlainSampling,
-    embed_fed,
-    put_values,
-    suppress,
-    take_tokens,
-)
+from saccade.engine.backends.plain_runner import SAMPLED, put_values, suppress, take_tokens
 from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
@@ -31,7 +25,7 @@ from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import one_thread, set_threads, step_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
-from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
+from saccade.engine.scheduling.output_state import MAX_SCORED, FedValue, Sampled
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
@@ -67,7 +61,7 @@ class CpuExecutor:
         self._ready: list[Event | None] = [None] * depth
         self._decoder = cpu_decoder(model, config.exact)
         self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
-        self._plain = PlainSampling(model)
+        self._sampling = CpuSampling(model, self._spare)
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64)
         self._sampling_inputs = SamplingInputs(depth, rows, limits.vocab_size, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
@@ -107,7 +101,8 @@ class CpuExecutor:
                 x, cache = self._state[batch_slots].unsqueeze(1), CpuPagedRows(self.cache, table, length)
                 at = positions
                 if cells.drafted:
-                    x = embed_fed(model, cells.kinds, cells.values, x.expand(-1, longest, -1))
+                    x = x.repeat(1, longest, 1)
+                    feed(model, x.view(-1, x.shape[-1]), cells.fed)
                     at = positions + cells.steps
                 hidden = self._text(adapters)(x, at, cache, cache.before(at))
                 self._hidden[slot] = hidden[cells.sampled] if longest > 1 else hidden.squeeze(1)
@@ -130,8 +125,7 @@ class CpuExecutor:
                 at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
                 x = model.text.embed(prompts)
                 put_values(model.region, x.view(-1, x.shape[-1]), values)
-                if cells.drafted:
-                    x = embed_fed(model, cells.kinds, cells.values, x)
+                feed(model, x.view(-1, x.shape[-1]), cells.fed)
                 self._hidden[slot] = self._text(adapters)(x, at, cache, cache.before(at))[cells.sampled]
 
         self._compute.run(torch.inference_mode()(forward))
@@ -243,9 +237,9 @@ class CpuExecutor:
         sampled = self._sampled[slot, : len(hidden)]
         coords, sizes = not present.isdisjoint({Phase.X_OR_EOS, Phase.Y}), Phase.SIZE in present
         if coords or sizes:
-            self._plain.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
+            self._sampling.sample_regions(hidden, phases, batch_slots, coords, sizes, sampled, self._state)
         if present & TEXT_PHASES:
-            logits = suppress(self._plain.logits(hidden), phases, self._suppressed)
+            logits = suppress(self._sampling.logits(hidden), phases, self._suppressed)
             take_tokens(self.model.text, logits.argmax(-1), phases, batch_slots, sampled, self._state)
             if sampler is not None:
                 sample_again(self.model, sampler, hidden, logits, phases, batch_slots, sampled, self._state)
@@ -267,9 +261,9 @@ class _Cells:
         groups: the step's rows by sequence.
         longest: length of the lines.
         sampled: line and place of each row of the step.
-        drafted: whether any value comes from the host; only then are there
-        kinds, values: of these, as `embed_fed` takes them; and
-        steps: (lines, longest) positions behind a line's first, in decode steps.
+        drafted: whether any value comes from the host;
+        fed: these values, by line · `longest` + place; and
+        steps: (lines, longest) positions behind a line's first, in decode steps that are drafted.
     """
 
     def __init__(self, step: Step[ImageCrops]) -> None:
@@ -281,16 +275,13 @@ class _Cells:
         lines = [line for line, group in enumerate(self.groups) for _ in group]
         places = [start + i for start, group in zip(starts, self.groups, strict=True) for i in range(len(group))]
         self.sampled = torch.tensor(lines), torch.tensor(places)
+        self.fed: dict[int, FedValue] = {}
         if not self.drafted:
             return
-        kinds = np.zeros((len(self.groups), self.longest), np.int64)
-        values = np.zeros((len(self.groups), self.longest, 2), np.float32)
         for row, line, place in zip(step.sequences, lines, places, strict=True):
             if row.value is not None:
-                kinds[line, place], values[line, place] = row.value[0], row.value[1:]
-        # What only fills a line of a decode step repeats its last cell: it writes what that one writes.
-        steps = np.minimum(np.arange(self.longest), np.array(ends)[:, None] - 1)
+                # What only fills a line of a decode step repeats its last cell: it writes what that one writes.
+                fills = self.longest if decode and place == ends[line] - 1 else place + 1
+                self.fed |= dict.fromkeys(range(line * self.longest + place, line * self.longest + fills), row.value)
         if decode:
-            kinds, values = np.take_along_axis(kinds, steps, 1), np.take_along_axis(values, steps[..., None], 1)
-        self.kinds, self.values = torch.from_numpy(kinds), torch.from_numpy(values)
-        self.steps = torch.from_numpy(steps)
+            self.steps = torch.arange(self.longest).minimum(torch.tensor(ends).unsqueeze(1) - 1)

@@ -71,7 +71,8 @@ def test_a_step_reads_as_many_pages_as_its_longest_sequence() -> None:
 def test_joined_weights_are_held_once_and_change_no_output() -> None:
     text = copy.deepcopy(MODEL.text).requires_grad_()
     fused = FusedDecoder(text)
-    assert not any(part.requires_grad for layer in fused._layers for part in (*layer.into, *layer.out))
+    products = [product for layer in fused._layers for product in (layer.into, layer.into_kv, layer.out)]
+    assert not any(part.requires_grad for product in products for part in (product.weight, product.bias))
     held = {part.untyped_storage().data_ptr() for part in text.parameters()}
     block = text.blocks[0]
     assert isinstance(block, Block)
