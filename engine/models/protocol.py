@@ -73,7 +73,7 @@ class ModelLimits:
 
 @dataclass(slots=True, frozen=True)
 class ImageCrops:
-    """An image as a vision encoder takes it: (n, size, size, 3) uint8 crops, and the tiling they were cut in."""
+    """An image as a vision encoder takes it: (n, rows, columns, 3) uint8 crops, and the tiling they were cut in."""
 
     pixels: NDArray[np.uint8]
     tiling: Tiling

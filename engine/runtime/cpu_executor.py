@@ -213,11 +213,14 @@ class CpuExecutor:
             return
         model, vision, text = self.model, self.model.vision, self.model.text
         tokens: list[torch.Tensor | None] = [None] * len(images)
-        single = [i for i, image in enumerate(images) if image.tiling == (1, 1)]
-        if single:  # the encoder runs once over all images that are a single crop
-            pixels = torch.from_numpy(np.concatenate([images[i].pixels[:1] for i in single]))
+        single: dict[tuple[int, ...], list[int]] = {}
+        for i, image in enumerate(images):
+            if image.tiling == (1, 1):
+                single.setdefault(image.pixels.shape[1:], []).append(i)
+        for alike in single.values():  # the encoder runs once over all images that are a single crop of a shape
+            pixels = torch.from_numpy(np.concatenate([images[i].pixels[:1] for i in alike]))
             features = vision.features(vision.normalize(pixels))
-            for i, one in zip(single, vision.project(features, features), strict=True):
+            for i, one in zip(alike, vision.project(features, features), strict=True):
                 tokens[i] = one
         for i, image in enumerate(images):
             if tokens[i] is None:

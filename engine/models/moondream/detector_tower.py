@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
-from saccade.engine.models.moondream.image_crops import resize
+from saccade.engine.models.moondream.image_crops import landscape_rows, resize
 from saccade.engine.models.moondream.picodet import BINS, Evidence, PicoDet, boxes_at, places
 from saccade.engine.models.moondream.vision import CropReader
 from saccade.engine.models.protocol import ImageCrops, Tiling
@@ -82,7 +82,9 @@ class DetectorTower(CropReader):
     """Crops in, image tokens out, in place of a `VisionTower`. It sees one crop, whose features are the tokens.
 
     Attributes:
-        quick_crops: `make_crops` resizes by `image_crops.resize`, not byte for byte as Pillow.
+        quick_crops: `make_crops` resizes by `image_crops.resize`, not byte for byte as Pillow, and wide images to
+            fewer rows. On val, finds' AP50 of person .708 and .705, car .686 and .686, face .785 and .785, mean .562
+            and .564.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -109,7 +111,8 @@ class DetectorTower(CropReader):
         """The whole image (height, width, 3) uint8 RGB as one crop."""
         if not self.quick_crops:
             return super().make_crops(image)
-        return ImageCrops(resize(image, self.config.crop_size)[None], (1, 1))
+        size, (height, width, _) = self.config.crop_size, image.shape
+        return ImageCrops(resize(image, landscape_rows(height, width, size), size)[None], (1, 1))
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
         """As `CropReader.normalize`, but for the last bit, in half of its time."""

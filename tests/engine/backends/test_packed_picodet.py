@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import av
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from saccade.engine import Engine
+from saccade.engine import Detect, Engine
 from saccade.engine.backends.onednn import fuse
 from saccade.engine.backends.packed_picodet import PackedPicoDet, fast_dtype
 from saccade.engine.models.moondream.picodet import PicoDet
+from tests.support import REPO
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 SHAPES = [(1, 3, 64, 64), (2, 3, 64, 64), (1, 3, 96, 32), (3, 3, 160, 224)]
@@ -73,8 +75,35 @@ def test_who_asks_for_float32_gets_nothing_less(dtype: str | None, wanted: torch
 
 @pytest.mark.parametrize(("dtype", "exact"), [("float32", True), (None, False)])
 def test_who_asks_for_float32_gets_pillow_s_crops_too(dtype: str | None, exact: bool) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
     with Engine.load("nano", "cpu", dtype) as engine:
         crop = engine._executor.prepare(image).pixels[0]
     wanted = np.asarray(Image.fromarray(image).resize(crop.shape[:2], Image.Resampling.LANCZOS))
     assert np.abs(crop.astype(int) - wanted).max() <= (0 if exact else 2)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float32", 416), (None, 256)])
+def test_a_wide_image_is_seen_in_fewer_rows_unless_exact(dtype: str | None, rows: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
+    with Engine.load("nano", "cpu", dtype) as engine:
+        pixels = engine._executor.prepare(image).pixels
+    wanted = np.asarray(Image.fromarray(image).resize((416, rows), Image.Resampling.LANCZOS))
+    assert pixels.shape == (1, rows, 416, 3)
+    assert np.abs(pixels[0].astype(int) - wanted).max() <= 2
+
+
+def test_images_of_several_shapes_share_a_step() -> None:
+    """Submitted at once behind a first one, they are prefilled together; each is answered as if it were alone."""
+    shapes = (360, 640), (480, 480), (400, 600), (360, 640)
+    with av.open(str(REPO / "pipeline" / "assets" / "demo.mp4")) as container:
+        frame = list(container.decode(video=0))[30].to_ndarray(format="rgb24")
+    images = [np.asarray(Image.fromarray(frame).resize((width, height))) for height, width in shapes]
+    with Engine.load("nano", "cpu") as engine:
+        alone = [engine.detect(image, "person").boxes for image in images]
+        assert all(alone)
+        futures = [engine.submit(image, [Detect("person")]) for image in (images[0], *images)]
+        together = [future.result().detections.boxes for future in futures[1:]]
+    for one, other in zip(alone, together, strict=True):
+        assert [box.label for box in one] == [box.label for box in other]
+        corners = [[box.pixels(1, 1) for box in boxes] for boxes in (one, other)]
+        assert np.allclose(*corners, atol=0.01)

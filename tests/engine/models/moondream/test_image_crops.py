@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from saccade.engine.models.moondream.config import MoondreamConfig, VisionConfig
-from saccade.engine.models.moondream.image_crops import make_crops, normalize, select_tiling, stitch
+from saccade.engine.models.moondream.image_crops import landscape_rows, make_crops, normalize, select_tiling, stitch
 from tests.support.engine import GOLDEN, noise
 
 SMALL = VisionConfig(crop_size=16, enc_patch_size=4, overlap_margin=1, max_crops=6)  # windows of 8 pixels
@@ -136,3 +136,23 @@ def test_normalise_maps_bytes_to_minus_one_to_one_channels_first() -> None:
     assert out.shape == (2, 3, 4, 5)
     assert torch.allclose(out[1, :, 2, 3], torch.tensor([-1.0, 1.0, -0.6]))
     assert crops[0, 0, 0].tolist() == [0, 255, 51]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "rows"),
+    [
+        (360, 640, 256),
+        (1080, 1920, 256),
+        (200, 1000, 256),
+        (400, 600, 288),
+        (480, 640, 416),
+        (416, 416, 416),
+        (640, 360, 416),
+    ],
+)
+def test_a_wide_image_keeps_its_shape_in_fewer_rows(height: int, width: int, rows: int) -> None:
+    assert landscape_rows(height, width, 416) == rows
+
+
+def test_a_crop_has_no_more_rows_than_columns() -> None:
+    assert landscape_rows(90, 160, 16) == 16
