@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from saccade.engine.runtime.cpu_settings import limit_spinning
+
 if TYPE_CHECKING:
     from saccade.engine.config import EngineConfig
     from saccade.engine.encoded_image import EncodedImage
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from saccade.engine.scheduling.task import Task
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, register_task
     from saccade.engine.text_stream import TextStream
+
+limit_spinning()  # here, as torch is loaded by whatever is imported next
 
 _HOMES = {
     "engine": ("Engine",),

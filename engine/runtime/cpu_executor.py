@@ -6,6 +6,7 @@ can be launched before the one ahead of it is read. `cuda_executor` does the sam
 
 from __future__ import annotations
 
+import time
 from collections import abc
 from functools import partial
 
@@ -22,7 +23,7 @@ from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.cpu_settings import one_thread, set_threads, step_threads
+from saccade.engine.runtime.cpu_settings import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.scheduling.output_state import MAX_SCORED, FedValue, Sampled
@@ -42,7 +43,7 @@ class CpuExecutor:
 
     def __init__(self, model: Model, config: EngineConfig, n_pages: int) -> None:
         self.model = model
-        self._threads = step_threads()
+        self._threads, self._image_threads = step_threads(), image_threads()
         with one_thread():
             self._allocate(model, config, n_pages)
 
@@ -119,7 +120,6 @@ class CpuExecutor:
 
             def forward() -> None:
                 self._rows[slot] = rows
-                set_threads(self._threads)
                 self._write_prefixes(step, imaged, images)
                 self._use_threads(len(positions) * longest)
                 at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
@@ -212,6 +212,8 @@ class CpuExecutor:
         if not images:
             return
         model, vision, text = self.model, self.model.vision, self.model.text
+        set_threads(self._image_threads.choose())
+        begun = time.perf_counter()
         tokens: list[torch.Tensor | None] = [None] * len(images)
         single: dict[tuple[int, ...], list[int]] = {}
         for i, image in enumerate(images):
@@ -230,6 +232,7 @@ class CpuExecutor:
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
         pages = torch.tensor([list(request.pages) for request in requests])
         decoder.write_kv(x, CpuPagedRows(self.cache, pages, x.shape[1]))
+        self._image_threads.took((time.perf_counter() - begun) / sum(len(image.pixels) for image in images))
 
     def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler | None) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""

@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
+import statistics
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _MIB = 1 << 20
+_SPINS = 2000  # some 40 µs: longer than nano's tower has nothing to share, shorter than what a displaced thread takes
+_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+_WORTH = 0.8  # of an image's time on few threads is the most that it may take on many for these to be used
+_RECENT, _TRIAL = 5, 3  # images whose median counts
+_AGAIN = 400  # images between two trials
 
 
 def keep_freed_memory() -> None:
@@ -42,6 +50,72 @@ def set_threads(threads: int) -> None:
         set_omp(threads)
 
 
+def limit_spinning() -> bool:
+    """Let threads that wait for each other sleep after some 40 µs, not 5 ms; to be called before torch is loaded.
+
+    Only so can an operation be shared by as many threads as there are CPUs, see `step_threads`: one that is displaced
+    keeps the others from working, but no more than these keep it. On two CPUs that others loaded six times, nano's
+    tower took 360 ms on two threads that spin 0.2 ms, 80 at 20 µs, 25 on one.
+
+    Returns:
+        Whether they do. Not where torch is loaded already, OpenMP is another than libgomp, or the user has set how.
+    """
+    ours = os.environ.get(_SET_BY[0]) == str(_SPINS)
+    if ours or sys.platform != "linux" or "torch" in sys.modules or any(name in os.environ for name in _SET_BY):
+        return ours
+    os.environ[_SET_BY[0]] = str(_SPINS)
+    return True
+
+
+class ImageThreads:
+    """How many threads share an image: as many as there are CPUs, where images show that it is worth it.
+
+    What runs beside the engine decides that: alone on two CPUs, two threads take less time than one, but not where a
+    decoder or another process has one of them. So every now and then a few images try the other number; sooner when
+    many threads take longer than they did.
+
+    Args:
+        few: threads.
+        many: threads; the same where there is nothing to choose.
+    """
+
+    def __init__(self, few: int, many: int) -> None:
+        self._used, self._other, self._few = few, many, few
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of the latest images on `_used` threads
+        self._trial: list[float] = []  # seconds of images on `_other` threads; the first prepares what the later use
+        self._trying, self._until_trial = False, _RECENT
+        self._usual = math.inf  # seconds on `_used` threads when they were last found to be the better ones
+
+    def choose(self) -> int:
+        """For the next image."""
+        return self._other if self._trying else self._used
+
+    def took(self, seconds: float) -> None:
+        """What an image took on the threads chosen."""
+        if self._used == self._other:
+            return
+        if self._trying:
+            self._trial.append(seconds)
+            if len(self._trial) > _TRIAL:
+                self._compare()
+            return
+        self._recent.append(seconds)
+        self._until_trial -= 1
+        slower = self._used != self._few and statistics.median(self._recent) > self._usual / _WORTH
+        if len(self._recent) == _RECENT and (slower or self._until_trial <= 0):
+            self._trying = True
+
+    def _compare(self) -> None:
+        own, other = statistics.median(self._recent), statistics.median(self._trial[1:])
+        few, many = (own, other) if self._used == self._few else (other, own)
+        if (many < _WORTH * few) == (self._used == self._few):
+            self._used, self._other, own = self._other, self._used, other
+        self._usual = own
+        self._recent.clear()
+        self._trial.clear()
+        self._trying, self._until_trial = False, _AGAIN
+
+
 def step_threads() -> int:
     """How many threads share an operation of a step: as many as torch is set to, but not on all CPUs: half of those.
 
@@ -51,9 +125,20 @@ def step_threads() -> int:
     """
     import torch
 
-    cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    return threads if threads < cpus or "OMP_NUM_THREADS" in os.environ else max(1, cpus // 2)
+    return threads if threads < _cpus() or "OMP_NUM_THREADS" in os.environ else max(1, _cpus() // 2)
+
+
+def image_threads() -> ImageThreads:
+    """How many threads share an image: `step_threads`, or as many as there are CPUs where these do not spin long."""
+    import torch
+
+    few = step_threads()
+    return ImageThreads(few, _cpus() if limit_spinning() and torch.get_num_threads() >= _cpus() else few)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 import torch
 
-from saccade.engine.runtime.cpu_settings import one_thread, set_threads, step_threads
+from saccade.engine.runtime.cpu_settings import ImageThreads, one_thread, set_threads, step_threads
 
 
 @pytest.mark.skipif(
@@ -62,3 +65,72 @@ def test_a_step_leaves_cpus_to_others_unless_set_to(
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(run).result() == wanted
+
+
+def run_images(threads: ImageThreads, seconds: dict[int, float], images: int) -> Counter[int]:
+    """How many images ran on each number of threads, if they take so long there."""
+    used: Counter[int] = Counter()
+    for _ in range(images):
+        number = threads.choose()
+        threads.took(seconds[number])
+        used[number] += 1
+    return used
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        ({1: 30.0, 2: 20.0}, 2),
+        ({1: 30.0, 2: 28.0}, 1),  # not worth the CPU
+        ({1: 30.0, 2: 90.0}, 1),
+    ],
+)
+def test_images_run_on_the_threads_that_pay_off(seconds: dict[int, float], wanted: int) -> None:
+    used = run_images(ImageThreads(1, 2), seconds, 2000)
+    assert used[wanted] > 1970
+    assert used[3 - wanted] >= 12  # the other one is tried again
+
+
+def test_the_number_of_threads_follows_what_runs_beside() -> None:
+    threads, alone, beside = ImageThreads(1, 2), {1: 30.0, 2: 20.0}, {1: 40.0, 2: 90.0}
+    for _ in range(3):
+        run_images(threads, alone, 500)
+        assert run_images(threads, alone, 100)[2] >= 90
+        assert run_images(threads, beside, 20)[1] >= 10
+        assert run_images(threads, beside, 300) == {1: 300}
+
+
+def test_one_slow_image_changes_no_number_of_threads() -> None:
+    threads = ImageThreads(1, 2)
+    run_images(threads, {1: 30.0, 2: 20.0}, 100)
+    for _ in range(20):
+        assert run_images(threads, {2: 500.0}, 1) + run_images(threads, {2: 20.0}, 9) == {2: 10}
+
+
+def test_the_first_image_of_a_trial_is_not_counted() -> None:
+    threads = ImageThreads(1, 2)
+    run_images(threads, {1: 30.0}, 5)
+    assert run_images(threads, {2: 900.0}, 1) + run_images(threads, {2: 20.0}, 3) == {2: 4}
+    assert threads.choose() == 2
+
+
+def test_one_number_of_threads_is_not_chosen_from() -> None:
+    assert run_images(ImageThreads(3, 3), {3: 1.0}, 300) == {3: 300}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP")
+@pytest.mark.parametrize(
+    ("imports", "environment", "wanted"),
+    [
+        ("saccade.engine", {}, "True 2000"),
+        ("torch, saccade.engine", {}, "False None"),
+        ("saccade.engine", {"OMP_NUM_THREADS": "2"}, "False None"),
+        ("saccade.engine", {"GOMP_SPINCOUNT": "7"}, "False 7"),
+    ],
+)
+def test_spinning_is_limited_before_torch_is_loaded(imports: str, environment: dict[str, str], wanted: str) -> None:
+    code = f"import os, {imports}; from saccade.engine.runtime.cpu_settings import limit_spinning; "
+    code += "print(limit_spinning(), os.environ.get('GOMP_SPINCOUNT'))"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    ran = subprocess.run([sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True)
+    assert ran.stdout.split("\n")[0] == wanted, ran.stderr
