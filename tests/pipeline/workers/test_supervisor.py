@@ -1,0 +1,272 @@
+"""The supervisor with workers that follow a script: what it asks of them, and what it makes of their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.workers import states
+from saccade.pipeline.workers.protocol import Message, Worker, WorkerState
+from saccade.pipeline.workers.states import RefusedError
+from saccade.pipeline.workers.supervisor import Supervisor
+from tests.support.cameras import wait_for
+
+LONG_S = 20.0
+CONFIG = {"source": "rtsp://192.0.2.7/a", "detect": ["person"]}
+
+
+class ScriptedWorker:
+    """Answers when a test says so, and keeps what it is asked."""
+
+    def __init__(self, name: str, on_message: Callable[[Worker, Message], None]) -> None:
+        self.name = name
+        self.state: WorkerState = "starting"
+        self.asked: list[Message] = []
+        self.open: dict[str, Message] = {}
+        self.killed = False
+        self._on_message = on_message
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def send(self, command: Message) -> None:
+        self.asked.append(command)
+
+    def stop(self) -> None:
+        self.end("exit code 0")
+
+    def kill(self) -> None:
+        self.killed = True
+        self.end("SIGKILL")
+
+    def tell(self, what: str, /, **values: Any) -> None:
+        self._on_message(self, {"is": what, **values})
+
+    def get_ready(self) -> None:
+        self.state = "ready"
+        self.tell("ready", url=f"http://127.0.0.1/{self.name}", pid=1)
+
+    def end(self, reason: str) -> None:
+        if self.state != "ended":
+            self.state = "ended"
+            self.open.clear()
+            self.tell("ended", reason=reason)
+
+    def answer(self, live: bool = True) -> None:
+        """Do everything that was asked."""
+        while self.asked and self.state != "ended":
+            command = self.asked.pop(0)
+            if command["do"] == "open":
+                self.open[command["stream"]] = command
+                self.tell("opened", stream=command["stream"], key=command["key"], live=live)
+            elif command["do"] == "close":
+                self.open.pop(command["stream"], None)
+                self.tell("closed", stream=command["stream"], key=command["key"], error=None)
+
+
+class Scene:
+    """A supervisor and its workers, which are ready."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.made: dict[str, list[ScriptedWorker]] = {name: [] for name in names}
+        self.lost: list[tuple[str, bool]] = []
+        self.supervisor = Supervisor(
+            self._make, names, on_lost=lambda stream, ended: self.lost.append((stream, ended)), on_warning=print
+        )
+
+    def _make(self, name: str, on_message: Callable[[Worker, Message], None]) -> ScriptedWorker:
+        worker = ScriptedWorker(name, on_message)
+        self.made[name].append(worker)
+        return worker
+
+    def worker(self, name: str, number: int = -1) -> ScriptedWorker:
+        """The newest process of a worker, or one of a number; waits until it has been started."""
+        wait_for(lambda: len(self.made[name]) > number if number >= 0 else bool(self.made[name]), LONG_S)
+        return self.made[name][number]
+
+    def phase(self, stream: str) -> str:
+        return self.supervisor.streams()[stream].phase
+
+
+@contextmanager
+def scene(*names: str) -> Iterator[Scene]:
+    made = Scene(list(names) or ["1", "2"])
+    made.supervisor.start()
+    try:
+        for name in made.made:
+            wait_for(lambda name=name: bool(made.worker(name).asked is not None), LONG_S)
+            wait_for(lambda name=name: bool(seat_of(made, name).worker), LONG_S)
+            made.worker(name).get_ready()
+        yield made
+    finally:
+        assert made.supervisor.close(LONG_S)
+
+
+def seat_of(made: Scene, name: str) -> Any:
+    return next(seat for seat in made.supervisor.seats() if seat.name == name)
+
+
+def test_streams_wait_until_all_workers_are_ready() -> None:
+    made = Scene(["1", "2"])
+    made.supervisor.start()
+    opening = [made.supervisor.open(CONFIG, "door") for _ in range(4)]
+    made.worker("1").get_ready()
+    assert made.worker("1").asked == []
+    made.worker("2").get_ready()
+    for name in ("1", "2"):
+        assert len(made.worker(name).asked) == 2
+        made.worker(name).answer()
+    assert [one.result(LONG_S) for one in opening] == ["door", "door-2", "door-3", "door-4"]
+    assert made.supervisor.close(LONG_S)
+
+
+def test_a_stream_that_is_refused_is_forgotten() -> None:
+    with scene("1") as made:
+        opening = made.supervisor.open(CONFIG, "door")
+        command = made.worker("1").asked.pop()
+        made.worker("1").tell("refused", stream="door", key=command["key"], kind="SourceError", error="no such file")
+        with pytest.raises(RefusedError, match="no such file") as refused:
+            opening.result(LONG_S)
+        assert refused.value.kind == "SourceError"
+        assert made.supervisor.streams() == {}
+
+
+def test_a_lost_stream_is_opened_again_as_it_was_last() -> None:
+    with scene("1") as made:
+        made.supervisor.open(CONFIG, "door", checked=True)
+        first = made.worker("1")
+        first.answer()
+        stream = {"name": "door", "state": "live", "settings": {**CONFIG, "detect": ["cat"]}}
+        first.tell("report", busy=0.1, rss_bytes=1, streams=[stream])
+        first.end("SIGKILL")
+        assert made.lost == [("door", True)]
+        second = made.worker("1", 1)
+        second.get_ready()
+        (command,) = second.asked
+        assert (command["config"]["detect"], command["again"], command["checked"]) == (["cat"], True, True)
+        second.answer()
+        assert made.phase("door") == "open"
+
+
+def test_a_file_that_was_being_read_has_failed() -> None:
+    with scene("1") as made:
+        made.supervisor.open(CONFIG, "clip")
+        made.worker("1").answer(live=False)
+        made.worker("1").end("SIGSEGV")
+        assert made.phase("clip") == "failed"
+        assert "SIGSEGV" in made.supervisor.finished()["clip"]["error"]
+        made.worker("1", 1).get_ready()
+        assert made.worker("1").asked == []
+        again = made.supervisor.restart("clip")
+        made.worker("1").answer(live=False)
+        assert again.result(LONG_S) == "clip"
+
+
+def test_a_worker_that_stays_away_gives_its_streams_to_others() -> None:
+    with scene() as made:
+        for number in range(2):
+            made.supervisor.open(CONFIG, f"door{number}")
+            made.worker(str(number + 1)).answer()
+        assert [list(made.worker(name).open) for name in ("1", "2")] == [["door0"], ["door1"]]
+        made.worker("1").end("SIGKILL")
+        wait_for(lambda: bool(made.worker("2").asked), LONG_S)
+        made.worker("2").answer()
+        assert set(made.worker("2").open) == {"door0", "door1"}
+
+
+def test_a_worker_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scene("1") as made:
+        monkeypatch.setattr(states, "SILENT_S", 0.1)
+        wait_for(lambda: made.made["1"][0].killed, LONG_S)
+        monkeypatch.undo()
+        made.worker("1", 1).get_ready()
+
+
+def test_workers_that_end_at_once_are_started_less_often() -> None:
+    seat = states.WorkerSeat("1")
+    delays = []
+    for _ in range(9):
+        seat.url, seat.ready_at = "http://127.0.0.1", 100.0
+        seat.note_end(101.0, "SIGSEGV")
+        delays.append(seat.retry_at - 101.0)
+    assert delays == [0.0, 0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    seat.url, seat.ready_at = "http://127.0.0.1", 200.0
+    seat.note_end(260.0, "SIGKILL")
+    assert seat.retry_at == 260.0
+
+
+@pytest.mark.parametrize(("name", "reason"), [("door", "already"), ("a/b", "no name for a stream"), ("", "no name")])
+def test_names_are_free_and_valid(name: str, reason: str) -> None:
+    with scene("1") as made:
+        made.supervisor.open(CONFIG, "door")
+        with pytest.raises(StreamError, match=reason):
+            made.supervisor.open(CONFIG, name, or_similar=False)
+        with pytest.raises(StreamError, match="no stream is called"):
+            made.supervisor.close_stream("window")
+
+
+def test_a_late_answer_of_an_older_opening_is_nothing() -> None:
+    with scene("1") as made:
+        made.supervisor.open(CONFIG, "door")
+        key = made.worker("1").asked[0]["key"]
+        made.worker("1").answer()
+        closing = made.supervisor.close_stream("door")
+        made.worker("1").answer()
+        closing.result(LONG_S)
+        made.supervisor.open(CONFIG, "door")
+        made.worker("1").answer()
+        made.worker("1").tell("closed", stream="door", key=key, error=None)
+        made.worker("1").tell("gone", stream="door", key=key, error=None)
+        assert made.phase("door") == "open"
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["open", "close", "restart", "answer", "end", "ready"]), st.integers(0, 3)), max_size=40
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STEPS)
+def test_whatever_happens_every_stream_runs_once_in_the_end(steps: list[tuple[str, int]]) -> None:
+    wanted: set[str] = set()
+    with scene() as made:
+        for step, number in steps:
+            name, worker = f"door{number}", made.worker(str(number % 2 + 1))
+            if step == "open" and name not in made.supervisor.streams():
+                made.supervisor.open(CONFIG, name, or_similar=False)
+                wanted.add(name)
+            elif step in ("close", "restart") and name in wanted and not made.supervisor.streams()[name].removed:
+                if step == "close":
+                    made.supervisor.close_stream(name)
+                    wanted.discard(name)
+                else:
+                    made.supervisor.restart(name)
+            elif step == "answer":
+                worker.answer()
+            elif step == "end" and worker.state == "ready":
+                worker.end("SIGKILL")
+            elif step == "ready" and worker.state == "starting":
+                worker.get_ready()
+        deadline = time.monotonic() + LONG_S
+        while True:
+            for name in made.made:
+                seat = seat_of(made, name)
+                seat.retry_at = 0.0  # or the test would wait
+                if made.worker(name).state == "starting" and seat.worker is made.worker(name):
+                    made.worker(name).get_ready()
+                made.worker(name).answer()
+            streams = made.supervisor.streams()
+            if streams.keys() == wanted and all(stream.phase == "open" for stream in streams.values()):
+                break
+            assert time.monotonic() < deadline, streams
+            made.supervisor._wake.set()
+            time.sleep(0.005)
+        running = [stream for name in made.made for stream in made.worker(name).open]
+        assert sorted(running) == sorted(wanted)
