@@ -55,15 +55,34 @@ class ResultFuture(Future[Result]):
 
     Args:
         callbacks: where done callbacks run.
+        require_other_thread: raises in the thread that makes results: it would wait for itself for ever.
     """
 
-    def __init__(self, callbacks: CallbackThread) -> None:
+    def __init__(self, callbacks: CallbackThread, require_other_thread: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._callbacks = callbacks
+        self._callbacks, self.require_other_thread = callbacks, require_other_thread
         self.begun = False
         self.on_cancel: Callable[[], None] | None = None
         self._settling = threading.RLock()  # a stream that is collected while it is held cancels its future
         self._settled = False
+
+    def result(self, timeout: float | None = None) -> Result:
+        """The result. Waits for it.
+
+        Raises:
+            EngineError: if it has failed; or if it is not there yet in the thread that has to make it.
+            CancelledError: if it was cancelled.
+            TimeoutError: if it is not there within `timeout` seconds.
+        """
+        if not self.done():
+            self.require_other_thread()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, None with a result. Waits for it; raises as `result` otherwise."""
+        if not self.done():
+            self.require_other_thread()
+        return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
         """Call `fn` with this future once it is done: in the callback thread, or at once if it is done already."""

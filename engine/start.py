@@ -10,7 +10,7 @@ from saccade.engine.models.protocol import Model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.cpu_settings import keep_freed_memory
 from saccade.engine.runtime.executor import Executor, Progress
-from saccade.engine.runtime.step_loop import StepLoop
+from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import Scheduler
 

@@ -23,8 +23,8 @@ from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models.protocol import LoadedModel
 from saccade.engine.result_future import CallbackThread, ResultFuture
 from saccade.engine.runtime.executor import Executor
+from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.runtime.monitor import Outcome
-from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
 from saccade.engine.scheduling.request import Request, RequestMaker
@@ -95,7 +95,7 @@ class Submitter:
         chosen = None if adapter is None else self.adapters.find(adapter)
         expanded = [one for task in tasks for one in self.expand(task)]
         source = source_of(image, self._loop, chosen, expanded, tiles)
-        future = ResultFuture(self._callbacks)
+        future = ResultFuture(self._callbacks, self._loop.require_other_thread)
         request: Request[Any] = Request(
             source.image,
             expanded,

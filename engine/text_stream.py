@@ -29,8 +29,11 @@ class TextStream(Iterator[str]):
         """The next piece.
 
         Raises:
-            EngineError: if the answer has failed; what came before it was read first.
+            EngineError: if the answer has failed; what came before it was read first. Or if it would have to be waited
+                for in the thread that makes it.
         """
+        if not self._over and self._pieces.empty():
+            self._future.require_other_thread()
         piece = None if self._over else self._pieces.get()
         if piece is not None:
             return piece

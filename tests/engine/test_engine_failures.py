@@ -312,6 +312,35 @@ def test_a_callback_that_raises_ends_nothing(tiny: Engine, leave: Callable[[], o
     assert answered(tiny)
 
 
+def test_waiting_in_the_engine_s_own_thread_is_refused(tiny: Engine) -> None:
+    errors: list[str] = []
+    done = threading.Event()
+
+    def wait(_: Future[Result]) -> None:
+        for waits in (
+            lambda: tiny.submit(IMAGE, [GOOD]).result(WAIT_S),
+            lambda: tiny.submit(IMAGE, [GOOD]).exception(),
+            lambda: tiny.stream(IMAGE, Query("?", 5)).answer,
+            lambda: next(tiny.stream(IMAGE, Query("?", 5))),
+            lambda: tiny.encode(IMAGE),
+        ):
+            try:
+                waits()
+            except EngineError as error:
+                errors.append(str(error))
+        done.set()
+
+    held = Held(tiny, IMAGE)
+    first = tiny.submit(IMAGE, [GOOD])
+    first.call_when_done(wait)
+    held.release()
+    assert done.wait(WAIT_S)
+    assert len(errors) == 5
+    assert all("the engine's own thread" in error for error in errors)
+    assert len(first.result().detections) == 2
+    assert answered(tiny)
+
+
 def test_callbacks_run_for_what_a_closing_engine_finishes(folder: Path) -> None:
     engine = Engine.load(str(folder), "cpu", depth=2)
     futures = [engine.submit(IMAGE, [GOOD, Query("?", 20)]) for _ in range(4)]

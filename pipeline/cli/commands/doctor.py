@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import chain
@@ -33,6 +34,11 @@ NEEDED = {
     "huggingface-hub": "huggingface_hub",
 }
 """Distribution → the module whose import shows that it works."""
+
+OTHER_BUILDS = {
+    "opencv-python": ("opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+}
+"""Distribution → others that bring the same module."""
 
 USEFUL = {"aiomqtt": "aiomqtt", "supervision": "supervision", "pycocotools": "pycocotools"}
 
@@ -182,8 +188,13 @@ def _try(what: str, needed: bool, check: Callable[..., str], *args: str) -> Find
 
 
 def _version(distribution: str, module: str) -> str:
+    """The installed version of a distribution, or of another that brings the same module, with its name."""
     importlib.import_module(module)
-    return metadata.version(distribution)
+    names = {distribution: None, **dict.fromkeys(OTHER_BUILDS.get(distribution, ()))}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name) + ("" if name == distribution else f" ({name})")
+    return "version unknown"  # built from source: it can be imported, and that is what a run needs
 
 
 def _device() -> str:

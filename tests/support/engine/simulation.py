@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 
 from saccade.engine.runtime.device_streams import Stream
-from saccade.engine.runtime.step_loop import StepCycle
+from saccade.engine.runtime.loop.step_cycle import StepCycle
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.resources import PagePool

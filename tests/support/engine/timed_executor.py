@@ -21,9 +21,9 @@ from saccade.engine.models.protocol import Model
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.executor import Executor
+from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.runtime.sampling_inputs import with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs
-from saccade.engine.runtime.step_loop import StepLoop
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import Scheduler

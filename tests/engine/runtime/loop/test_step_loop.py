@@ -23,7 +23,7 @@ from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
 from saccade.engine.models.protocol import ImageCrops
 from saccade.engine.runtime.cpu_executor import CpuExecutor
-from saccade.engine.runtime.step_loop import StepLoop
+from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.scheduling.output_state import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput
 from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler

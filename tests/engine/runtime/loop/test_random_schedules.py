@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from saccade.engine.errors import DeadlineError, EngineClosedError
 from saccade.engine.models.protocol import ReasoningTokens
-from saccade.engine.runtime.step_loop import StepLoop
+from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.drafts import DraftCounts
 from saccade.engine.scheduling.output_state import (

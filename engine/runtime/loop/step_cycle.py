@@ -1,0 +1,152 @@
+"""The tick: launch(t+1) → commit(t) → finalize(t+1). Knows no threads.
+
+With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
+nothing else differs. A step that fails, at any point, ends its own image requests and nothing else; so a lost device is
+one error for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic
+
+from saccade.engine.errors import EngineError
+from saccade.engine.runtime.executor import Executor
+from saccade.engine.runtime.monitor import Monitor
+from saccade.engine.scheduling.admission import AdmissionLead
+from saccade.engine.scheduling.scheduler import Scheduler
+from saccade.engine.scheduling.step import ImageRequest, ImageT, Step, StepKind
+from saccade.engine.scheduling.step_planner import DECODES_BUSY
+from saccade.engine.scheduling.step_slots import StepSlots
+
+
+class StepCycle(Generic[ImageT]):
+    """One tick after another, each when `tick` is called; for one thread.
+
+    Args:
+        executor: runs the steps.
+        scheduler: decides them.
+        depth: step slots, 1 or 2.
+        prepare: is given each admitted request whose image is to be cut, and gives it to `prepared` later.
+        pause: waits until a moment, and then runs what has come from outside.
+        clock: seconds, as the scheduler's.
+
+    Attributes:
+        monitor: what it counts, and how it is traced.
+        flights: steps in flight by their slots, the oldest first.
+        stalled_until: before that only what comes from outside, or lands, makes a step possible.
+    """
+
+    def __init__(
+        self,
+        executor: Executor[ImageT],
+        scheduler: Scheduler[ImageT],
+        depth: int,
+        prepare: Callable[[ImageRequest[ImageT]], None],
+        pause: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor, self._scheduler = executor, scheduler
+        self._prepare, self._pause, self._clock = prepare, pause, clock
+        self._lead = AdmissionLead(DECODES_BUSY)
+        self._launched_at: deque[float] = deque()  # of the steps in flight
+        self._landed_at = -math.inf  # the last step
+        self.monitor = Monitor()
+        self.slots = StepSlots(depth)
+        self.flights: deque[tuple[int, Step[ImageT]]] = deque()
+        self.stalled_until = -math.inf
+
+    def tick(self) -> None:
+        """Launch the next step if there is one, commit the oldest one if it is time, finalize what was launched."""
+        monitor = self.monitor
+        with monitor.span("schedule"):
+            now = self._clock()
+            self._scheduler.expire(now)
+            step = self._scheduler.next_step() if self.slots.can_launch else None
+            self._prepare_admitted()
+        if step is None and not self.flights:
+            self.stalled_until = self._scheduler.wake_at(now)
+        slot, launched_at = -1, self._clock()
+        if step is not None:
+            slot = self.slots.launch()
+            for request in step.requests:
+                request.launched_at = launched_at
+            with monitor.launching(step):
+                step = self._put(self._executor.launch, slot, step)
+        if self.flights and (step is None or not self.slots.can_launch):
+            self._admit_early()
+            self._commit()
+        if step is not None:
+            with monitor.finalizing(step):
+                self._scheduler.finalize(step)
+                step = self._put(self._executor.finalize, slot, step)
+        if step is not None:
+            self.slots.finalize(slot)
+            self.flights.append((slot, step))
+            self._launched_at.append(launched_at)
+        monitor.sample(self._scheduler, self.flights)
+
+    def prepared(self, request: ImageRequest[ImageT], image: ImageT | None, error: BaseException | None) -> None:
+        """Take the image of a request that was given to `prepare`, or the error that there was instead."""
+        self._lead.prepared(self._clock() - request.admitted_at)
+        if error is not None or image is None:
+            self._scheduler.cancel(request, error or EngineError("no image was made"))
+        else:
+            self._scheduler.prepared(request, image)
+
+    def _prepare_admitted(self) -> None:
+        for request in self._scheduler.take_unprepared():
+            request.admitted_at = self._clock()
+            self._prepare(request)
+
+    def _admit_early(self) -> None:
+        """While a prefill runs, admit the next images as long before its end as preparing them takes."""
+        _, step = self.flights[0]
+        if step.kind is not StepKind.PREFILL or self.slots.depth == 1:
+            return
+        at = self._lead.admit_at(len(step.requests), max(self._launched_at[0], self._landed_at))
+        if at < math.inf:
+            self._pause(at)
+            self._scheduler.admit_early()
+            self._prepare_admitted()
+
+    def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
+        """Put a part of a step on the streams; None if that failed, and the step with it."""
+        try:
+            part(slot, step)
+        except Exception as error:
+            # Some of it may be on the streams. What takes its batch_slots and pages next comes behind it on the compute
+            # stream, but images that are freed, and what the host sends and reads, do not: wait until it is over.
+            # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
+            for stream in self._executor.streams.values():
+                with suppress(Exception):
+                    stream.record().synchronize()
+            self.slots.abort(slot)
+            self._scheduler.fail(step, error)
+            return None
+        return step
+
+    def _commit(self) -> None:
+        slot, step = self.flights.popleft()
+        begun = max(self._launched_at.popleft(), self._landed_at)
+        with self.monitor.committing(step):
+            try:
+                with self.monitor.waiting():
+                    sampled = self._executor.read(slot, step)
+            except Exception as error:
+                self.slots.commit(slot)
+                self._scheduler.fail(step, error)
+                return
+            self.slots.commit(slot)
+            self._landed_at = now = self._clock()
+            if step.kind is StepKind.PREFILL:
+                self._lead.prefilled(len(step.requests), now - begun)
+                for request in step.requests:
+                    request.prefilled_at = now
+            else:
+                self._lead.decoded(now - begun)
+            self._scheduler.commit(step, sampled)
