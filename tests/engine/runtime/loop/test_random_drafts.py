@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saccade.engine.scheduling.output_state import Sampling
-from tests.engine.runtime.test_random_schedules import Arrival, Asked, Workload, check, run
+from tests.engine.runtime.loop.test_random_schedules import Arrival, Asked, Workload, check, run
 from tests.support.engine.stand_in import CONTENTS
 
 
