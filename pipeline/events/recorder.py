@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,7 @@ class MediaWriter:
         self._folder = folder
         self._noted = noted
         self._waiting: queue.Queue[tuple[MediaDone, Callable[[Path], object]] | None] = queue.Queue(_MAX_WAITING)
+        self._failing = False
         self._thread = threading.Thread(target=self._work, name="saccade media", daemon=True)
         self._thread.start()
 
@@ -79,10 +81,17 @@ class MediaWriter:
             try:
                 work(part)
                 part.replace(self._folder / name)
-                file = replace(file, path=str(self._folder / name))
             except Exception as error:
-                log.warning("event %s: no %s: %s", file.event, file.kind, error)
-                part.unlink(missing_ok=True)
+                if isinstance(error, OSError) and not self._failing:  # a full disk: once until it works again
+                    log.warning("%s: images and clips of events cannot be written: %s", self._folder, error.strerror)
+                elif not isinstance(error, OSError):
+                    log.warning("event %s: no %s: %s", file.event, file.kind, error)
+                self._failing = isinstance(error, OSError)
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+            else:
+                self._failing = False
+                file = replace(file, path=str(self._folder / name))
             self._noted(file)
 
 

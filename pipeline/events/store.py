@@ -3,8 +3,9 @@
     FOLDER/events.db           what is in `store_reader.SCHEMA`; written by one thread, read by any
     FOLDER/media/ID.jpg, .mp4  named after their event; NAME.part while they are written
 
-Whatever was committed outlives `kill -9`: on the next start events that went on then are ended, media of none are
-deleted, and media that were whole but not yet noted are. Knows records of events; not who made them.
+While the disk is full or cannot be written, records wait in memory. Whatever was committed outlives `kill -9`: on the
+next start events that went on then are ended, media of none are deleted, and media that were whole but not yet noted
+are. Knows records of events; not who made them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,18 @@ log = logging.getLogger(__name__)
 PRUNE_S = 60.0
 _MAX_WAITING = 10_000
 _BATCH = 500  # changes in one transaction
+_RETRY_S = 2.0  # after the disk could not be written
 
 Write = Callable[[sqlite3.Connection], Any]
+
+
+@dataclass(slots=True, frozen=True)
+class _Job:
+    """What the thread is to do; `lasting`, also later if the disk cannot be written now: nobody waits for it."""
+
+    write: Write
+    lasting: bool = False
+    done: Future[Any] = field(default_factory=Future)
 
 
 class EventStore(EventReader):
@@ -73,7 +86,10 @@ class EventStore(EventReader):
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock_file)
             raise StoreError(f"{folder}: events cannot be stored there: {error}") from None
-        self._waiting: queue.Queue[tuple[Write, Future[Any]] | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[_Job | None] = queue.Queue(_MAX_WAITING)
+        self._unwritten: deque[_Job] = deque()  # that wait for the disk
+        self._lost = 0  # since the disk could be written
+        self._retry_at = 0.0
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="saccade store", daemon=True)
@@ -90,20 +106,20 @@ class EventStore(EventReader):
         if kind == "rules":
             self._rule_keep_s |= {(record["stream"], rule): keep_s for rule, keep_s in record["keep_s"].items()}
         if kind in ("begin", "update", "end"):
-            self._do(lambda db: _write_event(db, record, self._expiry(record)))
+            self._do(lambda db: _write_event(db, record, self._expiry(record)), lasting=True)
         elif kind == "track":
             columns = ("stream", "number", "label", "first_time", "last_time", "top_score")
             values = [*(record[name] for name in columns), json.dumps(record["path"]), time.time()]
-            self._do(lambda db: db.execute("INSERT INTO tracks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values))
+            self._do(lambda db: db.execute(f"INSERT INTO tracks VALUES ({', '.join('?' * 8)})", values), lasting=True)
         elif kind == "media":
             self.note_media(record["event"], record["kind"])
         elif kind == "minute":
             row = record["stream"], record["start"], json.dumps(record["counts"]), time.time()
-            self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row))
+            self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row), lasting=True)
 
     def note_media(self, event: str, kind: str) -> None:
         """Note that a file of an event is whole, or has gone."""
-        self._do(lambda db: self._note(db, event, kind))
+        self._do(lambda db: self._note(db, event, kind), lasting=True)
 
     def delete(self, event: str) -> bool:
         """Delete an event with its media; False if there is none of that id."""
@@ -131,14 +147,14 @@ class EventStore(EventReader):
 
     # ---- within
 
-    def _do(self, write: Write) -> Future[Any]:
-        done: Future[Any] = Future()
+    def _do(self, write: Write, *, lasting: bool = False) -> Future[Any]:
+        job = _Job(write, lasting)
         with self._closing:
             if self._closed:
-                done.set_exception(StoreError("the store is closed"))
-                return done
-            self._waiting.put((write, done))
-        return done
+                job.done.set_exception(StoreError("the store is closed"))
+            else:
+                self._waiting.put(job)
+        return job.done
 
     def _work(self) -> None:
         db = self._connect()
@@ -147,38 +163,68 @@ class EventStore(EventReader):
         while not ending:
             batch = []
             with suppress(queue.Empty):
-                batch.append(self._waiting.get(timeout=PRUNE_S))
+                batch.append(self._waiting.get(timeout=_RETRY_S if self._unwritten else PRUNE_S))
                 while len(batch) < _BATCH:
                     batch.append(self._waiting.get_nowait())
             ending = None in batch
-            self._commit(db, [item for item in batch if item is not None])
+            jobs = [job for job in batch if job is not None]
+            if self._unwritten and (ending or time.monotonic() >= self._retry_at):
+                jobs = [*self._unwritten, *jobs]
+                self._unwritten.clear()
+            if self._unwritten:
+                self._put_off(jobs, None)
+            else:
+                self._commit(db, jobs)
             if time.monotonic() - pruned_at >= PRUNE_S:
                 pruned_at = time.monotonic()
-                self._commit(db, [(self._prune, Future())])
+                self._commit(db, [_Job(self._prune)])
+        if self._unwritten:
+            log.warning("%s: %d changes could not be stored", self._path, self._lost + len(self._unwritten))
         db.close()
 
-    def _commit(self, db: sqlite3.Connection, batch: list[tuple[Write, Future[Any]]]) -> None:
-        """Write a batch in one transaction; where that fails, one by one, so that one that fails costs no other."""
+    def _commit(self, db: sqlite3.Connection, jobs: list[_Job]) -> None:
+        """Write jobs in one transaction; where that fails, one by one, so that one that fails costs no other."""
         results: list[Any] = []
         self._deleted_media.clear()
         try:
             with db:
-                results = [write(db) for write, _ in batch]
-        except (sqlite3.Error, OSError, KeyError, TypeError, ValueError) as error:
-            if len(batch) == 1:
-                log.warning("an event could not be stored: %s", error)
-                batch[0][1].set_exception(StoreError(str(error)))
-            else:
-                for one in batch:
-                    self._commit(db, [one])
+                results = [job.write(db) for job in jobs]
+        except sqlite3.OperationalError as error:  # full, or not to be written, or locked by another program
+            self._put_off(jobs, error)
             return
+        except (sqlite3.Error, OSError, KeyError, TypeError, ValueError) as error:
+            if len(jobs) == 1:
+                log.warning("an event could not be stored: %s", error)
+                jobs[0].done.set_exception(StoreError(str(error)))
+            else:
+                for job in jobs:
+                    self._commit(db, [job])
+            return
+        if self._retry_at and any(job.lasting for job in jobs):
+            log.warning("%s: events are stored again; changes lost: %d", self._path, self._lost)
+            self._retry_at, self._lost = 0.0, 0
         for path in self._deleted_media:  # only now: an event that a kill or an error keeps must keep its media
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("%s could not be deleted: %s", path, error.strerror)
-        for (_, done), result in zip(batch, results, strict=True):
-            done.set_result(result)
+        for job, result in zip(jobs, results, strict=True):
+            job.done.set_result(result)
+
+    def _put_off(self, jobs: list[_Job], error: sqlite3.OperationalError | None) -> None:
+        """Keep what is lasting until the disk can be written again, and fail the rest."""
+        if error is not None:
+            if not self._retry_at:
+                log.warning("%s: events cannot be stored: %s; they wait until they can", self._path, error)
+            self._retry_at = time.monotonic() + _RETRY_S
+        for job in jobs:
+            if job.lasting:
+                self._unwritten.append(job)
+            else:
+                job.done.set_exception(StoreError(f"the store cannot be written: {error or 'the disk may be full'}"))
+        while len(self._unwritten) > _MAX_WAITING:
+            self._unwritten.popleft()
+            self._lost += 1
 
     def _connect(self) -> sqlite3.Connection:
         db = super()._connect()

@@ -22,7 +22,7 @@ from aiohttp import web
 from saccade.engine.errors import EngineError
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import MEDIA, EventQuery, time_of_text
+from saccade.pipeline.events.store_reader import MEDIA, EventQuery, StoreError, time_of_text
 from saccade.pipeline.search import search_events
 from saccade.sources.http.auth import HttpAuth, refusal
 
@@ -108,7 +108,11 @@ class EventsApi:
         return web.FileResponse(path, headers={"Content-Type": types[kind], "Cache-Control": "private, max-age=60"})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        if not await asyncio.to_thread(self._store.delete, request.match_info["id"]):
+        try:
+            deleted = await asyncio.to_thread(self._store.delete, request.match_info["id"])
+        except StoreError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
+        if not deleted:
             raise _no_event(request)
         return web.Response(status=204)
 

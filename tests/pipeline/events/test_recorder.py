@@ -143,6 +143,9 @@ def test_a_failed_file_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogC
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    desk.writer.write(MediaDone("door", "e1", "clip"), fail)
+    for number in range(3):
+        desk.writer.write(MediaDone("door", f"e{number}", "clip"), fail)
     assert desk.close() == set()
-    assert "event e1: no clip: [Errno 28] No space left on device" in caplog.text
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}: images and clips of events cannot be written: No space left on device"
+    ]

@@ -256,3 +256,58 @@ def test_a_kill_loses_nothing_that_was_stored(tmp_path: Path, after: int) -> Non
     assert media == {f"{name}.mp4" for name, one in found.items() if one["has_clip"]}
     assert {f"{name}.mp4" for name in kept if int(name[1:]) % 3} <= media
     assert json.loads(json.dumps(found))
+
+
+class SmallDisk(EventStore):
+    """A store on a disk that is full at some pages, of which there may be more later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.connections: list[sqlite3.Connection] = []
+        super().__init__(folder)
+
+    def _connect(self) -> sqlite3.Connection:
+        self.connections.append(super()._connect())
+        self.connections[-1].execute("PRAGMA max_page_count = 64")
+        return self.connections[-1]
+
+
+def test_a_full_disk_is_waited_for_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.pipeline.events.store._RETRY_S", 0.05)
+    store = SmallDisk(tmp_path)
+    for number in range(300):
+        store.write(event(number))
+        store.write({**event(number), "type": "update", "top_score": 0.5})
+    with pytest.raises(StoreError, match="the store cannot be written"):
+        store.flush()
+    stored = len(ids(store, limit=500))
+    assert stored < 300
+    with pytest.raises(StoreError, match="the store cannot be written"):
+        store.delete("e1")
+    for connection in store.connections:
+        with suppress(sqlite3.ProgrammingError):  # some are closed
+            connection.execute("PRAGMA max_page_count = 100000")
+    deadline = time.monotonic() + LONG_S
+    while len(ids(store, limit=500)) < 300:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    store.flush()
+    assert store.get("e299")["top_score"] == 0.5  # type: ignore[index]
+    store.close()
+    warned = [record.message for record in caplog.records]
+    assert warned == [
+        f"{tmp_path}/events.db: events cannot be stored: database or disk is full; they wait until they can",
+        f"{tmp_path}/events.db: events are stored again; changes lost: 0",
+    ]
+
+
+def test_what_a_full_disk_keeps_out_to_the_end_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = SmallDisk(tmp_path)
+    for number in range(300):
+        store.write(event(number))
+    store.close()
+    kept = EventStore(tmp_path)
+    stored = len(ids(kept, limit=500))
+    kept.close()
+    assert caplog.records[-1].message == f"{tmp_path}/events.db: {300 - stored} changes could not be stored"

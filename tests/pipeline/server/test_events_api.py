@@ -55,7 +55,7 @@ def listed(server: HttpServer, query: str) -> tuple[list[str], str | None]:
     [
         ("", (["e3", "e2", "e1", "e0"], None)),
         ("?stream=yard&label=truck", (["e2", "e1"], None)),
-        ("?q=dark%20r", (["e1"], None)),
+        ("?q=dark%20re", (["e1"], None)),
         ("?zone=hall&rule=visitor", (["e0"], None)),
         ("?since=1d", ([], None)),
         ("?since=1002", (["e3", "e2"], None)),
