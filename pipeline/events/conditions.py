@@ -10,6 +10,7 @@ Knows text only. The grammar is `GRAMMAR`, read by lark; an error names the colu
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import time
@@ -68,6 +69,7 @@ _SHOWN = {
     "DIRECTION": "forward or backward",
     "$END": "the end",
 }
+_KEYWORDS = set(re.findall(r'"(\w+)"i', GRAMMAR))
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     ">": operator.gt,
@@ -131,6 +133,11 @@ def parse(text: str) -> Condition:
     condition: Condition = _Reader().transform(tree)
     if condition.kind == "crosses" and condition.for_s:
         raise PlacedError("a crossing takes no time: leave out 'for'", text.lower().rindex("for"))
+    if condition.between is not None and condition.between[0] == condition.between[1]:
+        raise PlacedError("a time from and until the same moment never comes", text.lower().rindex("between"))
+    if condition.kind == "count" and condition.number == 0 and condition.compare in ("<", ">="):
+        never = "never" if condition.compare == "<" else "always"
+        raise PlacedError(f"a count is {never} {condition.compare} 0", text.index(condition.compare))
     return condition
 
 
@@ -223,5 +230,20 @@ def _explain(error: UnexpectedInput, text: str) -> str:
     reader.exhaust_lexer()
     shown = [_SHOWN.get(name, f"'{name.lower()}'") for name in reader.accepts()]  # type: ignore[no-untyped-call]
     expected = sorted(name for name in shown if name)
-    got = f"'{text[at:].split(maxsplit=1)[0]}'" if text[at:].strip() else "the end"
-    return f"expected {' or '.join(filter(None, (', '.join(expected[:-1]), *expected[-1:])))}, got {got}"
+    word = text[at:].split(maxsplit=1)[0] if text[at:].strip() else ""
+    got = f"'{word}'" if word else "the end"
+    return (
+        f"expected {' or '.join(filter(None, (', '.join(expected[:-1]), *expected[-1:])))}, got {got}{_hint(text, at)}"
+    )
+
+
+def _hint(text: str, at: int) -> str:
+    """What may have been meant at an offset; empty if nothing is known."""
+    if text[at : at + 1] == '"':
+        return ": the quote is not closed" if text.count('"') % 2 else ""
+    if re.match(r"and\b", text[at:], re.IGNORECASE):
+        return ": a rule has one condition; write another rule"
+    before = re.search(r"(?:^|\s)([^\W\d][\w-]*)\s+$", text[:at])
+    if before and before[1].lower() not in _KEYWORDS and re.match(r"[^\W\d]", text[at:]):
+        return " (a name of several words goes in quotes)"
+    return ""

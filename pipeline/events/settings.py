@@ -40,6 +40,13 @@ class AttributeSettings(BaseModel):
     question: Text = Field(description="what is asked, such as What colour is the jacket?")
     choices: Names = Field([], description="one of which is the answer; free text if empty")
 
+    @field_validator("choices")
+    @classmethod
+    def _a_choice(cls, value: list[str]) -> list[str]:
+        if len(value) == 1:
+            raise ValueError("should be two or more, or none for free text")
+        return value
+
 
 def _question(value: object) -> object:
     return {"question": value} if isinstance(value, str) else value
@@ -87,6 +94,20 @@ class RuleSettings(BaseModel):
     @classmethod
     def _readable(cls, value: str) -> str:
         parse(value)
+        return value
+
+    @field_validator("scope", "expect", "threshold", "again")
+    @classmethod
+    def _of_a_question(cls, value: Any, info: Any) -> Any:
+        if info.data.get("ask", "") is None and value != cls.model_fields[info.field_name].default:
+            raise ValueError("is for a rule that has ask")
+        return value
+
+    @field_validator("attributes")
+    @classmethod
+    def _of_objects(cls, value: Any, info: Any) -> Any:
+        if value and "when" in info.data and parse(info.data["when"]).kind == "absent":
+            raise ValueError("are asked about objects, and of what is absent there are none")
         return value
 
     @field_validator("expect", mode="before")

@@ -81,7 +81,10 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
     ]
     rules.write_text(RULES.replace("for 2s}", "fro 2s}", 1))
     done = saccade("rules", "check", rules, cwd=tmp_path)
-    message = "rules.yaml:4:44: rules[0].when: expected 'between', 'for' or the end, got 'fro'"
+    message = (
+        "rules.yaml:4:44: rules[0].when: expected 'between', 'for' or the end, got 'fro' (a name of several words goes "
+        "in quotes)"
+    )
     assert (done.returncode, done.stderr.strip()) == (2, f"saccade: {tmp_path}/{message}")
     done = saccade("backtest", "rules.yaml", "none.mp4", cwd=tmp_path)
     assert done.returncode == 2
@@ -97,6 +100,16 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         ("rules: [{name: a}]\n", ":1:9: when is missing"),
         ("rules: [{name: a, when: person, wen: 1}]\n", ":1:33: unknown key 'wen'"),
         ("rules: [{name: a, when: person, cooldown: long}]\n", ":1:33: rules[0].cooldown: should be a valid number"),
+        ("rules: [{name: a, when: dog, expect: no}]\n", ":1:30: rules[0].expect: is for a rule that has ask"),
+        ("rules: [{name: a, when: dog, scope: frame}]\n", ":1:30: rules[0].scope: is for a rule that has ask"),
+        (
+            "rules: [{name: a, when: absent, attributes: {hat: Is there a hat}}]\n",
+            ":1:33: rules[0].attributes: are asked about objects",
+        ),
+        (
+            "rules: [{name: a, when: dog, attributes: {big: {question: Is it big, choices: 'yes'}}}]\n",
+            ":1:70: rules[0].attributes.big.choices: should be two or more",
+        ),
         ("streams:\n  - source: a\n    rules: [{name: a, when: any in x}]\n", ":3:36: rule 'a': there is no zone 'x'"),
     ],
 )

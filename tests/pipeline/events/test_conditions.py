@@ -45,7 +45,25 @@ def test_conditions_are_read(text: str) -> None:
     [
         ("", 0, "expected 'absent', 'any', 'count' or a name, got the end"),
         ("person in", 9, "expected a name, got the end"),
-        ("person at door", 7, "expected 'absent', 'between', 'crosses', 'for', 'in', 'or' or the end, got 'at'"),
+        (
+            "person at door",
+            7,
+            "expected 'absent', 'between', 'crosses', 'for', 'in', 'or' or the end, got 'at' (a name of "
+            "several words goes in quotes)",
+        ),
+        (
+            "person in front yard",
+            16,
+            "expected 'between', 'for' or the end, got 'yard' (a name of several words goes in quotes)",
+        ),
+        (
+            "person in hall and dog",
+            15,
+            "expected 'between', 'for' or the end, got 'and': a rule has one condition; write another rule",
+        ),
+        ("any between 22:00 and 22:00", 4, "a time from and until the same moment never comes"),
+        ("count of dog in hall < 0", 21, "a count is never < 0"),
+        ("count >= 0", 6, "a count is always >= 0"),
         ("person in door for ten", 19, "expected a time such as 10s, 5m or 1h, got 'ten'"),
         ("person in door for 10", 19, "expected a time such as 10s, 5m or 1h, got '10'"),
         ("person in door for 10s please", 23, "expected 'between' or the end, got 'please'"),
@@ -54,7 +72,7 @@ def test_conditions_are_read(text: str) -> None:
         ("person between 25:00 and 6:00", 15, "expected a time of day such as 22:00, got '25:00'"),
         ("person between 22:00", 20, "expected 'and', got the end"),
         ("person crosses gate for 3s", 20, "a crossing takes no time: leave out 'for'"),
-        ('"open', 0, "expected 'absent', 'any', 'count' or a name, got '\"open'"),
+        ('"open', 0, "expected 'absent', 'any', 'count' or a name, got '\"open': the quote is not closed"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(text: str, offset: int, message: str) -> None:

@@ -271,7 +271,7 @@ class SmallDisk(EventStore):
         return self.connections[-1]
 
 
-def test_a_full_disk_is_waited_for_and_said_once(
+def test_a_full_disk_is_waited_for_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("saccade.pipeline.events.store._RETRY_S", 0.05)
