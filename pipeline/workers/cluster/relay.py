@@ -44,7 +44,7 @@ class Relay:
         self._method = method
         self._changed = threading.Condition()  # over what follows
         self._worker: ProcessWorker | None = None
-        self._url: str | None = None
+        self._ready: Message | None = None  # as it came
         self._streams: dict[str, _Open] = {}
         self._opening: dict[int, dict[str, Any]] = {}  # key → configuration
         self._later: dict[str, Message] = {}  # to be opened when what has the name is closed
@@ -63,7 +63,7 @@ class Relay:
             worker = ProcessWorker(
                 "relayed", settings, self._take, self._receive if results else None, method=self._method
             )
-            self._worker, self._url = worker, None
+            self._worker, self._ready = worker, None
             for kept in (self._streams, self._opening, self._later, self._messages, self._results):
                 kept.clear()
             self._changed.notify_all()
@@ -77,14 +77,14 @@ class Relay:
             wanted: names of the streams that are to run; others are closed.
         """
         with self._changed:
-            if self._url is None or self._worker is None:
+            if self._ready is None or self._worker is None:
                 return False
             for name, one in self._streams.items():
                 if name not in wanted:
                     self._worker.send({"do": "close", "stream": name, "key": one.key})
             # Answers to the last supervisor mean nothing to this one; events do.
             kept = [message for message in self._messages if message["is"] in ("event", "warning")]
-            self._messages = deque([{"is": "ready", "url": self._url}, *kept])
+            self._messages = deque([self._ready, *kept])
             self._changed.notify_all()
             return True
 
@@ -152,7 +152,7 @@ class Relay:
                 return
             kind = message["is"]
             if kind == "ready":
-                self._url = message["url"]
+                self._ready = message
             elif kind == "report":
                 self._note_settings(message)
                 newest = self._messages[-1] if self._messages else None
@@ -161,7 +161,7 @@ class Relay:
             elif kind in ("opened", "refused", "closed", "gone"):
                 message = self._answered(message)
             elif kind == "ended":
-                self._url = None
+                self._ready = None
                 self._streams.clear()
             self._add(message)
 

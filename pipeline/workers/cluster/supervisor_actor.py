@@ -164,7 +164,7 @@ class SupervisorActor:
         on_message: Callable[[Worker, Message], None],
         on_results: Callable[[Connection], None] | None,
     ) -> Worker:
-        attach = self._wanted if self._adopted.pop(name, None) else None
+        attach = self._wanted if self._adopted.pop(name, None) is not None else None
 
         def actor() -> Any:
             group = get_placement_group(GROUP)
