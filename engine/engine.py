@@ -17,7 +17,7 @@ from saccade.engine.image import Image, LazyImage
 from saccade.engine.model_loader import ModelInfo, open_model
 from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.result_future import ResultFuture
-from saccade.engine.results import Detections, Points, Text
+from saccade.engine.results import Detections, Points, Result, Text
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.scheduling.admission import StreamSettings
@@ -128,6 +128,7 @@ class Engine:
         deadline_s: float | None = None,
         adapter: str | None = None,
         stream: Hashable = None,
+        previous: Result | None = None,
     ) -> ResultFuture:
         """Queue tasks on an image; all of them share its prefill.
 
@@ -145,6 +146,9 @@ class Engine:
                 once if the image is so large that it cannot even be cut into crops until then.
             adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
             stream: what the frames of one camera have in common, anything hashable; None for an image by itself.
+            previous: the result of an image that is nearly this one, by the same model. Of the same tasks its answers are
+                checked instead of being written again: they come out the same as without it, see `scheduling.drafts`.
+                It is used in place of what the stream remembers.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -154,10 +158,10 @@ class Engine:
             AdapterError: if there is no such adapter.
             EngineClosedError: after `close`.
             ValueError: if the image is not what it should be, a task needs one, `tiles` is not 1 or more, or not 1 with
-                an encoded image, or `deadline_s` is no number.
+                an encoded image, `deadline_s` is no number, or `previous` no result.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
-        return self._submitter.submit(image, tasks, tiles, deadline_s, adapter, stream=stream)
+        return self._submitter.submit(image, tasks, tiles, deadline_s, adapter, None, stream, previous)
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -180,6 +180,7 @@ class ExtraPart(Protocol):
         ...
 
 
+_NO_DRAFTS: Mapping[Hashable, object] = {}
 ResultPart = Box | Spot | Text | ExtraPart
 """What one task contributes to a result."""
 
@@ -190,6 +191,7 @@ class Result:
 
     Attributes:
         extras: parts of other tasks than those of this package, by their keys.
+        drafts: what the same tasks on the next image are begun with, for `Engine.submit(previous=…)` alone to read.
     """
 
     detections: Detections
@@ -197,9 +199,17 @@ class Result:
     texts: tuple[Text, ...] = ()
     timings: Timings = field(default_factory=Timings)
     extras: Mapping[str, tuple[ExtraPart, ...]] = field(default_factory=dict)
+    drafts: Mapping[Hashable, object] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, parts: Iterable[ResultPart], width: int, height: int, timings: Timings) -> Result:
+    def of(
+        cls,
+        parts: Iterable[ResultPart],
+        width: int,
+        height: int,
+        timings: Timings,
+        drafts: Mapping[Hashable, object] = _NO_DRAFTS,
+    ) -> Result:
         """The result that the parts make on a `width` × `height` image."""
         boxes: list[Box] = []
         spots: list[Spot] = []
@@ -215,4 +225,4 @@ class Result:
             else:
                 extras[part.key] = (*extras.get(part.key, ()), part)
         detections, points = Detections(tuple(boxes), width, height), Points(tuple(spots), width, height)
-        return cls(detections, points, tuple(texts), timings, extras)
+        return cls(detections, points, tuple(texts), timings, extras, drafts)

@@ -22,6 +22,7 @@ from saccade.engine.image import Image, LazyImage, as_array
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models.protocol import LoadedModel
 from saccade.engine.result_future import CallbackThread, ResultFuture
+from saccade.engine.results import Result
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.runtime.monitor import Outcome
@@ -68,7 +69,12 @@ class Submitter:
         # On a GPU the resize is not waited for.
         pace = CropPace(CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0)
         self._maker: RequestMaker[Any] = RequestMaker(
-            model.limits, loaded.prompts, lambda image: executor.prepare(image), pace, config.max_sequences
+            model.limits,
+            loaded.prompts,
+            lambda image: executor.prepare(image),
+            pace,
+            config.max_sequences,
+            config.drafts,
         )
         self._streams: dict[Hashable, StreamSettings] = {}
         self._expanded: dict[Task, Sequence[Task]] = {}  # as the frames of a stream ask the same again and again
@@ -85,6 +91,7 @@ class Submitter:
         adapter: str | None = None,
         on_text: OnText | None = None,
         stream: Hashable = None,
+        previous: Result | None = None,
     ) -> ResultFuture:
         """Queue tasks on an image, see `Engine.submit`; `on_text` is called with each piece of text as it comes."""
         self.require_process()
@@ -92,6 +99,8 @@ class Submitter:
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if math.isnan(deadline):
             raise ValueError("deadline_s is a number of seconds")
+        if previous is not None and not isinstance(previous, Result):
+            raise ValueError(f"previous is the result of an earlier image; got {type(previous).__name__}")
         chosen = None if adapter is None else self.adapters.find(adapter)
         expanded = [one for task in tasks for one in self.expand(task)]
         source = source_of(image, self._loop, chosen, expanded, tiles)
@@ -106,6 +115,7 @@ class Submitter:
             size=source.size,
             adapter=source.adapter,
             deadline=deadline,
+            previous=None if previous is None else previous.drafts,
             on_text=on_text,
             on_over=lambda outcome: self._over(request, future, outcome),
         )

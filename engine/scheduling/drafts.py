@@ -12,8 +12,8 @@ engine has batch slots. A prompt whose drafts save few steps stops drafting for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.engine.scheduling.output_state import DraftMemory, FedValue, Sampled
@@ -38,13 +38,37 @@ class DraftCounts:
 
 
 def recall(request: ImageRequest[Any], memory: Memory) -> None:
-    """Give a request's sequences what earlier answers to their prompts have left."""
+    """Give a request's sequences what earlier answers to their prompts have left, unless their caller has done so."""
     for sequence in request.sequences:
-        if sequence.output.draftable:
+        if sequence.memory is None and sequence.output.draftable:
             if len(memory) >= _MOST_REMEMBERED:
                 memory.clear()
             key = request.window, sequence.prompt, type(sequence.output), request.adapter
             sequence.memory = memory.setdefault(key, DraftMemory())
+
+
+def recall_from(request: ImageRequest[Any], drafts: Mapping[Hashable, object]) -> None:
+    """Give a request's sequences what `remember` has kept of an earlier result."""
+    for sequence in request.sequences:
+        if sequence.output.draftable:
+            kept = drafts.get(_key(request, sequence))
+            sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
+
+
+def remember(requests: Iterable[ImageRequest[Any]]) -> dict[Hashable, DraftMemory]:
+    """What the complete answers of an image leave for those of the next: plain values, which hold nothing else."""
+    drafts: dict[Hashable, DraftMemory] = {}
+    for request in requests:
+        for sequence in request.sequences:
+            if sequence.output.draftable:
+                memory = sequence.memory
+                kept = DraftMemory(tuple(sequence.output.values())) if memory is None else replace(memory)
+                drafts[_key(request, sequence)] = kept
+    return drafts
+
+
+def _key(request: ImageRequest[Any], sequence: Answer[Any]) -> Hashable:
+    return request.window, sequence.prompt, type(sequence.output).__name__
 
 
 def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts) -> Rows:

@@ -27,6 +27,7 @@ from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.crop_pace import CropPace
+from saccade.engine.scheduling.drafts import recall_from, remember
 from saccade.engine.scheduling.slicing import Window, windows
 from saccade.engine.scheduling.step import ImageRequest, ImageT, KeptPrefix, Sequence
 from saccade.engine.scheduling.task import OnText, Task, shorten
@@ -52,6 +53,7 @@ class RequestMaker(Generic[ImageT]):
         cut: the executor's `prepare`.
         pace: how long that takes.
         max_prompts: most prompts of an image request; more are asked in further ones.
+        drafts: whether answers are begun with earlier ones.
         known: token ids of the last tasks.
     """
 
@@ -60,6 +62,7 @@ class RequestMaker(Generic[ImageT]):
     cut: abc.Callable[[NDArray[np.uint8]], ImageT]
     pace: CropPace
     max_prompts: int
+    drafts: bool = False
     known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
 
     def prompt(self, task: Task) -> tuple[int, ...]:
@@ -144,6 +147,7 @@ class Request(Generic[ImageT]):
         size: width and height of that in pixels.
         adapter: what all answers are computed with besides the model.
         deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
+        previous: what an earlier result has left for its answers, see `drafts.remember`; None for nothing.
         on_text: called with each piece of its texts as it comes, in the step loop's thread.
         on_over: called once, when it is over, unless the future is cancelled.
     """
@@ -160,6 +164,7 @@ class Request(Generic[ImageT]):
         size: tuple[int, int] = (0, 0),
         adapter: Adapter | None = None,
         deadline: float = math.inf,
+        previous: abc.Mapping[abc.Hashable, object] | None = None,
         on_text: OnText | None = None,
         on_over: abc.Callable[[Literal["done", "failed", "superseded"]], None] | None = None,
     ) -> None:
@@ -172,7 +177,7 @@ class Request(Generic[ImageT]):
         self._width, self._height = size  # of an image, once it is read
         self._maker, self._adapter = maker, adapter
         self.deadline = deadline
-        self._on_text = on_text
+        self._previous, self._on_text = previous, on_text
         self._parts: list[_Part[ImageT]] = []
         self._left = self._uncut = 0
         self._crops_s = 0.0
@@ -211,6 +216,9 @@ class Request(Generic[ImageT]):
                 )
                 self._parts.append(_Part(window, tuple(chosen[part]), image_request))
         self._left = self._uncut = len(self._parts)
+        if self._previous is not None and self._maker.drafts:
+            for request in self.image_requests:
+                recall_from(request, self._previous)
         return self.image_requests
 
     def _read(self) -> NDArray[np.uint8]:
@@ -315,7 +323,8 @@ class Request(Generic[ImageT]):
         for task, group in zip(self._tasks, answers, strict=True):
             outputs = [(sequence.output, window) for sequence, window in group]
             parts += task.collect(outputs, self._width, self._height, self._maker.limits)
-        return Result.of(parts, self._width, self._height, self._timings())
+        drafts = remember(self.image_requests) if self._maker.drafts else {}
+        return Result.of(parts, self._width, self._height, self._timings(), drafts)
 
     def _timings(self) -> Timings:
         """Cropping and the first image request's prefill; the wait between them; and all that came after."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -77,6 +78,34 @@ def test_answers_that_change_are_those_of_plain_decoding(tiny: Engine) -> None:
     for number, (wanted, got) in enumerate(zip(plain, drafted, strict=True)):
         assert places(got) == places(wanted), number
     assert fewer < steps
+
+
+def test_a_result_begins_the_answers_of_the_next_image(tiny: Engine) -> None:
+    images = [noise(40, 60, seed // 2) for seed in range(6)]
+    plain, steps = counted(tiny, images, TASKS, None)
+    begun = tiny.counters()["steps_decode_total"]
+    last: Result | None = None
+    for wanted, image in zip(plain, images, strict=True):
+        last = tiny.submit(image, TASKS, previous=last).result(WAIT_S)
+        assert places(last) == places(wanted)
+        last = pickle.loads(pickle.dumps(last))  # it holds nothing of the engine
+    assert tiny.counters()["steps_decode_total"] - begun < 0.8 * steps
+    fed = tiny.counters()["draft_values_total"]
+    unlike = tiny.submit(images[0], [Detect("x", 6, 0.0)], 2, previous=last).result(
+        WAIT_S
+    )  # of the windows nothing is known
+    assert places(unlike) == places(tiny.submit(images[0], [Detect("x", 6, 0.0)], 2).result(WAIT_S))
+    assert tiny.counters()["draft_values_total"] > fed
+    with pytest.raises(ValueError, match="previous is the result"):
+        tiny.submit(images[0], TASKS, previous=tiny.submit(images[0], TASKS))  # type: ignore[arg-type]
+
+
+def test_without_drafts_results_keep_none(folder: Path) -> None:
+    with Engine.load(str(folder), "cpu", drafts=False) as engine:
+        first = engine.submit(noise(16, 16), TASKS).result(WAIT_S)
+        again = engine.submit(noise(16, 16), TASKS, previous=first).result(WAIT_S)
+        assert places(again) == places(first)
+        assert (first.drafts, engine.counters()["draft_values_total"]) == ({}, 0)
 
 
 def test_prompts_of_other_tiles_and_streams_are_not_mixed_up(tiny: Engine) -> None:
