@@ -146,8 +146,8 @@ class Engine:
                 once if the image is so large that it cannot even be cut into crops until then.
             adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
             stream: what the frames of one camera have in common, anything hashable; None for an image by itself.
-            previous: the result of an image that is nearly this one, by the same model. Of the same tasks its answers are
-                checked instead of being written again: they come out the same as without it, see `scheduling.drafts`.
+            previous: the result of an image that is nearly this one, by the same model. Of the same tasks its answers
+                are checked instead of being written again: they come out the same as without it, see `drafts`.
                 It is used in place of what the stream remembers.
 
         Returns:
