@@ -74,6 +74,7 @@ class StreamState:
         worker: where it is, or is being opened or closed.
         reason: why it has failed; None if it has not.
         opened: how often it was opened.
+        opened_at: `time.monotonic()` of the last time.
         cost: as in `StreamReport`, the newest.
         key: of its newest opening, by which late messages of an older one are recognised.
         opening, closing: who waits for it to be open, or closed.
@@ -90,6 +91,7 @@ class StreamState:
     worker: str | None = None
     reason: str | None = None
     opened: int = 0
+    opened_at: float = 0.0
     cost: float | None = None
     opening: list[Future[str]] = field(default_factory=list)
     closing: list[Future[None]] = field(default_factory=list)
@@ -105,6 +107,15 @@ class StreamState:
         self.cost = report.cost
         if report.settings is not None:
             self.config = {**report.settings, "name": self.name}
+
+    def note_opened(self, live: bool, now: float) -> None:
+        """A worker has opened it. Where nobody waits for that any more, it is to end."""
+        self.phase, self.live, self.opened_at = "open", live, now
+        self.opened += 1
+        self.removed |= self.opened == 1 and bool(self.opening) and all(done.cancelled() for done in self.opening)
+        for done in self.opening:
+            settle(done, self.name)
+        self.opening.clear()
 
     def open_at(self, worker: str, key: int) -> Message:
         """Note that it is being opened at a worker; returns the command."""

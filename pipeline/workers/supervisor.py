@@ -18,6 +18,7 @@ from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import MakeWorker, Message, Worker, WorkerReport
+from saccade.pipeline.workers.quarantine import CRASHES, Quarantine
 from saccade.pipeline.workers.states import GRACE_S, RefusedError, StreamState, WorkerSeat, check_free, settle
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Supervisor:
         self._seats = {name: WorkerSeat(name) for name in names}
         self._streams: dict[str, StreamState] = {}
         self._opened = 0
+        self._quarantine = Quarantine()
         self._began = False
         self._ready_at = 0.0
         self._finished: dict[str, Message] = {}
@@ -299,13 +301,7 @@ class Supervisor:
     def _take_answer(self, stream: StreamState, kind: str, message: Message) -> list[str]:
         """Take what a worker says of a stream; returns the stream if it is there no more."""
         if kind == "opened":
-            stream.phase, stream.live = "open", message["live"]
-            stream.opened += 1
-            given_up = stream.opened == 1 and bool(stream.opening) and all(done.cancelled() for done in stream.opening)
-            stream.removed = stream.removed or given_up
-            for done in stream.opening:
-                settle(done, stream.name)
-            stream.opening.clear()
+            stream.note_opened(message["live"], time.monotonic())
             if stream.removed:
                 self._close_there(stream)
             return []
@@ -336,10 +332,13 @@ class Supervisor:
                 return [stream.name for stream in self._streams.values() if stream.worker == seat.name]
             log.warning("worker %s has ended (%s), and is started again", seat.name, message["reason"])
             lost = [stream for stream in self._streams.values() if stream.worker == seat.name]
+            guilty = self._quarantine.crashed(lost, time.monotonic()) if message["reason"] in CRASHES else []
             for stream in lost:
                 stream.worker = None
                 if stream.removed:
                     self._forget(stream)
+                elif stream in guilty:
+                    self._fail(stream, RefusedError("StreamError", f"its worker crashed with it: {message['reason']}"))
                 elif stream.live is False and stream.phase == "open":
                     reason = f"its worker has ended ({message['reason']}) before the file was through"
                     self._finished[stream.name] = {"is": "gone", "stream": stream.name, "error": reason, "live": False}
@@ -385,7 +384,8 @@ class Supervisor:
             seat = self._seats.get(place or "")
             if seat is None or not seat.ready or seat.worker is None:
                 continue
-            if stream.phase == "waiting":
+            others = [other for other in wanted if other.worker == place]
+            if stream.phase == "waiting" and self._quarantine.may_open(stream, others, now):
                 self._opened += 1
                 seat.worker.send(stream.open_at(seat.name, self._opened))
             elif stream.phase == "open" and stream.worker != place and stream.live:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.workers import states
+from saccade.pipeline.workers import quarantine, states
 from saccade.pipeline.workers.protocol import Message, Worker, WorkerState
 from saccade.pipeline.workers.states import RefusedError
 from saccade.pipeline.workers.supervisor import Supervisor
@@ -187,6 +187,30 @@ def test_a_worker_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch
         wait_for(lambda: made.made["1"][0].killed, LONG_S)
         monkeypatch.undo()
         made.worker("1", 1).get_ready()
+
+
+def test_a_stream_that_crashes_its_workers_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "PROBATION_S", 0.02)
+    names = {f"door{number}" for number in range(4)}
+    with scene() as made:
+        for name in sorted(names | {"poison"}):
+            made.supervisor.open(CONFIG, name)
+        crashes = 0
+        deadline = time.monotonic() + LONG_S
+        while made.phase("poison") != "failed" or any(made.phase(name) != "open" for name in names):
+            assert time.monotonic() < deadline
+            for number in made.made:
+                worker = made.worker(number)
+                seat_of(made, number).retry_at = 0.0  # or the test would wait
+                if worker.state == "starting" and seat_of(made, number).worker is worker:
+                    worker.get_ready()
+                worker.answer()
+                if "poison" in worker.open:
+                    worker.end("SIGSEGV")
+                    crashes += 1
+            time.sleep(0.005)
+        assert crashes == quarantine.STRIKES + 1
+        assert "SIGSEGV" in str(made.supervisor.streams()["poison"].reason)
 
 
 def test_workers_that_end_at_once_are_started_less_often() -> None:
