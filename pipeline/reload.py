@@ -36,6 +36,36 @@ Stamp = tuple[int, int, int]
 T = TypeVar("T")
 
 
+class FileStamp:
+    """Whether a file is another than it was when it was last read.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = self._now()
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is there, and another."""
+        stamp = self._now()
+        return stamp is not None and stamp != self._stamp
+
+    def take(self) -> None:
+        """It is being read now."""
+        self._stamp = self._now()
+
+    def _now(self) -> Stamp | None:
+        """What changes with the file; None while it is not there, as while an editor replaces it."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 class ConfigReloader:
     """The file of a session. Every method is callable from any thread.
 
@@ -52,19 +82,18 @@ class ConfigReloader:
         self._config = config
         self._session = session
         self._names: list[str | None] = list(session.first_names)
-        self._stamp = self._stamp_now()
+        self._stamp = FileStamp(path)
         self._lock = threading.Lock()
 
     @property
     def changed(self) -> bool:
         """Whether the file is another than it was when it was last read, or written to from here."""
-        stamp = self._stamp_now()
-        return stamp is not None and stamp != self._stamp
+        return self._stamp.changed
 
     def reload(self) -> list[str]:
         """Read the file and run what it says now; returns a line for each change, or for why there is none."""
         with self._lock:
-            self._stamp = self._stamp_now()
+            self._stamp.take()
             try:
                 wanted = load(self._path, self._overrides)
                 return self._apply(wanted) or [f"{self._path}: nothing has changed"]
@@ -95,7 +124,7 @@ class ConfigReloader:
                 if watching is not None and list(watching.rules) != stream.rules:
                     rules[place] = watching.rules
             save_settings(self._path, regions, rules, lambda path: load(path, self._overrides))
-            self._stamp = self._stamp_now()
+            self._stamp.take()
             self._config = load(self._path, self._overrides)
             return self._path.name
 
@@ -106,7 +135,7 @@ class ConfigReloader:
         running = set(self._session.streams.names)
         new = [(name, stream) for name, stream in zip(names, after, strict=True) if name is None or name not in old]
         kept = [(name, stream) for name, stream in zip(names, after, strict=True) if name is not None and name in old]
-        differences = {name: _differences(old[name], stream) for name, stream in kept}
+        differences = {name: stream_differences(old[name], stream) for name, stream in kept}
         restarts = [
             (name, stream)
             for name, stream in kept
@@ -142,7 +171,7 @@ class ConfigReloader:
             if name is None or name not in old:
                 run = attempt(name or stream.source, "added", partial(self._session.add, stream))
                 names[number] = run.name if run else name
-        later = sorted(_global_differences(self._config, wanted))
+        later = sorted(run_differences(self._config, wanted))
         lines += [f"{', '.join(later)}: changed in the file, and taken when saccade is started again"] if later else []
         self._config, self._names = wanted, names
         return lines
@@ -182,20 +211,13 @@ class ConfigReloader:
             change_prompts(run, self._session.streams.engine, Prompts.model_validate(asked))
         run.settings = stream.model_copy(update={"name": name})
 
-    def _stamp_now(self) -> Stamp | None:
-        """What changes with the file; None while it is not there, as while an editor replaces it."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
 
-
-def _differences(old: ListedStream, new: ListedStream) -> set[str]:
+def stream_differences(old: ListedStream, new: ListedStream) -> set[str]:
+    """Settings of a stream that differ, but for its name."""
     return {key for key in ListedStream.model_fields if getattr(old, key) != getattr(new, key)} - {"name"}
 
 
-def _global_differences(old: RunConfig, new: RunConfig) -> set[str]:
+def run_differences(old: RunConfig, new: RunConfig) -> set[str]:
     """Settings of the whole run that differ; those of streams are taken at once."""
     return {
         key

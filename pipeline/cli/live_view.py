@@ -22,6 +22,7 @@ from saccade.pipeline.core.stream_manager import StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.reload import ConfigReloader
 from saccade.pipeline.session import Session
+from saccade.pipeline.workers.front.reload import FrontReloader
 
 POLL_S = 0.1
 _TABLE_S = 0.5
@@ -60,7 +61,7 @@ def follow(
     def show_line(line: str) -> None:
         console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    watch = _FileWatch()
+    watch = FileWatch()
     signals.catch()
     runs = session.start()
     with _view(console, runs, session.endless, quiet) as show:
@@ -105,14 +106,15 @@ def follow(
     return runs
 
 
-class _FileWatch:
+class FileWatch:
     """Looks once a second whether a file has changed, and reports it when it has stayed as it is for a second."""
 
     def __init__(self) -> None:
         self._looked_at = 0.0
         self._seen = False
 
-    def due(self, reloader: ConfigReloader) -> bool:
+    def due(self, reloader: ConfigReloader | FrontReloader) -> bool:
+        """Whether the file is to be read now."""
         now = time.monotonic()
         if now < self._looked_at + _FILE_S:
             return False

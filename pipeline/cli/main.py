@@ -100,7 +100,7 @@ def run(
 
         if trace is not None:
             raise ConfigError("--trace: a trace is of one engine; leave out --workers")
-        return run_workers(settings, quiet=quiet)
+        return run_workers(settings, config, {**sources_in(source), **given}, quiet=quiet)
     with (
         EndingSignals() as signals,
         opened_session(settings, show_preparation) as session,

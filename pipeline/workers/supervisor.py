@@ -128,8 +128,8 @@ class Supervisor:
                     self._close_there(stream)
         return done
 
-    def restart(self, name: str) -> Future[str]:
-        """Close a stream where it is, and open it anew, as it is now; also one that has failed. Done as `open` is.
+    def restart(self, name: str, config: Mapping[str, Any] | None = None) -> Future[str]:
+        """Close a stream, and open it anew, as it is now or as `config` says; also one that failed. Done as `open` is.
 
         Raises:
             StreamError: if there is none of that name.
@@ -140,6 +140,7 @@ class Supervisor:
             if stream is None or stream.removed:
                 raise StreamError(f"no stream is called '{name[:80]}'")
             stream.opening.append(done)
+            stream.config = stream.config if config is None else {**config, "name": name}
             if stream.phase == "failed":
                 stream.phase, stream.reason = "waiting", None
                 self._place()
@@ -373,19 +374,18 @@ class Supervisor:
         """Open the streams that wait where they belong, and close those that belong elsewhere."""
         if self._stopping:
             return
-        now = time.monotonic()
-        if not self._all_began(now):
+        if not self._all_began(now := time.monotonic()):
             return
         slots = [seat.slot for seat in self._seats.values() if seat.ready or seat.comes_back(now)]
         wanted = [stream for stream in self._streams.values() if stream.phase != "failed" and not stream.removed]
         places = self._placement.place([stream.need for stream in wanted], slots, now)
         for stream in wanted:
-            place = places.get(stream.name)
-            seat = self._seats.get(place or "")
+            seat = self._seats.get(place := places.get(stream.name, ""))
             if seat is None or not seat.ready or seat.worker is None:
                 continue
-            others = [other for other in wanted if other.worker == place]
-            if stream.phase == "waiting" and self._quarantine.may_open(stream, others, now):
+            if stream.phase == "waiting":
+                if not self._quarantine.may_open(stream, (one for one in wanted if one.worker == place), now):
+                    continue
                 self._opened += 1
                 seat.worker.send(stream.open_at(seat.name, self._opened))
             elif stream.phase == "open" and stream.worker != place and stream.live:

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -14,11 +16,13 @@ from rich.text import Text
 
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, take_warnings
 from saccade.pipeline.cli.formatting import summary
+from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.stats import Report
 from saccade.pipeline.sink_targets import shown_targets
 from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
+from saccade.pipeline.workers.front.reload import FrontReloader
 from saccade.pipeline.workers.protocol import Message, StreamReport
 from saccade.sinks import Latency
 
@@ -30,15 +34,25 @@ _TABLE_S = 0.5
 _URGENT_S = 3.0  # for the workers to end after an urgent signal; the promise is 5 s for everything
 
 
-def run_workers(settings: RunConfig, *, quiet: bool) -> int:
+def run_workers(settings: RunConfig, config: Path | None, overrides: Mapping[str, Any], *, quiet: bool) -> int:
     """Run what is configured on workers, to its end; returns the exit code.
+
+    Args:
+        settings: all of it.
+        config: the file that it comes from, which is read anew when it changes; None if there is none.
+        overrides: the command line's values over the file.
+        quiet: show only what fails.
 
     Raises:
         ConfigError, EngineError, SinkError, SourceError, RunFailed: as `opened_session`.
     """
     with EndingSignals() as signals, opened_front(settings) as front:
+        reloader = FrontReloader(config, overrides, settings, front) if config else None
+        front.config_api.actions = reloader
+        if reloader and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+            signals.reload_on_hangup()
         signals.catch()
-        _follow(front, signals, quiet=quiet)
+        _follow(front, signals, reloader, quiet=quiet)
         front.close(CLOSE_S if signals.urgent_at is None else _URGENT_S)
         finished = front.supervisor.finished()
     failed = show_finished(finished, settings, quiet=quiet)
@@ -65,16 +79,20 @@ def show_finished(finished: Mapping[str, Message], settings: RunConfig, *, quiet
     return failed
 
 
-def _follow(front: Front, signals: EndingSignals, *, quiet: bool) -> None:
+def _follow(front: Front, signals: EndingSignals, reloader: FrontReloader | None, *, quiet: bool) -> None:
     """Show the streams until all have ended, or a signal comes."""
     console = Console(stderr=True)
     shown: dict[str, str] = {}
+    watch = FileWatch()
     front.start()
     with streams_table(console, quiet) as show:
         while not signals:
             opened = front.check()
             reports = _reports(front)
-            show_changes(console, reports, take_warnings(), shown, quiet=quiet)
+            changes: list[str] = []
+            if reloader is not None and opened and (signals.take_reload() or watch.due(reloader)):
+                changes = reloader.reload()
+            show_changes(console, reports, [*take_warnings(), *changes], shown, quiet=quiet)
             show(reports)
             streams = front.supervisor.streams().values()
             if opened and not front.endless and all(stream.phase == "failed" for stream in streams):

@@ -71,6 +71,7 @@ class Front:
         supervisor: runs them.
         events: hands the events of their rules on.
         endless: whether it goes on when no stream runs any more, since others may be added.
+        config_api: the configuration file over HTTP, once `actions` of it are set.
 
     Args:
         config: what was configured.
@@ -98,6 +99,7 @@ class Front:
         self._make_elsewhere = make
         self._outputs = outputs
         self._store = store
+        self.config_api = ConfigApi()
         self._secret = secret or secrets.token_urlsafe(32)
         self.endless = not streams
         self._first = dict(streams)
@@ -164,7 +166,7 @@ class Front:
             tls=tls_of(config.http_cert, config.http_key),
             access=access,
             events=self._store,
-            routes=[*api.routes(), *ConfigApi().routes()],
+            routes=[*api.routes(), *self.config_api.routes()],
             public=api.public,
             on_startup=[forwarder.start],
             on_cleanup=[forwarder.close],
@@ -272,13 +274,7 @@ def opened_front(
     """
     if config.display:
         raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
-    streams = _named(config)
-    shared = [target for target in targets_of(config) if not target.each]
-    if len(streams) == 1:  # a video is no shared output; where there is one stream only, it is that one's
-        videos = [target for target in shared if _is_video(target)]
-        shared = [target for target in shared if target not in videos]
-        name, stream = next(iter(streams.items()))
-        streams[name] = stream.model_copy(update={"sinks": [*stream.sinks, *(target.text for target in videos)]})
+    streams, shared = streams_of(config)
     if watched := next((target for target in shared if target.text.startswith(WHEP)), None):
         raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
     each = [target for target in targets_of(config) if target.each]
@@ -310,8 +306,20 @@ def _is_video(target: Target) -> bool:
     return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")
 
 
+def streams_of(config: RunConfig) -> tuple[dict[str, ListedStream], list[Target]]:
+    """The streams by name, the one configured or one like the source's; and the outputs that they share."""
+    streams = _named(config)
+    shared = [target for target in targets_of(config) if not target.each]
+    if len(streams) == 1:  # a video is no shared output; where there is one stream only, it is that one's
+        videos = [target for target in shared if _is_video(target)]
+        shared = [target for target in shared if target not in videos]
+        name, stream = next(iter(streams.items()))
+        if videos:
+            streams[name] = stream.model_copy(update={"sinks": [*stream.sinks, *(target.text for target in videos)]})
+    return streams, shared
+
+
 def _named(config: RunConfig) -> dict[str, ListedStream]:
-    """The streams by name: the one configured, else one made from the source that no other has."""
     streams = config.each() if config.source or config.streams else []
     taken = {stream.name for stream in streams if stream.name}
     named: dict[str, ListedStream] = {}

@@ -52,11 +52,14 @@ class Program:
             "workers": 2,
             **values,
         }
-        (folder / "cameras.yaml").write_text(json.dumps(config))  # which is YAML
-        command = [sys.executable, "-m", "saccade", "run", "--config", str(folder / "cameras.yaml")]
+        self.file = folder / "cameras.yaml"
+        self.file.write_text(json.dumps(config))  # which is YAML
+        command = [sys.executable, "-m", "saccade", "run", "--config", str(self.file)]
         self.log = folder / "log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self.streams = streams
 
     def get(self, path: str) -> Any:
@@ -86,6 +89,15 @@ class Program:
         wait_for(self.all_run, LONG_S)
         back_s = time.monotonic() - begun
         return next(iter(self.get("/workers")["workers"][number]["restarted_in_s"][-1:]), 0.0), back_s
+
+    def add_to_file(self, camera: Camera) -> None:
+        """Write another stream into the file, and have it read."""
+        config = json.loads(self.file.read_text())
+        config["streams"].append({"name": f"c{self.streams}", "source": camera.url()})
+        self.file.write_text(json.dumps(config))
+        self.process.send_signal(signal.SIGHUP)
+        self.streams += 1
+        wait_for(self.all_run, LONG_S)
 
     def rss_bytes(self) -> int:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -157,11 +169,12 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
 
 def test_workers_end_with_their_supervisor(tmp_path: Path, camera: Camera) -> None:
     with running(tmp_path, camera, 2, sinks=[f"{tmp_path}/{{stream}}.mp4"]) as program:
+        program.add_to_file(camera)
         pids = {seat["pid"] for seat in program.get("/workers")["workers"]}
         assert pids <= set(program.left())
         program.process.kill()
         took = wait_for(lambda: not program.left(), LONG_S)
         print(f"\nseconds until nothing was left of a killed supervisor: {took:.2f}")
-    for number in range(2):
+    for number in range(3):
         with av.open(str(tmp_path / f"c{number}.mp4")) as video:
             assert sum(1 for _ in video.decode(video=0)) > 0
