@@ -24,6 +24,7 @@ from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the better one first
 _RTP_CLOCK = "_RTCRtpSender__rtp_timestamp"
 _WRAP = 1 << 32
+_SOON_S, _TRIES = 0.01, 50  # how often the first record tries to follow its frame
 
 
 class _Track(VideoStreamTrack):
@@ -112,14 +113,29 @@ class ViewerPeer(Peer):
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
         """Send a record, just before its frame, with the RTP timestamp that the frame will have.
 
-        The RTP clock starts at a number that only aiortc knows; it is read from the frame sent last.
+        The RTP clock starts at a number that only aiortc knows; it is read from the frame sent last. So the first
+        record follows its frame: at 4 frames a second a viewer has its boxes 0.25 s sooner than with the second.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)
         self._last_pts = pts
+        if self._clock is None:
+            self._loop.call_later(_SOON_S, self._send_first, record, pts, _TRIES)
+        elif self.messages.open:
+            self._send_stamped(record, pts, self._clock)
+
+    def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
+        """Send the first record once its frame is on its way and the peer takes messages; give up in the end."""
+        if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 until then
+            self._clock = pts, stamp
         if self._clock is not None and self.messages.open:
-            stamp = (self._clock[1] + pts - self._clock[0]) % _WRAP
-            self.messages.send(to_json({**record, "rtp_timestamp": stamp}).decode())
+            self._send_stamped(record, pts, self._clock)
+        elif tries:
+            self._loop.call_later(_SOON_S, self._send_first, record, pts, tries - 1)
+
+    def _send_stamped(self, record: dict[str, Any], pts: int, clock: tuple[int, int]) -> None:
+        stamp = (clock[1] + pts - clock[0]) % _WRAP
+        self.messages.send(to_json({**record, "rtp_timestamp": stamp}).decode())
 
 
 def _chosen_codec(answer: str) -> Codec:

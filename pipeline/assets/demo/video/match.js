@@ -29,6 +29,9 @@ class Ring {
     if (frame !== this.#kept) frame.bitmap.close();
   }
 
+  /** The newest one of a time, or before it; null if there is none. */
+  until(time = Infinity) { return this.#frames.findLast((one) => one.time <= time) ?? null; }
+
   /** The newest one that `fits`; those before it are of no more use. */
   take(fits) {
     const at = this.#frames.findLastIndex(fits);
@@ -57,15 +60,24 @@ export class Delayed {
   frame(time, bitmap) { this.#ring.add(time, bitmap, 60); }
 
   record(time, record) {
+    const first = !this.#records.length;
+    // The first has its own frame shown again, though later ones have been: 0.3 s sooner than by waiting for others.
+    if (first) time = this.#ring.until(time + SAME_MS)?.time ?? time;
     const last = this.#records.at(-1)?.time ?? time;
     const wait = Math.min(unixNow() - time + Math.max(0, time - last), MOST_DELAY_MS);
-    this.#delay += (wait > this.#delay ? 0.4 : 0.02) * (wait - this.#delay);  // later at once, sooner bit by bit
+    const share = first ? 1 : wait > this.#delay ? 0.4 : 0.02;  // later at once, sooner bit by bit
+    this.#delay += share * (wait - this.#delay);
     this.#records.push({time, record});
     if (this.#records.length > 60) this.#records.shift();
   }
 
   /** The frame to show now and its record, or null. */
   pick() {
+    if (!this.#records.length) {  // as it comes, and kept: the first record is of a frame that was shown before
+      const newest = this.#ring.until();
+      if (newest) this.#ring.keep(newest);
+      return newest && {bitmap: newest.bitmap, record: null};
+    }
     const frame = this.#ring.take((one) => one.time <= unixNow() - this.#delay);
     if (!frame) return null;
     const at = this.#records.findLastIndex((one) => one.time <= frame.time + SAME_MS);

@@ -39,6 +39,7 @@ def test_each_record_comes_with_the_timestamp_of_its_own_frame() -> None:
         assert len(both) >= 10
         # The viewer's clock starts at its first frame: it is as far behind each timestamp.
         assert len({(stamps[number] - times[number]) % 2**32 for number in both}) == 1
+        assert watcher.numbers[0] in stamps  # the very first has its record, too
 
 
 def test_several_watch_and_leave_as_they_like() -> None:
