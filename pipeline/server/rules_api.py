@@ -5,7 +5,8 @@
                                         on. A mistake in YAML comes back as {"error": …, "line": 2, "column": 9}
     DELETE /streams/door/rules          removes them all
     POST   /streams/door/rules/check    as PUT, but nothing is changed
-    GET    /streams/door/rules/state    how each is doing: if its condition holds, p(yes) of its question, its event
+    GET    /streams/door/rules/state    how each is doing: if its condition holds, p(yes) of its question, its event;
+                                        {"rules": null} of a stream that can have none
 
 Authentication is elsewhere (`saccade.pipeline.server.http_server`).
 """
@@ -94,7 +95,9 @@ class RulesApi:
 
     async def _state(self, request: web.Request) -> web.Response:
         run = run_of(self._streams, request)
-        stage = self._stage(run)
+        stage = event_stage(run.stages)
+        if stage is None:  # as that of a page's own camera
+            return web.json_response({"rules": None})
         states = {state.name: state for state in stage.states}
         return web.json_response({"rules": [_described(rule, states.get(rule.name), run) for rule in stage.rules]})
 

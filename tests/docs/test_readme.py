@@ -26,6 +26,7 @@ from typing import Any
 import av
 import pytest
 import typer.main
+import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -35,6 +36,7 @@ from saccade.pipeline.cli.main import app, main
 from saccade.pipeline.cli.options import load_settings, settings_in, sources_in
 from saccade.pipeline.core.config import RunConfig
 from saccade.sinks import make_record
+from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sources import open_source
 from tests.engine.backends.test_lora import matrices
 from tests.sinks.test_record import FRAME, LATENCY, RESULT
@@ -69,6 +71,9 @@ NOT_RUN = {
 
 IN_BROWSER = REPO / "sinks" / "README.md"
 """The document whose JavaScript tests/e2e/test_feed_browser.py runs in a browser."""
+
+OF_OTHERS = ("card.yaml", "configuration.yaml")
+"""YAML of Home Assistant, in which the topics are checked."""
 
 SERVER = "http://127.0.0.1:8080"
 CLIP, IMAGE = "street.mp4", "street.jpg"
@@ -141,6 +146,11 @@ def run_block(block: Block, namespace: dict[str, Any], monkeypatch: pytest.Monke
         case "sh":
             for words in commands_of(block):
                 run_command(words, monkeypatch)
+        case "yaml" if block.title in OF_OTHERS:
+            text = yaml.safe_dump(yaml.safe_load(block.text))
+            topics = Topics("saccade")
+            known = {topics.count("hall", "person"), topics.stream_available("hall"), topics.events}
+            assert set(re.findall(r"saccade/\S+", text)) <= known
         case "yaml":
             Path(block.title).write_text(block.text)
             load(Path(block.title), {}, source="street.mp4")

@@ -213,5 +213,5 @@ export function drawChart(figure, minutes, most = 60) {
     for (const [name, value] of Object.entries(place)) bar.setAttribute(name, value);
     return bar;
   }));
-  figure.querySelector("figcaption").textContent = `New objects a minute, in the last hour; at most ${top}`;
+  figure.querySelector("figcaption").textContent = `New objects a minute, last hour · most ${top}`;
 }

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Text
@@ -100,8 +100,15 @@ class _Chat(BaseModel):
     seed: int | None = None
     n: Literal[1] | None = None
     response_format: _Format | None = None
-    tools: None = Field(None, description="tools are not supported")
+    tools: Any = None
     logprobs: Literal[False] | None = None
+
+    @field_validator("tools")
+    @classmethod
+    def _without_tools(cls, value: object) -> object:
+        if value:
+            raise ValueError("are not supported: ask in words")
+        return value
 
 
 class OpenAiApi:

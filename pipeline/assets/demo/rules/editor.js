@@ -95,7 +95,7 @@ export class Editor {
   #show(mistake) {
     this.#mistake = mistake;
     const lines = this.#text.value.split("\n");
-    this.#text.rows = Math.min(ROWS[1], Math.max(ROWS[0], lines.length));
+    this.#text.rows = Math.min(ROWS[1], Math.max(ROWS[0], lines.length + 1));
     $("rule-lines").replaceChildren(...lines.map((line, at) => {
       const row = make("span", {className: "line"});
       if (mistake?.line !== at + 1) return row.append(`${line}\n`), row;

@@ -39,7 +39,7 @@ class Item {
     this.#light.className = event ? "ok" : "off";
     this.#when.textContent = problem ?? when;
     this.#when.classList.toggle("wrong", Boolean(problem));
-    this.#now.textContent = event ? `now · ${lengthOf(since)}` : holds && question ? "asking" : "";
+    this.#now.textContent = event ? `now · ${lengthOf(since)}` : holds && question && p === null ? "asking" : "";
     this.#asked.hidden = !question;
     if (!question) return;
     this.#asked.firstChild.textContent = question;
@@ -95,7 +95,7 @@ export class Rules {
     try {
       if (!document.hidden) {
         const {rules} = await (await ask(`${this.#path}/state`)).json();
-        if (stream !== this.#stream) return;
+        if (stream !== this.#stream || !rules) return;
         this.#show(rules);
       }
     } catch (problem) {

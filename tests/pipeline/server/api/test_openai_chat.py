@@ -78,7 +78,7 @@ def test_a_schema_of_boxes_gets_boxes(finder: str, photo: Image.Image) -> None:
         ({"messages": [{"role": "user", "content": "hello"}]}, "an image is needed"),
         ({"messages": []}, "messages"),
         ({"n": 2}, "n:"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: are not supported"),
         ({"response_format": {"type": "json_object"}}, "JSON schema of boxes"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
