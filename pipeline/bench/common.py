@@ -77,8 +77,8 @@ def parse_weights(text: str, flag: str) -> list[float]:
     return [float(part) for part in parts]
 
 
-def images_of(source: str, width: int, height: int) -> list[RgbImage]:
-    """The first 20 images of a source, every tenth frame, scaled to `width` × `height` pixels.
+def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> list[RgbImage]:
+    """The first `count` images of a source, every tenth frame, scaled to `width` × `height` pixels.
 
     Raises:
         SourceError: if it cannot be used.
@@ -86,5 +86,5 @@ def images_of(source: str, width: int, height: int) -> list[RgbImage]:
     with open_source(source, vid_stride=_STRIDE) as frames:
         return [
             np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
-            for frame in islice(frames, _IMAGES)
+            for frame in islice(frames, count)
         ]

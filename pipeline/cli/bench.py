@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -215,29 +215,31 @@ def bench_cameras(
     ] = None,
     weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in turn.")] = "1",
     objects: Objects = None,
+    questions: Annotated[
+        float | None, typer.Option(min=0.1, max=1000, help="Measure again with so many questions of rules a second.")
+    ] = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
     """Offer the frames of simulated cameras, more than the model can answer, and time how fresh it sees them.
 
-    One freezes for a while, one sends its frames in bursts, one is in 4K.
+    One freezes for a while, one sends its frames in bursts, one is in 4K. With --questions the model must talk, such as
+    --model moondream-2-random.
     """
-    from saccade.pipeline.bench.cameras import time_cameras
+    from saccade.pipeline.bench.cameras import time_cameras, time_questions
     from saccade.pipeline.bench.common import parse_range, parse_size, parse_weights
 
-    result = time_cameras(
-        given.get("model", "nano"),
-        given.get("device", "auto"),
-        streams,
-        parse_range(fps, "--fps"),
-        dtype=given.get("dtype"),
-        seconds=seconds,
-        deadline_ms=deadline_ms or None,
-        load=load,
-        weights=parse_weights(weights, "--weights"),
-        objects=objects,
-        size=parse_size(size),
-    )
+    cameras = given.get("model", "nano"), given.get("device", "auto"), streams, parse_range(fps, "--fps")
+    options: dict[str, Any] = {
+        "dtype": given.get("dtype"),
+        "seconds": seconds,
+        "deadline_ms": deadline_ms or None,
+        "load": load,
+        "weights": parse_weights(weights, "--weights"),
+        "objects": objects,
+        "size": parse_size(size),
+    }
+    result = time_cameras(*cameras, **options) if questions is None else time_questions(*cameras, questions, **options)
     print(result.as_json() if as_json else result.as_text())
 
 

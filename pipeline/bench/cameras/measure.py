@@ -72,13 +72,21 @@ def time_cameras(
     Raises:
         EngineError: if the model cannot be loaded.
     """
+    images, large, task = shown_images(size, objects, label)
+    with open_engine(model, device, dtype=dtype) as engine:
+        return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+
+
+def shown_images(
+    size: tuple[int, int], objects: int | None = None, label: str = "person"
+) -> tuple[list[RgbImage], list[RgbImage], Detect]:
+    """What cameras show, what one in 4K does, and what is asked for; the arguments as in `time_cameras`."""
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
-    large = images_of(str(DEMO_CLIP), *_LARGE_SIZE)[:2]
+    large = images_of(str(DEMO_CLIP), *_LARGE_SIZE, count=2)
     task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
-    with open_engine(model, device, dtype=dtype) as engine:
-        return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+    return images, large, task
 
 
 def run_cameras(

@@ -1,0 +1,171 @@
+"""`saccade bench cameras --questions N`: what questions of rules do to the frames of cameras, and how soon they end.
+
+The same cameras twice on one engine: without questions, and with so many a second about crops of their frames.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from saccade.engine.errors import DeadlineError, EngineError
+from saccade.pipeline.bench.cameras.measure import run_cameras, shown_images
+from saccade.pipeline.bench.cameras.report import CamerasBench
+from saccade.pipeline.bench.load_generator import open_engine
+from saccade.pipeline.events.asking import ModelAskEngine
+from saccade.sources import RgbImage
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+_QUESTION = "Is there really a person?"
+_CHOICES = ("yes", "no")
+_DEADLINE_S = 2.0  # that of `ask_deadline`
+_CROP = 0.4, 0.8  # of the image's width and height
+_END_S = 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class QuestionsBench:
+    """What `time_questions` measured.
+
+    Attributes:
+        without, beside: the cameras without questions, and with them.
+        asked, late, failed: questions, those that had no answer after 2 s, and those that failed otherwise.
+        p50_ms, p95_ms: from a question to its answer.
+    """
+
+    without: CamerasBench
+    beside: CamerasBench
+    asked: int
+    late: int
+    failed: int
+    p50_ms: float
+    p95_ms: float
+
+    @property
+    def moved(self) -> float:
+        """By how much the 99th percentile of the frames' age at the result has moved; 0.1 is 10 % more."""
+        return self.beside.result_p99_ms / self.without.result_p99_ms - 1
+
+    def as_json(self) -> str:
+        """All fields as a JSON object, the rows of the cameras left out."""
+        parts = asdict(replace(self, without=replace(self.without, rows=()), beside=replace(self.beside, rows=())))
+        return json.dumps({**parts, "moved": self.moved}, indent=2)
+
+    def as_text(self) -> str:
+        """Some lines for people."""
+
+        def line(name: str, seen: CamerasBench) -> str:
+            return (
+                f"{name:>18}: {seen.fps:6.1f} frames/s, age at the result p50 {seen.result_p50_ms:.0f} ms, "
+                f"p99 {seen.result_p99_ms:.0f}; deadlines met {100 * seen.deadlines_met:.1f} %"
+            )
+
+        return "\n".join(
+            [
+                f"{self.without.model} on {self.without.device} in {self.without.dtype}: "
+                f"{self.without.offered_fps:.0f} frames/s offered",
+                line("without questions", self.without),
+                line("with questions", self.beside),
+                f"p99 moved by {100 * self.moved:+.1f} %; {self.asked} questions, answered after p50 "
+                f"{self.p50_ms:.0f} ms, p95 {self.p95_ms:.0f}; late {self.late}, failed {self.failed}",
+            ]
+        )
+
+
+def time_questions(
+    model: str,
+    device: str,
+    streams: int,
+    fps: tuple[float, float],
+    per_second: float,
+    *,
+    dtype: str | None = None,
+    seconds: float = 20.0,
+    deadline_ms: float | None = 250.0,
+    load: float | None = None,
+    weights: Sequence[float] = (1.0,),
+    objects: int | None = None,
+    size: tuple[int, int] = (640, 360),
+) -> QuestionsBench:
+    """Let cameras offer frames without questions, and then with `per_second` of them; the rest as in `time_cameras`.
+
+    Raises:
+        EngineError: if the model cannot be loaded, or answers no questions.
+    """
+    images, large, task = shown_images(size, objects)
+    with open_engine(model, device, dtype=dtype) as engine:
+        if "query" not in engine.model.skills:
+            raise EngineError(f"{engine.model.name} answers no questions: give --model moondream-2-random, or another")
+        with _Asking(engine, images, per_second) as warm:
+            time.sleep(min(1.0, 2 / per_second))
+        del warm
+        without = run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+        if load is not None:  # the same rates again, whatever questions take of what the model can answer
+            scale = load * without.closed_loop_fps / (streams * (fps[0] + fps[1]) / 2)
+            fps = fps[0] * scale, fps[1] * scale
+        with _Asking(engine, images, per_second) as asking:
+            beside = run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, None, weights)
+        return QuestionsBench(without, beside, asking.asked, asking.late, asking.failed, *asking.percentiles())
+
+
+class _Asking:
+    """Asks at random moments, so many times a second, in a block of it."""
+
+    def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:
+        self._engine, self._images, self._per_second = ModelAskEngine(engine), images, per_second
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="bench questions", daemon=True)
+        self._open = 0
+        self._times: list[float] = []
+        self.asked = self.late = self.failed = 0
+
+    def percentiles(self) -> tuple[float, float]:
+        """Milliseconds, median and 95th, from a question to its answer; not a number without answers."""
+        times = self._times or [float("nan")]
+        return float(np.percentile(times, 50)), float(np.percentile(times, 95))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        latest = time.monotonic() + _END_S
+        while self._open and time.monotonic() < latest:
+            time.sleep(0.01)
+
+    def _work(self) -> None:
+        dice = random.Random(0)
+        while not self._stop.wait(dice.expovariate(self._per_second)):
+            image = self._images[self.asked % len(self._images)]
+            height, width = round(image.shape[0] * _CROP[1]), round(image.shape[1] * _CROP[0])
+            left = dice.randrange(image.shape[1] - width)
+            crop = np.ascontiguousarray(image[:height, left : left + width])
+            began = time.monotonic()
+            with self._lock:
+                self.asked, self._open = self.asked + 1, self._open + 1
+            answered = self._engine.ask(crop, _QUESTION, _CHOICES, _DEADLINE_S)
+            answered.add_done_callback(lambda future, began=began: self._take(future, began))  # type: ignore[misc]
+
+    def _take(self, future: Future[Any], began: float) -> None:
+        took, error = time.monotonic() - began, future.exception()
+        with self._lock:
+            self._open -= 1
+            if error is None:
+                self._times.append(1e3 * took)
+            elif isinstance(error, DeadlineError):
+                self.late += 1
+            else:
+                self.failed += 1
