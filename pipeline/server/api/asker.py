@@ -89,7 +89,7 @@ class Asker:
         except ValueError as error:
             raise refusal(web.HTTPBadRequest, str(error)) from None
 
-    async def result(self, image: RgbImage, tasks: Sequence[Task]) -> Result:
+    async def result(self, image: RgbImage | None, tasks: Sequence[Task]) -> Result:
         """What the engine finds; raises an HTTP error where it cannot."""
         try:
             async with _held(self._turns):
@@ -99,7 +99,7 @@ class Asker:
             raise as_http(error) from None
 
     async def pieces(
-        self, image: RgbImage, task: Query | Caption, done: Callable[[Text], object] = lambda text: None
+        self, image: RgbImage | None, task: Query | Caption, done: Callable[[Text], object] = lambda text: None
     ) -> AsyncGenerator[str]:
         """The pieces of a text as they are written; closing it drops the rest. Raises an HTTP error where it cannot.
 

@@ -7,7 +7,11 @@
     GET  /v1/models    the model, as OpenAI's API lists it; and the one that answers questions, if it is another
 
 Coordinates are fractions of width and height. Objects and points have their `score` besides, and `settings` may hold
-`conf`. A stream is server-sent events with a `text` each (older clients read `chunk` and `completed`).
+`conf`. A question may have `"reasoning": true`, and `spatial_refs`, points [x, y] and boxes [x1, y1, x2, y2] that it
+is about; the answer has `"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y],
+…]}]}` then. Beyond Moondream's own: `"choices": ["yes", "no"]` gets `"probabilities": {"yes": 0.9, "no": 0.1}`, and a
+question needs no image. A stream is server-sent events with a `text` each (older clients read `chunk` and
+`completed`).
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ from typing import Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from saccade.engine.results import Result
+from saccade.engine.results import Result, Text
 from saccade.engine.tasks import Caption, Detect, Point, Query
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.images import decode_image
 from saccade.pipeline.server.api.server_sent_events import EventStream
+from saccade.sources.http.auth import refusal
 
 MAX_TOKENS = 768
 
@@ -41,7 +46,6 @@ class _Settings(BaseModel):
 
 
 class _Asked(BaseModel):
-    image_url: str = Field(description="the image, as a data URL")
     settings: _Settings | None = None
     stream: bool = False
 
@@ -52,14 +56,20 @@ class _Asked(BaseModel):
 
 
 class _Object(_Asked):
+    image_url: str = Field(description="the image, as a data URL")
     object: str = Field(min_length=1, max_length=4096, description="what to find")
 
 
 class _Question(_Asked):
+    image_url: str | None = Field(None, description="the image, as a data URL; none where it is about no image")
     question: str = Field(min_length=1, max_length=65536, description="what to answer")
+    reasoning: bool = False
+    spatial_refs: list[list[float]] = Field([], max_length=64, description="points and boxes that it is about")
+    choices: list[str] = Field([], max_length=128, description="one of them is the answer")
 
 
 class _Length(_Asked):
+    image_url: str = Field(description="the image, as a data URL")
     length: Literal["short", "normal", "long"] = "normal"
 
 
@@ -110,7 +120,18 @@ class MoondreamApi:
         async with self._talker.reading():
             asked = await self._talker.read(request, _Question)
             how = asked.how
-            task = Query(asked.question, how.max_tokens, temperature=how.temperature, top_p=how.top_p)
+            try:
+                task = Query(
+                    asked.question,
+                    how.max_tokens,
+                    choices=tuple(asked.choices),
+                    reasoning=asked.reasoning,
+                    refs=tuple(map(tuple, asked.spatial_refs)),  # type: ignore[arg-type]  # which Query checks
+                    temperature=how.temperature,
+                    top_p=how.top_p,
+                )
+            except ValueError as error:
+                raise refusal(web.HTTPBadRequest, str(error)) from None
             return await self._text(request, asked, task, "answer")
 
     async def _caption(self, request: web.Request) -> web.StreamResponse:
@@ -120,18 +141,24 @@ class MoondreamApi:
             task = Caption(asked.length, how.max_tokens, temperature=how.temperature, top_p=how.top_p)
             return await self._text(request, asked, task, "caption")
 
-    async def _text(self, request: web.Request, asked: _Asked, task: Query | Caption, key: str) -> web.StreamResponse:
-        image = await self._talker.decode(partial(decode_image, asked.image_url))
+    async def _text(
+        self, request: web.Request, asked: _Question | _Length, task: Query | Caption, key: str
+    ) -> web.StreamResponse:
+        url = asked.image_url
+        image = None if url is None else await self._talker.decode(partial(decode_image, url))
         name = _request_id()
         if not asked.stream:
             (text,) = (await self._talker.result(image, [task])).texts
-            return web.json_response({"request_id": name, key: text.text})
-        events = EventStream(request)
+            return web.json_response({"request_id": name, key: text.text, **_about(text)})
+        events, whole = EventStream(request), list[Text]()
 
         def event(piece: str, *, completed: bool = False) -> dict[str, Any]:
             return {"text": piece, "chunk": piece, "completed": completed, "request_id": name}
 
-        await events.send_all(self._talker.pieces(image, task), event, lambda: [event("", completed=True)])
+        def last() -> list[dict[str, Any]]:
+            return [{**event("", completed=True), **_about(whole[0])}]
+
+        await events.send_all(self._talker.pieces(image, task, whole.append), event, last)
         return events.response
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -145,6 +172,20 @@ class MoondreamApi:
 
 def _abilities(skills: Sequence[str], classes: Sequence[str] | None) -> dict[str, Any]:
     return {"skills": list(skills), "classes": None if classes is None else list(classes)}
+
+
+def _about(text: Text) -> dict[str, Any]:
+    """The reasoning before an answer and the probabilities of its choices, where there are such."""
+    about: dict[str, Any] = {}
+    if text.reasoning is not None:
+        grounding = [
+            {"start_idx": one.start, "end_idx": one.end, "points": [list(point) for point in one.points]}
+            for one in text.reasoning.grounding
+        ]
+        about["reasoning"] = {"text": text.reasoning.text, "grounding": grounding}
+    if text.probabilities is not None:
+        about["probabilities"] = dict(text.probabilities)
+    return about
 
 
 def _request_id() -> str:

@@ -39,7 +39,8 @@ def test_its_own_client_finds_boxes_and_points(finder: str, photo: Image.Image) 
     assert len(boxes) == 2
     assert all(0 <= box["x_min"] < box["x_max"] <= 1 and 0 <= box["y_min"] < box["y_max"] <= 1 for box in boxes)
     points = client.point(photo, "person")["points"]
-    for box, point in zip(*(sorted(found, key=lambda one: one["score"]) for found in (boxes, points)), strict=True):
+    boxes.sort(key=lambda box: box["x_min"])  # by scores, boxes and points may be in other orders
+    for box, point in zip(boxes, sorted(points, key=lambda one: one["x"]), strict=True):
         assert box["x_min"] < point["x"] < box["x_max"]
         assert box["y_min"] < point["y"] < box["y_max"]
 
@@ -54,6 +55,30 @@ def test_its_own_client_reads_texts_whole_and_streamed(talker: str, photo: Image
     assert ("".join(pieces), len(pieces) > 3) == (answer, True)
     caption = client.caption(photo, length="short", settings=few)["caption"]
     assert "".join(client.caption(photo, length="short", stream=True, settings=few)["caption"]) == caption
+
+
+def test_questions_reason_point_and_choose(talker: str, photo: Image.Image) -> None:
+    asked = {"image_url": data_url(photo), "question": "why?", "settings": {"max_tokens": 6}}
+    status, plain = post(f"{talker}/v1/query", asked)
+    assert (status, sorted(plain)) == (200, ["answer", "request_id"])
+    refs = [[0.2, 0.3], [0, 0, 0.5, 1]]
+    status, found = post(f"{talker}/v1/query", {**asked, "reasoning": True, "spatial_refs": refs})
+    assert (status, sorted(found)) == (200, ["answer", "reasoning", "request_id"])
+    assert found["reasoning"]["text"]
+    for part in found["reasoning"]["grounding"]:
+        assert sorted(part) == ["end_idx", "points", "start_idx"]
+    status, found = post(f"{talker}/v1/query", {"question": "Is it?", "choices": ["yes", "no"]})
+    assert (status, sum(found["probabilities"].values())) == (200, pytest.approx(1))
+    assert found["answer"] == max(found["probabilities"], key=found["probabilities"].get)
+    body = json.dumps({**asked, "reasoning": True, "stream": True}).encode()
+    request = urllib.request.Request(f"{talker}/v1/query", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        events = [json.loads(line[6:]) for line in response.read().decode().splitlines() if line.startswith("data: {")]
+    assert [event["completed"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["reasoning"]["text"]
+    for wrong in ({"spatial_refs": [[1, 2, 3]]}, {"spatial_refs": [[0.5, 7]]}, {"choices": [""]}):
+        status, answer = post(f"{talker}/v1/query", {**asked, **wrong})
+        assert (status, "\n" in answer["error"]["message"]) == (400, False)
 
 
 def test_answers_have_the_documented_keys(finder: str, photo: Image.Image) -> None:
