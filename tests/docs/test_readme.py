@@ -55,6 +55,7 @@ PARSED = {
     "mcp": "serves until its client goes: tests/pipeline/cli/mcp/test_mcp.py has the protocol's own",
     "demo": "serves until it is interrupted: tests/pipeline/server/test_demo.py runs it",
     "--http": "serves until it is interrupted: the curl commands are run with such a server",
+    "--ray": "needs a cluster: tests/e2e/cluster/test_ray.py has one",
     "mqtt:": "needs a broker: tests/sinks/messaging/test_mqtt.py has one",
     "/etc/": "is where a service has its configuration",
 }
@@ -63,6 +64,8 @@ PARSED = {
 NOT_RUN = {
     "mkdir": "prepares a folder for Docker",
     "docker": "needs its daemon: tests/test_docker.py reads its files",
+    "helm": "needs a cluster: tests/test_deployment.py renders the chart",
+    "ray": "starts a cluster: tests/e2e/cluster/test_ray.py has one",
     "npm": "loads weights from a registry",
     "tar": "unpacks what npm has loaded",
     "torchrun": "trains for minutes, on GPUs and with a data pack",

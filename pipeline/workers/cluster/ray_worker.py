@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "saccade"
 POLL_S = 1.0
-SILENT_S = 5.0
-"""Without an answer of its actor, after which a worker is taken to have ended: with 2 s of grace (`placement`) and the
-time to a key frame, its streams are back within 10 s. Ray itself needs longer to give up a machine."""
+SILENT_S = 3.0
+"""Without an answer of its actor, beyond `POLL_S`, after which a worker is taken to have ended: with 2 s of grace
+(`placement`) and the time to a key frame, its streams are back within 10 s. Ray itself takes longer to notice."""
 START_S = 180.0  # for an actor to be scheduled and its module loaded, on a busy machine
 
 
@@ -169,6 +169,7 @@ class RayWorker:
         reason = "its actor was killed"
         ours: Connection | None = None
         threads = []
+        actor: Any = None
         try:
             actor = self._actor_of()
             if self._on_results is not None:
@@ -184,6 +185,8 @@ class RayWorker:
             reason = self._follow(actor, ours)
         except ray.exceptions.GetTimeoutError:
             reason = "its actor has not answered"
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor, no_restart=False)  # where its machine is there, another takes its place
         except Exception as error:
             reason = _reason_of(error)
         self._commands.put(None)
