@@ -21,7 +21,6 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import PictureType, VideoFrame
 from av.video.stream import VideoStream
 
-from saccade.sources.live.decoder import decode_behind_the_model
 from saccade.sources.live.packets import CodedPacket
 
 CLOCK = Fraction(1, 90000)
@@ -197,8 +196,7 @@ def _between(frames: Iterable[VideoFrame], begin: float, end: float) -> Iterator
 
 
 def _code(frames: Iterable[VideoFrame], path: Path) -> float:
-    """Write frames as H.264, with what others leave of the processor; return how many seconds it shows."""
-    decode_behind_the_model()
+    """Write frames as H.264; return how many seconds it shows."""
     with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
         stream: VideoStream | None = None
         first = last = -1

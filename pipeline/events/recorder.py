@@ -24,6 +24,7 @@ from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
 from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.scene import sharpness_of
 from saccade.pipeline.events.store_reader import MEDIA
+from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
@@ -74,6 +75,7 @@ class MediaWriter:
             self._thread.join(_CLOSE_S)
 
     def _work(self) -> None:
+        decode_behind_the_model()  # once for the thread: some clips are coded again, which must not cost frames
         while (job := self._waiting.get()) is not None:
             file, work = job
             name = f"{file.event}{MEDIA[file.kind]}"
