@@ -15,6 +15,7 @@ from saccade.engine.training.data import SIDE, Split
 _MIN_SIDE = 0.012  # a box narrower than 3 of 256 pixels is an ignore region
 _MIN_SEEN = 0.3  # so is one of which less than this part is left in the view; under a third of that it is gone
 _MOSAIC_CELLS = 4
+_FAR = 1.0, 2.0  # sides of a far view's windows, in those of an image
 
 
 @dataclass(slots=True)
@@ -36,7 +37,9 @@ class Batch:
     unknown: torch.Tensor
 
 
-def make_batch(split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48) -> Batch:
+def make_batch(
+    split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48, far: float = 0.0
+) -> Batch:
     """Make a batch of random views.
 
     Args:
@@ -45,15 +48,18 @@ def make_batch(split: Split, index: torch.Tensor, size: tuple[int, int], mosaic:
         size: height and width of a view in pixels, even.
         mosaic: part of the batch, 0 to 1, that shows four images in a 2×2 grid; the other three are drawn at random.
         keep: boxes kept of one view, the largest ones.
+        far: part of the batch likewise, in which each of the four is shrunk once more, up to a quarter of the view's side.
     """
-    n_mosaic = int(len(index) * mosaic)
-    single = _view(split, index[n_mosaic:], size, zoom=(0.45, 1.3), identity=0.25)
-    parts = [single]
-    if n_mosaic:
-        others = torch.randint(len(split.images), (n_mosaic, _MOSAIC_CELLS), device=index.device)
-        others[:, 0] = index[:n_mosaic]
-        half = size[0] // 2, size[1] // 2
-        parts.insert(0, _join(_view(split, others.flatten(), half, zoom=(0.6, 1.2), identity=0.0), n_mosaic))
+    n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
+    parts = []
+    for first, n, zoom in ((0, n_mosaic, (0.6, 1.2)), (n_mosaic, n_far, _FAR)):
+        if n:
+            others = torch.randint(len(split.images), (n, _MOSAIC_CELLS), device=index.device)
+            others[:, 0] = index[first : first + n]
+            half = size[0] // 2, size[1] // 2
+            parts.append(_join(_view(split, others.flatten(), half, zoom=zoom, identity=0.0), n))
+    if n_mosaic + n_far < len(index):
+        parts.append(_view(split, index[n_mosaic + n_far :], size, zoom=(0.45, 1.3), identity=0.25))
     images = _cover(_recolour(torch.cat([part.images for part in parts])))
     slots = max(part.labels.shape[1] for part in parts)
     boxes = torch.cat([F.pad(part.boxes, (0, 0, 0, slots - part.boxes.shape[1])) for part in parts])
@@ -88,7 +94,7 @@ def _view(
     # A window smaller than the image lies inside it, a larger one holds it.
     corner = torch.rand_like(window) * (1.0 - window)
     mirror = torch.rand_like(one) < 0.5
-    images = _sample(split, index, size, corner, window, mirror)
+    images = _sample(split, index, size, corner, window, mirror, 2 if zoom == _FAR else 1)
 
     boxes = split.boxes[index]
     low, high = boxes[..., :2], boxes[..., 2:]
@@ -114,12 +120,13 @@ def _sample(
     corner: torch.Tensor,
     window: torch.Tensor,
     mirror: torch.Tensor,
+    finer: int,
 ) -> torch.Tensor:
-    """Read the windows; those of fewer pixels than the pack has at twice the size, and average 2×2: close to the area
-    filter that the run-time resize has.
+    """Read the windows; those of fewer pixels than the pack has at twice the size, times `finer`, and average that:
+    close to the area filter that the run-time resize has.
     """  # noqa: D205
     height, width = size
-    more = 2 if width < SIDE * 0.75 else 1
+    more = finer * (2 if width < SIDE * 0.75 else 1)
     device = index.device
     across = (torch.arange(more * width, device=device) + 0.5) / (more * width)
     down = (torch.arange(more * height, device=device) + 0.5) / (more * height)
@@ -129,7 +136,7 @@ def _sample(
     grid = torch.stack(torch.broadcast_tensors(x.unsqueeze(1), y.unsqueeze(2)), dim=-1) * 2 - 1
     images = split.images[index].float().div_(127.5).sub_(1.0)
     read = F.grid_sample(images, grid, align_corners=False)
-    return F.avg_pool2d(read, 2) if more == 2 else read
+    return F.avg_pool2d(read, more) if more > 1 else read
 
 
 def _join(cells: Batch, n: int) -> Batch:

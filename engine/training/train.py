@@ -170,7 +170,7 @@ class Trainer:
         weights = self.image_weights * self.wide if wide else self.image_weights
         index = torch.multinomial(weights, args.batch, replacement=True)
         mosaic = args.mosaic if progress < 0.9 else 0.0  # the last tenth sees images as they come
-        batch = make_batch(self.train, index, (round(size * WIDE / 32) * 32 if wide else size, size), mosaic, 40)
+        batch = make_batch(self.train, index, (round(size * WIDE / 32) * 32 if wide else size, size), mosaic, 40, args.far)
         images = batch.images.to(torch.bfloat16) if self.device.type == "cuda" else batch.images
         order = torch.channels_last if args.channels_last else torch.contiguous_format
         batch.images = images.contiguous(memory_format=order)
@@ -377,6 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--average", type=float, default=0.998, help="decay of the weights' moving average")
     parser.add_argument("--mosaic", type=float, default=0.35, help="part of the views that show four images")
+    parser.add_argument("--far", type=float, default=0.0, help="part of the views that show four shrunk images")
     parser.add_argument("--wide", type=float, default=0.3, help="part of the batches that are wide")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--limit", type=int, help="only the first so many images")

@@ -15,11 +15,11 @@ def bright(image: torch.Tensor) -> torch.Tensor:
     return grey > (grey.max() + grey.median()) / 2
 
 
-@pytest.mark.parametrize("mosaic", [0.0, 1.0])
-def test_a_bright_square_stays_in_its_box(mosaic: float) -> None:
+@pytest.mark.parametrize(("mosaic", "far"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
+def test_a_bright_square_stays_in_its_box(mosaic: float, far: float) -> None:
     torch.manual_seed(1)
     split, size = one_square((0.35, 0.3, 0.65, 0.7)), 64
-    batch = make_batch(split, torch.zeros(96, dtype=torch.int64), (size, size), mosaic)
+    batch = make_batch(split, torch.zeros(96, dtype=torch.int64), (size, size), mosaic, far=far)
     assert batch.images.shape == (96, 3, size, size)
     assert batch.images.abs().max() <= 1.0
     ticks = (torch.arange(size) + 0.5) / size
@@ -38,7 +38,7 @@ def test_a_bright_square_stays_in_its_box(mosaic: float) -> None:
         if inside.any() and not inside.all():
             found = bright(batch.images[view])
             agreed.append((found & inside).sum().item() / max(1, (found | inside).sum().item()))
-    assert seen > 78 * (4 if mosaic else 1)
+    assert seen > 78 * (4 if mosaic or far else 1)
     # A view that is all box, covered by a patch, or turned to noise says little; nearly all say much.
     assert np.median(agreed) > 0.85
     assert np.mean(np.array(agreed) > 0.6) > 0.8
@@ -90,3 +90,19 @@ def test_views_can_be_wider_than_high() -> None:
     torch.manual_seed(0)
     batch = make_batch(one_square(BOX), torch.zeros(8, dtype=torch.int64), (32, 64), 0.5)
     assert batch.images.shape == (8, 3, 32, 64)
+
+
+def test_far_views_show_things_half_as_large_or_less() -> None:
+    torch.manual_seed(0)
+    split = one_square((0.2, 0.2, 0.8, 0.8))
+    near, far = (make_batch(split, torch.zeros(64, dtype=torch.int64), (64, 64), 1 - part, far=part) for part in (0, 1))
+    sides = [batch.boxes[batch.labels >= 0][:, 2:].amax().item() for batch in (near, far)]
+    assert sides[1] < 0.6 / 2 * 1.3 < sides[0]  # windows are stretched by up to e^0.25
+
+
+def test_parts_of_a_batch_stand_side_by_side() -> None:
+    torch.manual_seed(0)
+    split = one_square((0.35, 0.3, 0.65, 0.7))
+    batch = make_batch(split, torch.zeros(8, dtype=torch.int64), (32, 32), 0.5, far=0.25)
+    assert [(labels >= 0).sum().item() for labels in batch.labels[:6]] == [4] * 6
+    assert batch.images.shape == (8, 3, 32, 32)
