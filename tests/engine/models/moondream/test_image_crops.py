@@ -141,9 +141,9 @@ def test_normalise_maps_bytes_to_minus_one_to_one_channels_first() -> None:
 @pytest.mark.parametrize(
     ("height", "width", "rows"),
     [
-        (360, 640, 256),
-        (1080, 1920, 256),
-        (200, 1000, 256),
+        (360, 640, 288),
+        (1080, 1920, 288),
+        (200, 1000, 288),
         (400, 600, 288),
         (480, 640, 416),
         (416, 416, 416),
