@@ -170,7 +170,8 @@ class Trainer:
         weights = self.image_weights * self.wide if wide else self.image_weights
         index = torch.multinomial(weights, args.batch, replacement=True)
         mosaic = args.mosaic if progress < 0.9 else 0.0  # the last tenth sees images as they come
-        batch = make_batch(self.train, index, (round(size * WIDE / 32) * 32 if wide else size, size), mosaic, 40, args.far)
+        shape = (round(size * WIDE / 32) * 32 if wide else size), size
+        batch = make_batch(self.train, index, shape, mosaic, 40, args.far)
         images = batch.images.to(torch.bfloat16) if self.device.type == "cuda" else batch.images
         order = torch.channels_last if args.channels_last else torch.contiguous_format
         batch.images = images.contiguous(memory_format=order)
