@@ -48,7 +48,7 @@ def make_batch(
         size: height and width of a view in pixels, even.
         mosaic: part of the batch, 0 to 1, that shows four images in a 2×2 grid; the other three are drawn at random.
         keep: boxes kept of one view, the largest ones.
-        far: part of the batch likewise, in which each of the four is shrunk once more, to a quarter of the view at most.
+        far: part of the batch likewise, in which each of the four is shrunk once more, down to a quarter of the view.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
