@@ -151,7 +151,7 @@ class Access(HttpAuth):
             return
         resource = request.match_info.route.resource  # and not the path, which may hold the secret of a session
         what = resource.canonical if resource else "?"
-        for key in ("name", "id"):
+        for key in ("name", "id", "rest"):
             what = what.replace(f"{{{key}}}", request.match_info.get(key, ""))
         line = {
             "at": round(time.time(), 3),

@@ -19,7 +19,8 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
                            {"is": "ended", "reason": …}           added by the transport: nothing more will come
 
 The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
-where the stream ran before: its files are not replaced. `key` is that of an opening: an answer has that of its command.
+where the stream ran before: its files are not replaced; all three may be left out. `key` is that of an opening: an
+answer has that of its command.
 """
 
 from __future__ import annotations

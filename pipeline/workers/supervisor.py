@@ -251,7 +251,7 @@ class Supervisor:
             seat.started_at = seat.heard_at = time.monotonic()
         try:
             worker.start()
-        except OSError as error:  # no memory, or too many processes
+        except Exception as error:  # no memory, or too many processes
             log.warning("worker %s cannot be started: %s", seat.name, error)
             self._ended(seat, {"reason": str(error)})
         if self._stopping:

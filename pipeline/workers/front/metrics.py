@@ -43,11 +43,16 @@ class MergedMetrics:
         self._supervisor = supervisor
         self._headers = headers
         self._sinks = sinks
+        self._reading = asyncio.Lock()
         self._last: dict[str, tuple[int, dict[str, float]]] = {}  # by worker: its process, and its counters
         self._before: dict[str, float] = defaultdict(float)  # of processes that have ended
 
     async def as_text(self, forwarder: Forwarder) -> bytes:
         """All of it in Prometheus' text format, read anew."""
+        async with self._reading:
+            return await self._read(forwarder)
+
+    async def _read(self, forwarder: Forwarder) -> bytes:
         seats = self._supervisor.seats()
         texts = await asyncio.gather(*(forwarder.get_bytes(seat.url, "/metrics", self._headers) for seat in seats))
         read = [(seat, (text or b"").decode()) for seat, text in zip(seats, texts, strict=True)]

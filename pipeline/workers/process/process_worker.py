@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.worker_main import run_worker
 from saccade.pipeline.workers.protocol import Message, WorkerState
+
+log = logging.getLogger(__name__)
 
 StartMethod = Literal["spawn", "forkserver"]
 METHOD: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
@@ -70,8 +74,10 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process; None before `start`."""
-        return None if self._process is None else self._process.pid
+        """The id of its process; None before `start`, and after its end."""
+        with suppress(ValueError):  # it has ended, and is forgotten
+            return None if self._process is None else self._process.pid
+        return None
 
     def start(self) -> None:
         """Start the process; returns at once."""
@@ -106,8 +112,9 @@ class ProcessWorker:
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process is not None:
-            self._process.kill()
+        with suppress(ValueError):  # it has ended, and is forgotten
+            if self._process is not None:
+                self._process.kill()
 
     def _receive(self, results: Connection) -> None:
         assert self._on_results is not None
@@ -125,7 +132,10 @@ class ProcessWorker:
                 self._state = "ready"
             elif message["is"] == "failed":
                 reason = message["error"]
-            self._on_message(self, message)
+            try:
+                self._on_message(self, message)
+            except Exception:  # a bug, which must not end the reading: the end of the process would be missed
+                log.exception("a message of worker %s: %s", self._name, message["is"])
         self._process.join(_END_S)
         if self._process.exitcode is None:  # it has closed its connection, and goes on
             self._process.kill()

@@ -95,9 +95,7 @@ class _WorkerProcess:
         self._lock = threading.Lock()
         self._runs: dict[str, tuple[Run, int]] = {}  # with the key of their opening
         self._sent: dict[str, Any] = {}  # the configuration of each stream as it was reported
-        self._counted: dict[
-            str, tuple[int, int]
-        ] = {}  # frames processed and lost of each stream, as of the last report
+        self._counted: dict[str, tuple[int, int]] = {}  # frames of each stream, processed and lost, as last reported
         self._usage = _usage()
 
     def stop(self) -> None:
@@ -191,14 +189,14 @@ class _WorkerProcess:
                 open_by_default=self._settings["open_by_default"],
             )
             check = None
-            if message["checked"]:
+            if message.get("checked"):
                 policy.check(config.source)
                 check = policy.check if policy.restricted else None
-            if message["again"]:
+            if message.get("again"):
                 keep_outputs(name, config, [Target(text) for text in self._settings["config"].get("sinks", [])])
-            run = self._session.add(config, check=check, repeat=message["repeat"])
-            self._channel.send({**answer, "live": run.source.info.live})
-            with self._lock:  # only now, so that its end is not reported before
+            run = self._session.add(config, check=check, repeat=bool(message.get("repeat")))
+            with self._lock:  # so that neither its end is reported before, nor a command to close it is done before
+                self._channel.send({**answer, "live": run.source.info.live})
                 self._runs[name] = run, message["key"]
                 self._sent[name] = _plain(run)
         except Exception as error:
