@@ -4,8 +4,8 @@ Admitted when a prefill is done, images are as new as can be; but where preparin
 steps behind that prefill, the device waits, or decodes what is better decoded together. So they are admitted earlier
 by the difference. With threads as busy as 64 cameras make them (`tests.support.engine.timed_executor`), an image is
 prepared in 3 ms in the median, in 10 at the 90th percentile, and three decode steps take 5. Simulated, FP8, 3 ms for
-an image of 640×360 and 30 in 4K: 92 % of a closed loop's rate without a lead, 98.5 with it (an H200 had 88 without),
-frames at launch 22 and 25 ms old in the median, 78 and 74 at the 99th percentile; with two deviations instead of a
+an image of 640×360 and 30 in 4K: 92 % of a closed loop's rate without a lead, 98.9 with it (an H200 had 88 without),
+frames at launch 22 and 26 ms old in the median, 78 and 71 at the 99th percentile; with two deviations instead of a
 half 99.8 %, 47 and 103 ms.
 
 Pure arithmetic: knows no images, no devices and no clock.
