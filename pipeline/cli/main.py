@@ -94,7 +94,7 @@ def run(
 
         if trace is not None:
             raise ConfigError("--trace: a trace is of one engine; leave out --ray")
-        return run_on_ray(settings, quiet=quiet)
+        return run_on_ray(settings, config, {**sources_in(source), **given}, quiet=quiet)
     if settings.workers > 1:
         from saccade.pipeline.cli.commands.run_workers import run_workers
 

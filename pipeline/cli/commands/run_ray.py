@@ -7,7 +7,9 @@ command finds them again.
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from rich.console import Console
 from saccade.engine.errors import EngineError
 from saccade.pipeline.cli.commands.run_workers import Reports, show_changes, show_finished, streams_table
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED
+from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.reload import FileStamp
 from saccade.pipeline.workers.front.front import CLOSE_S
 from saccade.pipeline.workers.protocol import Message, StreamReport
 from saccade.sinks import SinkError
@@ -35,8 +40,10 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-def run_on_ray(settings: RunConfig, *, quiet: bool) -> int:
+def run_on_ray(settings: RunConfig, config: Path | None, overrides: Mapping[str, Any], *, quiet: bool) -> int:
     """Run what is configured on a cluster, to its end; returns the exit code.
+
+    Arguments are as in `run_workers`. Where a supervisor runs already, it is told what is configured now.
 
     Raises:
         ConfigError: if Ray is not installed, the cluster cannot be reached or has no room.
@@ -52,19 +59,49 @@ def run_on_ray(settings: RunConfig, *, quiet: bool) -> int:
         signals.catch()
         try:
             supervisor = cluster.supervisor(Path.cwd(), Path(settings.ray_state).absolute())
+            changes = _Changes(config, overrides, cluster, supervisor)
             _begin(cluster, supervisor, settings)
-            _follow(cluster, supervisor, settings, signals, quiet=quiet)
+            cluster.ask(supervisor.update, _values(settings))
+            if config and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+                signals.reload_on_hangup()
+            _follow(cluster, supervisor, settings, signals, changes, quiet=quiet)
         finally:
             finished: dict[str, Message] = cluster.end(CLOSE_S if signals.urgent_at is None else _URGENT_S)
     failed = show_finished(finished, settings, quiet=quiet)
     return FAILED if failed else INTERRUPTED if signals else 0
 
 
-def _begin(cluster: Any, supervisor: Any, settings: RunConfig) -> None:
-    values = settings.model_dump(mode="json", exclude_unset=True)
+class _Changes:
+    """Of the configuration file, handed on to the supervisor."""
+
+    def __init__(self, path: Path | None, overrides: Mapping[str, Any], cluster: Any, supervisor: Any) -> None:
+        self._path, self._overrides = path, dict(overrides)
+        self._cluster, self._supervisor = cluster, supervisor
+        self._stamp = FileStamp(path) if path else None
+        self._watch = FileWatch()
+
+    def take(self, *, now: bool) -> list[str]:
+        """Read the file if it has changed, or in any case `now`; returns a line for each change."""
+        if self._path is None or self._stamp is None or not (now or self._watch.due(self._stamp)):
+            return []
+        self._stamp.take()
+        try:
+            wanted = load(self._path, self._overrides)
+            lines: list[str] = self._cluster.ask(self._supervisor.update, _values(wanted))
+        except ConfigError as error:
+            return [f"{error}; everything goes on as it was"]
+        return lines or [f"{self._path}: nothing has changed"]
+
+
+def _values(settings: RunConfig) -> dict[str, Any]:
+    values: dict[str, Any] = settings.model_dump(mode="json", exclude_unset=True)
     if (token := os.environ.get("SACCADE_TOKEN")) and not settings.http_token:
         values["http_token"] = token
-    _raise(cluster.ask(supervisor.begin, values))
+    return values
+
+
+def _begin(cluster: Any, supervisor: Any, settings: RunConfig) -> None:
+    _raise(cluster.ask(supervisor.begin, _values(settings)))
 
 
 def _raise(error: tuple[str, str] | None) -> None:
@@ -72,7 +109,9 @@ def _raise(error: tuple[str, str] | None) -> None:
         raise _ERRORS.get(error[0], ConfigError)(error[1])
 
 
-def _follow(cluster: Any, supervisor: Any, settings: RunConfig, signals: EndingSignals, *, quiet: bool) -> None:
+def _follow(
+    cluster: Any, supervisor: Any, settings: RunConfig, signals: EndingSignals, changes: _Changes, *, quiet: bool
+) -> None:
     """Show the streams until all have ended, or a signal comes."""
     console = Console(stderr=True)
     shown: dict[str, str] = {}
@@ -91,7 +130,8 @@ def _follow(cluster: Any, supervisor: Any, settings: RunConfig, signals: EndingS
                 reports: Reports = {
                     name: (worker, StreamReport(**report)) for name, (worker, report) in status["reports"].items()
                 }
-                show_changes(console, reports, status["warnings"], shown, quiet=quiet)
+                lines = [*status["warnings"], *changes.take(now=signals.take_reload())]
+                show_changes(console, reports, lines, shown, quiet=quiet)
                 show(reports)
                 if status["over"]:
                     return

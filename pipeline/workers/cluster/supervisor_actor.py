@@ -28,7 +28,8 @@ from saccade.pipeline.core.errors import StreamError, one_line
 from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, actor_of
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState
-from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
+from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front, streams_of
+from saccade.pipeline.workers.front.reload import FrontReloader
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import Message, Worker
 
@@ -56,8 +57,10 @@ class SupervisorActor:
         self._file = StateFile(Path(state))
         self._stack = ExitStack()
         self._front: Front | None = None
+        self._reloader: FrontReloader | None = None
         self._warnings: deque[str] = deque(maxlen=_MAX_WARNINGS)
         self._closing = threading.Event()
+        self._saving = threading.Lock()  # over the state, from reading it to keeping it
         self._error: tuple[str, str] | None = None
         handler = _Lines(self._warnings)
         logging.getLogger("saccade").addHandler(handler)
@@ -76,6 +79,20 @@ class SupervisorActor:
         if self._front is None:
             self._open(values, again=False)
         return self._error
+
+    def update(self, values: Mapping[str, Any]) -> list[str]:
+        """Run what another configuration says; returns a line for each change.
+
+        Streams that are other than before are started anew, where they are; all others go on.
+        """
+        if self._front is None or self._reloader is None:
+            return []
+        wanted = RunConfig.model_validate(dict(values))
+        lines = self._reloader.apply(wanted)
+        with self._saving:
+            state = self._file.state.with_setting("config", dict(values))
+            self._file.save(state.with_setting("configured", sorted(streams_of(wanted)[0])))
+        return lines
 
     def status(self) -> dict[str, Any]:
         """How things are: for the command, several times a second."""
@@ -132,6 +149,7 @@ class SupervisorActor:
             self._front = self._stack.enter_context(
                 opened_front(opening, make=self._make, secret=secret, placement=placement)
             )
+            self._reloader = FrontReloader(Path("of another process"), {}, config, self._front)
             names = state.settings.get("configured", []) if again else self._front.first_names
             state = state.with_setting("config", dict(values)).with_setting("secret", secret)
             self._file.save(state.with_setting("configured", sorted(names)))
@@ -180,7 +198,8 @@ class SupervisorActor:
             if front is None:
                 return
             try:
-                self._file.save(desired_of(self._file.state, front))
+                with self._saving:
+                    self._file.save(desired_of(self._file.state, front))
                 failed = False
             except (OSError, ValueError) as error:
                 if not failed:

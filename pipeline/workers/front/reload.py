@@ -48,11 +48,16 @@ class FrontReloader:
                 wanted = load(self._path, self._overrides)
             except ConfigError as error:
                 return [f"{error}; everything goes on as it was"]
-            return self._apply(wanted) or [f"{self._path}: nothing has changed"]
+        return self.apply(wanted) or [f"{self._path}: nothing has changed"]
 
     def save(self) -> str:
         """Zones and lines are in the workers; raises ConfigError."""
         raise ConfigError("with workers the file is not written from here: put zones, lines and rules into it yourself")
+
+    def apply(self, wanted: RunConfig) -> list[str]:
+        """Run what another configuration says; returns a line for each change."""
+        with self._lock:
+            return self._apply(wanted)
 
     def _apply(self, wanted: RunConfig) -> list[str]:
         supervisor = self._front.supervisor

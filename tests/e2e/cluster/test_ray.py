@@ -121,6 +121,19 @@ def test_no_stream_notices_that_the_supervisor_is_killed(running: Running) -> No
     assert min(more.values()) > 0, more  # none was opened again
 
 
+def test_a_changed_file_restarts_the_changed_stream_alone(running: Running) -> None:
+    before = running.streams()
+    changed = {
+        **running.config,
+        "streams": [{**one, "conf": 0.4} if one["name"] == "b" else one for one in running.config["streams"]],
+    }
+    (running.folder / "new.yaml").write_text(json.dumps(changed))
+    (running.folder / "new.yaml").replace(running.folder / "cameras.yaml")
+    running.until(lambda streams: streams["b"]["frames_out"] < before["b"]["frames_out"] and all_have_frames(streams))
+    after = running.streams()
+    assert all(after[name]["frames_out"] >= before[name]["frames_out"] for name in ("a", "c", "d", "added"))
+
+
 def test_events_are_stored_once(running: Running) -> None:
     events = running.ask("/events?limit=500")["events"]
     ids = [event["id"] for event in events]
