@@ -40,10 +40,14 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
+class _LostError(Exception):
+    """The supervisor has not answered for long."""
+
+
 def run_on_ray(settings: RunConfig, config: Path | None, overrides: Mapping[str, Any], *, quiet: bool) -> int:
     """Run what is configured on a cluster, to its end; returns the exit code.
 
-    Arguments are as in `run_workers`. Where a supervisor runs already, it is told what is configured now.
+    Arguments are as in `run_workers`. Where a supervisor runs already, it takes what is configured now.
 
     Raises:
         ConfigError: if Ray is not installed, the cluster cannot be reached or has no room.
@@ -55,18 +59,26 @@ def run_on_ray(settings: RunConfig, config: Path | None, overrides: Mapping[str,
     except ImportError:
         raise ConfigError("--ray needs Ray: pip install 'saccade[ray]'") from None
     with EndingSignals() as signals, RayCluster(settings.ray) as cluster:
-        cluster.place(settings.workers, settings.ray_cpus, settings.ray_gpus)
+        made = cluster.place(settings.workers, settings.ray_cpus, settings.ray_gpus)
         signals.catch()
         try:
             supervisor = cluster.supervisor(Path.cwd(), Path(settings.ray_state).absolute())
             changes = _Changes(config, overrides, cluster, supervisor)
             _begin(cluster, supervisor, settings)
             cluster.ask(supervisor.update, _values(settings))
+            made = True
             if config and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
                 signals.reload_on_hangup()
             _follow(cluster, supervisor, settings, signals, changes, quiet=quiet)
-        finally:
-            finished: dict[str, Message] = cluster.end(CLOSE_S if signals.urgent_at is None else _URGENT_S)
+        except _LostError:
+            raise ConfigError(
+                "--ray: the supervisor does not answer; streams go on, and are found by --ray again"
+            ) from None
+        except Exception:
+            if made:  # what another command has begun goes on
+                cluster.end(CLOSE_S)
+            raise
+        finished: dict[str, Message] = cluster.end(CLOSE_S if signals.urgent_at is None else _URGENT_S)
     failed = show_finished(finished, settings, quiet=quiet)
     return FAILED if failed else INTERRUPTED if signals else 0
 
@@ -121,7 +133,7 @@ def _follow(
             status = cluster.ask_if_there(supervisor.status)
             if status is None:
                 if time.monotonic() > heard_at + _LOST_S:
-                    raise ConfigError("--ray: the supervisor does not answer any more")
+                    raise _LostError
             elif not status["begun"]:  # it runs on another machine now, where it knows nothing
                 _begin(cluster, supervisor, settings)
             else:

@@ -39,15 +39,16 @@ class RayCluster:
         except Exception as error:
             raise ConfigError(f"--ray: no Ray cluster at {address}: {one_line(str(error))[:200]}") from None
 
-    def place(self, workers: int, cpus: float, gpus: float) -> None:
-        """Reserve room for workers, on as many machines as there are; what is reserved already stays as it is.
+    def place(self, workers: int, cpus: float, gpus: float) -> bool:
+        """Reserve room for workers, on as many machines as there are; False if a supervisor has done so already.
 
         Raises:
             ConfigError: if the cluster has none.
         """
         with contextlib.suppress(ValueError):
-            get_placement_group(GROUP)
-            return
+            ray.get_actor(SUPERVISOR, NAMESPACE)
+            return False
+        self.end(0.0)  # what another command has left, that was killed early
         bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
         group = placement_group([bundle] * workers, strategy="SPREAD", name=GROUP, lifetime="detached")
         if not group.wait(_ROOM_S):
@@ -57,6 +58,7 @@ class RayCluster:
                 f"--ray: the cluster has no room for {workers} workers of {cpus:g} CPUs and {gpus:g} GPUs: free are "
                 f"{free.get('CPU', 0):g} and {free.get('GPU', 0):g}; change --workers, --ray-cpus or --ray-gpus"
             )
+        return True
 
     def supervisor(self, folder: Path, state: Path) -> Any:
         """The supervisor of the cluster, made on this machine if there is none.

@@ -174,7 +174,7 @@ class RayWorker:
             actor = self._actor_of()
             if self._on_results is not None:
                 theirs, ours = Pipe(duplex=False)
-                threads.append(threading.Thread(target=self._on_results, args=(theirs,), daemon=True))
+                threads.append(threading.Thread(target=self._receive, args=(theirs,), daemon=True))
             threads.append(threading.Thread(target=self._send, args=(actor,), daemon=True))
             wanted = self._attach
             if wanted is None or not ray.get(actor.attach.remote(list(wanted)), timeout=START_S):
@@ -197,6 +197,11 @@ class RayWorker:
                 thread.join()
         self._state = "ended"
         self._on_message(self, {"is": "ended", "reason": reason})
+
+    def _receive(self, results: Connection) -> None:
+        assert self._on_results is not None
+        with results:
+            self._on_results(results)
 
     def _follow(self, actor: Any, results: Connection | None) -> str:
         """Hand on what the worker says until it has ended; returns the reason."""

@@ -102,6 +102,9 @@ class Relay:
                 if known is not None:
                     self._later[command["stream"]] = command
                     command = {"do": "close", "stream": command["stream"], "key": known.key}
+                elif any(config["name"] == command["stream"] for config in self._opening.values()):
+                    self._later[command["stream"]] = command  # the last supervisor's opening has no answer yet
+                    return
                 else:
                     self._opening[command["key"]] = dict(command["config"])
             elif command["do"] == "close" and known is not None:
@@ -157,7 +160,7 @@ class Relay:
                 self._note_settings(message)
                 newest = self._messages[-1] if self._messages else None
                 if newest is not None and newest["is"] == "report":
-                    self._messages.pop()  # nobody has read it
+                    message = newer_report(self._messages.pop(), message)
             elif kind in ("opened", "refused", "closed", "gone"):
                 message = self._answered(message)
             elif kind == "ended":
@@ -169,7 +172,13 @@ class Relay:
         name, key = message["stream"], message["key"]
         config = self._opening.pop(key, None)
         if message["is"] == "opened":
-            self._streams[name] = _Open(config or {}, message["live"], key, key)
+            one = self._streams[name] = _Open(config or {}, message["live"], key, key)
+            if (command := self._later.get(name)) is not None and self._worker is not None:
+                if command["config"] == one.config:
+                    del self._later[name]
+                    one.asked_key = command["key"]
+                    return {**message, "key": one.asked_key}
+                self._worker.send({"do": "close", "stream": name, "key": key})
             return message
         known = self._streams.get(name)
         if known is not None and known.key == key:
@@ -205,6 +214,16 @@ class Relay:
                 if self._worker is worker:
                     self._results.append(data)
                     self._changed.notify_all()
+
+
+def newer_report(old: Message, new: Message) -> Message:
+    """A report instead of an older one that nobody has read: with the settings that changed before that."""
+    changed = {one["name"]: one["settings"] for one in old["streams"] if one["settings"] is not None}
+    streams = [
+        {**one, "settings": changed.get(one["name"]) if one["settings"] is None else one["settings"]}
+        for one in new["streams"]
+    ]
+    return {**new, "streams": streams}
 
 
 def _kill(worker: ProcessWorker | None) -> None:

@@ -167,12 +167,16 @@ class SupervisorActor:
 
     def _find_workers(self, count: int) -> dict[str, list[str]]:
         """The streams that each worker runs already."""
-        found: dict[str, list[str]] = {}
+        asked: dict[Any, str] = {}
         for number in range(1, count + 1):
-            with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                actor = ray.get_actor(f"worker-{number}", NAMESPACE)
-                about: Any = ray.get(actor.about.remote(), timeout=_ASK_S)
-                found[str(number)] = about["streams"]
+            with contextlib.suppress(ValueError):
+                asked[ray.get_actor(f"worker-{number}", NAMESPACE).about.remote()] = str(number)
+        found: dict[str, list[str]] = {}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ASK_S) if asked else ([], [])
+        for answer in answered:
+            with contextlib.suppress(ray.exceptions.RayError):
+                about: Any = ray.get(answer)
+                found[asked[answer]] = about["streams"]
         return found
 
     def _make(

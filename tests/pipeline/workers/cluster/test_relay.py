@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.workers.cluster.relay import Relay
+from saccade.pipeline.workers.cluster.relay import Relay, newer_report
 from saccade.pipeline.workers.protocol import Message
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 
@@ -70,13 +70,18 @@ def config(camera: str, name: str = "room", **values: Any) -> dict[str, Any]:
     return {"name": name, "source": camera, "detect": ["person"], **values}
 
 
+def opening(stream: str, key: int, values: dict[str, Any]) -> Message:
+    command = {"do": "open", "stream": stream, "key": key, "config": values}
+    return {**command, "checked": False, "again": False, "repeat": False}
+
+
 def test_a_stream_goes_on_under_another_supervisor(relay: Relay, camera: str) -> None:
-    relay.send({"do": "open", "stream": "room", "key": 1, "config": config(camera)})
+    relay.send(opening("room", 1, config(camera)))
     assert answer(relay, "opened", 1)["live"]
     seen = frames(relay, 3)
     assert relay.attach(["room"])
     assert relay.poll(0.0, most=1)[0][0]["is"] == "ready"
-    relay.send({"do": "open", "stream": "room", "key": 100, "config": relay.streams["room"]})
+    relay.send(opening("room", 100, relay.streams["room"]))
     assert answer(relay, "opened", 100)["live"]
     assert frames(relay, seen + 1) > seen  # counted from the first opening
     _, results = until(relay, lambda message: message["is"] == "report")
@@ -86,11 +91,11 @@ def test_a_stream_goes_on_under_another_supervisor(relay: Relay, camera: str) ->
 
 
 def test_another_configuration_opens_a_stream_anew(relay: Relay, camera: str) -> None:
-    relay.send({"do": "open", "stream": "room", "key": 2, "config": config(camera)})
+    relay.send(opening("room", 2, config(camera)))
     answer(relay, "opened", 2)
     seen = frames(relay, 10)
     assert relay.attach(["room"])
-    relay.send({"do": "open", "stream": "room", "key": 101, "config": config(camera, conf=0.9)})
+    relay.send(opening("room", 101, config(camera, conf=0.9)))
     answer(relay, "opened", 101)
     assert relay.streams["room"]["conf"] == 0.9
     assert frames(relay, 1) < seen
@@ -103,7 +108,7 @@ def test_streams_that_are_not_wanted_any_more_are_closed(relay: Relay, camera: s
 
 
 def test_results_wait_until_they_are_taken(relay: Relay, camera: str) -> None:
-    relay.send({"do": "open", "stream": "hall", "key": 3, "config": config(camera, "hall")})
+    relay.send(opening("hall", 3, config(camera, "hall")))
     answer(relay, "opened", 3)
     deadline, results = time.monotonic() + LONG_S, 0
     while results < 3 and time.monotonic() < deadline:
@@ -118,3 +123,21 @@ def test_nothing_is_taken_over_where_nothing_runs() -> None:
     empty.send({"do": "report"})
     empty.kill()
     assert empty.pid is None
+
+
+def test_unread_reports_keep_what_changed_before_the_newest() -> None:
+    empty: Message = {"name": "room", "settings": None, "frames": 1}
+    old: Message = {"is": "report", "streams": [{**empty, "settings": {"conf": 0.4}}, {**empty, "name": "gone"}]}
+    new: Message = {"is": "report", "streams": [{**empty, "frames": 2}, {**empty, "name": "hall"}]}
+    room, hall = newer_report(old, new)["streams"]
+    assert room == {"name": "room", "settings": {"conf": 0.4}, "frames": 2}
+    assert hall["settings"] is None
+
+
+def test_an_opening_under_way_is_answered_to_the_next_supervisor(relay: Relay, camera: str) -> None:
+    relay.attach([])
+    relay.send(opening("yard", 5, config(camera, "yard")))
+    relay.attach(["yard"])
+    relay.send(opening("yard", 6, config(camera, "yard")))
+    assert answer(relay, "opened", 6)["live"]
+    assert frames(relay, 1) >= 1
