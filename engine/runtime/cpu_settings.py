@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _MIB = 1 << 20
-_SPINS = 2000  # some 40 µs: longer than nano's tower has nothing to share, shorter than what a displaced thread takes
+_SPINS = 20_000  # some 0.4 ms: with 40 µs, as long as a decode step, helpers sleep and are woken late too often
 _SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-_WORTH = 0.8  # of an image's time on few threads is the most that it may take on many for these to be used
-_RECENT, _TRIAL = 5, 3  # images whose median counts
-_AGAIN = 400  # images between two trials
+_WORTH = 0.93  # of an image's time on few threads is the most that it may take on many for these to be used
+_RECENT, _TRIAL = 9, 16  # images whose median counts: what is found in them takes as much as what is gained
+_LOST_AFTER, _LOST = 3, 1.2  # a trial ends when so many images took that much longer
+_AGAIN, _AGAIN_MOST = 400, 25_600  # images between two trials; twice as many after each that found nothing better
 
 
 def keep_freed_memory() -> None:
@@ -51,11 +52,13 @@ def set_threads(threads: int) -> None:
 
 
 def limit_spinning() -> bool:
-    """Let threads that wait for each other sleep after some 40 µs, not 5 ms; to be called before torch is loaded.
+    """Let threads that wait for each other sleep after some 0.4 ms, not 5; to be called before torch is loaded.
 
     Only so can an operation be shared by as many threads as there are CPUs, see `step_threads`: one that is displaced
-    keeps the others from working, but no more than these keep it. On two CPUs that others loaded six times, nano's
-    tower took 360 ms on two threads that spin 0.2 ms, 80 at 20 µs, 25 on one.
+    keeps the others from working, but no more than these keep it. Nano on two quiet CPUs, median and p99 of an image:
+    one thread 33.3 and 46.6 ms, two that spin 40 µs 29.9 and 45.3, 0.4 ms 27.7 and 35.8, 20 ms 28.6 and 43.5. On two
+    CPUs that others loaded six times two threads are slower the longer they spin (`ImageThreads` does not stay with
+    them): the tower took 25 ms on one, on two 80 with 20 µs and 360 with 0.2 ms.
 
     Returns:
         Whether they do. Not where torch is loaded already, OpenMP is another than libgomp, or the user has set how.
@@ -71,8 +74,8 @@ class ImageThreads:
     """How many threads share an image: as many as there are CPUs, where images show that it is worth it.
 
     What runs beside the engine decides that: alone on two CPUs, two threads take less time than one, but not where a
-    decoder or another process has one of them. So every now and then a few images try the other number; sooner when
-    many threads take longer than they did.
+    decoder or another process has one of them. So every now and then a few images try the other number, four of them
+    where that is much slower; sooner when many threads take longer than they did.
 
     Args:
         few: threads.
@@ -83,7 +86,7 @@ class ImageThreads:
         self._used, self._other, self._few = few, many, few
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of the latest images on `_used` threads
         self._trial: list[float] = []  # seconds of images on `_other` threads; the first prepares what the later use
-        self._trying, self._until_trial = False, _RECENT
+        self._trying, self._until_trial, self._again = False, _RECENT, _AGAIN
         self._usual = math.inf  # seconds on `_used` threads when they were last found to be the better ones
 
     def choose(self) -> int:
@@ -96,7 +99,10 @@ class ImageThreads:
             return
         if self._trying:
             self._trial.append(seconds)
-            if len(self._trial) > _TRIAL:
+            measured = self._trial[1:]
+            most = _LOST * statistics.median(self._recent)
+            lost = len(measured) >= _LOST_AFTER and statistics.median(measured) > most
+            if lost or len(measured) == _TRIAL:
                 self._compare()
             return
         self._recent.append(seconds)
@@ -110,10 +116,13 @@ class ImageThreads:
         few, many = (own, other) if self._used == self._few else (other, own)
         if (many < _WORTH * few) == (self._used == self._few):
             self._used, self._other, own = self._other, self._used, other
+            self._again = _AGAIN
+        else:
+            self._again = min(2 * self._again, _AGAIN_MOST)
         self._usual = own
         self._recent.clear()
         self._trial.clear()
-        self._trying, self._until_trial = False, _AGAIN
+        self._trying, self._until_trial = False, self._again
 
 
 def step_threads() -> int:

@@ -81,14 +81,14 @@ def run_images(threads: ImageThreads, seconds: dict[int, float], images: int) ->
     ("seconds", "wanted"),
     [
         ({1: 30.0, 2: 20.0}, 2),
-        ({1: 30.0, 2: 28.0}, 1),  # not worth the CPU
+        ({1: 30.0, 2: 28.5}, 1),  # not worth the CPU
         ({1: 30.0, 2: 90.0}, 1),
     ],
 )
 def test_images_run_on_the_threads_that_pay_off(seconds: dict[int, float], wanted: int) -> None:
     used = run_images(ImageThreads(1, 2), seconds, 2000)
-    assert used[wanted] > 1970
-    assert used[3 - wanted] >= 12  # the other one is tried again
+    assert used[wanted] > 1900
+    assert used[3 - wanted] >= 6  # the other one is tried again, more and more seldom
 
 
 def test_the_number_of_threads_follows_what_runs_beside() -> None:
@@ -109,8 +109,8 @@ def test_one_slow_image_changes_no_number_of_threads() -> None:
 
 def test_the_first_image_of_a_trial_is_not_counted() -> None:
     threads = ImageThreads(1, 2)
-    run_images(threads, {1: 30.0}, 5)
-    assert run_images(threads, {2: 900.0}, 1) + run_images(threads, {2: 20.0}, 3) == {2: 4}
+    run_images(threads, {1: 30.0}, 9)
+    assert run_images(threads, {2: 900.0}, 1) + run_images(threads, {2: 20.0}, 16) == {2: 17}
     assert threads.choose() == 2
 
 
@@ -122,7 +122,7 @@ def test_one_number_of_threads_is_not_chosen_from() -> None:
 @pytest.mark.parametrize(
     ("imports", "environment", "wanted"),
     [
-        ("saccade.engine", {}, "True 2000"),
+        ("saccade.engine", {}, "True 20000"),
         ("torch, saccade.engine", {}, "False None"),
         ("saccade.engine", {"OMP_NUM_THREADS": "2"}, "False None"),
         ("saccade.engine", {"GOMP_SPINCOUNT": "7"}, "False 7"),
