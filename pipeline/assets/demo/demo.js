@@ -118,13 +118,14 @@ function watch(name) {
 
 /** Watch a stream again; one that has failed for good is started anew first. */
 async function restart(name) {
+  const mine = visit;
   try {
     const {state: how} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
     if (how === "failed") await ask(`streams/${encodeURIComponent(name)}/restart`, {method: "POST"});
   } catch (problem) {
-    return notify(problem.message);
+    return mine === visit && notify(problem.message);
   }
-  watch(name);
+  if (mine === visit) watch(name);  // it may have been left meanwhile
 }
 
 /** Why there is nothing to see of a stream, in words; "" if the server does not say. */
