@@ -245,10 +245,13 @@ class RuleMachine:
             found["answers"] = self._questions.answers(numbers)
             known = {name: text for track in numbers for name, text in self._questions.attributes(track).items()}
             found["attributes"] = known or event.attributes
-        if seen:
-            best = max(seen, key=lambda track: track.score)
+        # What is hidden at the very moment of the beginning is as sure as when it was seen last, but nowhere.
+        if shown := seen or (tracks if event.box is None else []):
+            best = max(shown, key=lambda track: track.score)
             top = max(event.top_score, best.score)
-            found |= {"label": best.label, "score": best.score, "top_score": top, "box": best.box, "speed": best.speed}
+            found |= {"label": best.label, "score": best.score, "top_score": top}
+        if seen:
+            found |= {"box": best.box, "speed": best.speed}
         return replace(
             event,
             tracks=numbers,

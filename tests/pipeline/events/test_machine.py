@@ -129,6 +129,15 @@ def test_scenes_make_events(case: str) -> None:
     assert steps(fresh, scenes) == expected
 
 
+def test_a_hidden_track_begins_an_event_as_sure_as_before() -> None:
+    rule = machine("person in hall for 2s")
+    assert rule.step(visit(0, 7)) == []
+    hidden = scene(2, {7: "person"}, inside={"hall": {7: 2.0}}, score=0.9, hidden=[7])
+    (change,) = rule.step(hidden)
+    event = change.event
+    assert (event.label, event.score, event.top_score, event.box) == ("person", 0.9, 0.9, None)
+
+
 def test_the_record_of_an_event() -> None:
     rule = machine("person in hall for 2s")
     changes: list[Change] = []
