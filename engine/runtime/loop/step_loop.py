@@ -49,7 +49,6 @@ class StepLoop(Generic[ImageT]):
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._offered: dict[Hashable, Submission[ImageT]] = {}  # of a stream, the newest that is still in the inbox
-        self._in_order: set[Hashable] = set()  # streams of which nothing is replaced
         self._closing: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
@@ -91,7 +90,7 @@ class StepLoop(Generic[ImageT]):
         self._post(act)
 
     def submit(self, submission: Submission[ImageT], stream: Hashable) -> None:
-        """Let a request wait in its stream's place; it is planned and prepared once it is admitted.
+        """Let a request wait in its stream's place, of one that keeps the newest; it is planned once it is admitted.
 
         What a newer one replaces ends here, also while the loop is busy: on a CPU a step takes as long as a camera
         takes for two frames, and six 4K cameras held five each.
@@ -99,16 +98,12 @@ class StepLoop(Generic[ImageT]):
         Raises:
             EngineClosedError: if the loop was stopped, or has failed.
         """
-        replaced = None
         with self._wake:
             self.require_open()
-            if stream in self._in_order:
-                self._inbox.append(lambda: self._scheduler.submit(submission, stream))
-            else:
-                replaced = self._offered.pop(stream, None)
-                self._offered[stream] = submission
-                if replaced is None:
-                    self._inbox.append(lambda: self._take_offered(stream))
+            replaced = self._offered.pop(stream, None)
+            self._offered[stream] = submission
+            if replaced is None:
+                self._inbox.append(lambda: self._take_offered(stream))
             self._wake.notify()
         if replaced is not None:
             replaced.end(SupersededError())
@@ -127,11 +122,7 @@ class StepLoop(Generic[ImageT]):
             else:
                 self._scheduler.admission.configure(stream, settings)
 
-        with suppress(EngineClosedError), self._wake:
-            if settings is None or settings.newest:
-                self._in_order.discard(stream)
-            else:
-                self._in_order.add(stream)
+        with suppress(EngineClosedError):
             self._post(act)
 
     def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
