@@ -27,7 +27,7 @@ from saccade.pipeline.core.engine_stream import Share
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stats import Report
-from saccade.pipeline.core.stream_names import check_name, free_name
+from saccade.pipeline.core.stream_names import check_free, free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.sinks import Sink, SinkStatus
 from saccade.sources import LiveSource, Source, State, redact
@@ -153,12 +153,7 @@ class Streams:
             taken = self._runs.keys() | self._reserved
             if or_similar:
                 name = free_name(name, taken)
-            try:
-                check_name(name)
-            except ValueError as error:
-                raise StreamError(str(error)) from None
-            if name in taken:
-                raise StreamError(f"there is a stream called '{name}' already")
+            check_free(name, taken)
             if len(taken) >= self._max:
                 raise StreamError(f"{self._max} streams are running, which is the most")
             self._reserved.append(name)

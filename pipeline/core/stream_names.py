@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
+from saccade.pipeline.core.errors import StreamError
+
 _LIMIT = 64
 
 
@@ -18,6 +20,20 @@ def check_name(name: str) -> str:
         shown = " ".join(name[:80].split())
         raise ValueError(f"'{shown}' is no name for a stream: use up to {_LIMIT} letters, digits, '.', '_' and '-'")
     return name
+
+
+def check_free(name: str, taken: Container[str]) -> None:
+    """Check that a stream may have a name.
+
+    Raises:
+        StreamError: if it cannot be used, or is taken.
+    """
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise StreamError(str(error)) from None
+    if name in taken:
+        raise StreamError(f"there is a stream called '{name}' already")
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:

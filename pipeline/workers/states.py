@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.stream_names import check_name
 from saccade.pipeline.workers.placement import StreamNeed, WorkerSlot
 from saccade.pipeline.workers.protocol import Message, StreamReport, Worker, WorkerReport
 
@@ -35,20 +32,6 @@ class RefusedError(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-
-
-def check_free(name: str, taken: Container[str]) -> None:
-    """Check that a stream may have a name.
-
-    Raises:
-        StreamError: if it cannot be used, or is taken.
-    """
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise StreamError(str(error)) from None
-    if name in taken:
-        raise StreamError(f"there is a stream called '{name}' already")
 
 
 def settle(future: Future[Any], outcome: object) -> None:

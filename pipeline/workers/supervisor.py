@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.stream_names import free_name
+from saccade.pipeline.core.stream_names import check_free, free_name
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import MakeWorker, Message, Worker, WorkerReport
 from saccade.pipeline.workers.quarantine import CRASHES, Quarantine
-from saccade.pipeline.workers.states import GRACE_S, RefusedError, StreamState, WorkerSeat, check_free, settle
+from saccade.pipeline.workers.states import GRACE_S, RefusedError, StreamState, WorkerSeat, settle
 
 log = logging.getLogger(__name__)
 
