@@ -6,6 +6,7 @@ Only what has changed is restarted; a file with a mistake changes nothing. Knows
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,22 +67,17 @@ class FileStamp:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-class ConfigReloader:
-    """The file of a session. Every method is callable from any thread.
+class FileReloader(ABC):
+    """A configuration file that is read anew. Every method is callable from any thread.
 
     Args:
         path: of the file.
         overrides: the command line's values over it.
-        config: what the session was opened from.
-        session: runs it.
     """
 
-    def __init__(self, path: Path, overrides: Mapping[str, Any], config: RunConfig, session: Session) -> None:
+    def __init__(self, path: Path, overrides: Mapping[str, Any]) -> None:
         self._path = path
         self._overrides = dict(overrides)
-        self._config = config
-        self._session = session
-        self._names: list[str | None] = list(session.first_names)
         self._stamp = FileStamp(path)
         self._lock = threading.Lock()
 
@@ -99,6 +95,35 @@ class ConfigReloader:
                 return self._apply(wanted) or [f"{self._path}: nothing has changed"]
             except _ERRORS as error:
                 return [f"{error}; everything goes on as it was"]
+
+    @abstractmethod
+    def save(self) -> str:
+        """Write what was changed while it runs into the file; returns its name.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+
+    @abstractmethod
+    def _apply(self, wanted: RunConfig) -> list[str]:
+        """Run what another configuration says; returns a line for each change."""
+
+
+class ConfigReloader(FileReloader):
+    """The file of a session.
+
+    Args:
+        path: of the file.
+        overrides: the command line's values over it.
+        config: what the session was opened from.
+        session: runs it.
+    """
+
+    def __init__(self, path: Path, overrides: Mapping[str, Any], config: RunConfig, session: Session) -> None:
+        super().__init__(path, overrides)
+        self._config = config
+        self._session = session
+        self._names: list[str | None] = list(session.first_names)
 
     def save(self) -> str:
         """Write the zones, lines and rules of the running streams into the file; returns its name.

@@ -20,9 +20,8 @@ from saccade.pipeline.cli.formatting import progress_bar
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.core.stream_manager import StreamStatus, status_of
 from saccade.pipeline.core.stream_run import Run
-from saccade.pipeline.reload import ConfigReloader, FileStamp
+from saccade.pipeline.reload import ConfigReloader, FileReloader, FileStamp
 from saccade.pipeline.session import Session
-from saccade.pipeline.workers.front.reload import FrontReloader
 
 POLL_S = 0.1
 _TABLE_S = 0.5
@@ -113,7 +112,7 @@ class FileWatch:
         self._looked_at = 0.0
         self._seen = False
 
-    def due(self, reloader: ConfigReloader | FrontReloader | FileStamp) -> bool:
+    def due(self, reloader: FileReloader | FileStamp) -> bool:
         """Whether the file is to be read now."""
         now = time.monotonic()
         if now < self._looked_at + _FILE_S:

@@ -29,7 +29,7 @@ from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, ac
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState
 from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front, streams_of
-from saccade.pipeline.workers.front.reload import FrontReloader
+from saccade.pipeline.workers.front.reload import change_streams
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import Message, Worker
 
@@ -57,7 +57,7 @@ class SupervisorActor:
         self._file = StateFile(Path(state))
         self._stack = ExitStack()
         self._front: Front | None = None
-        self._reloader: FrontReloader | None = None
+        self._applied: RunConfig | None = None  # the configuration that streams run by
         self._warnings: deque[str] = deque(maxlen=_MAX_WARNINGS)
         self._closing = threading.Event()
         self._saving = threading.Lock()  # over the state, from reading it to keeping it
@@ -85,11 +85,12 @@ class SupervisorActor:
 
         Streams that are other than before are started anew, where they are; all others go on.
         """
-        if self._front is None or self._reloader is None:
+        if self._front is None or self._applied is None:
             return []
         wanted = RunConfig.model_validate(dict(values))
-        lines = self._reloader.apply(wanted)
         with self._saving:
+            lines = change_streams(self._front.supervisor, self._applied, wanted)
+            self._applied = wanted
             state = self._file.state.with_setting("config", dict(values))
             self._file.save(state.with_setting("configured", sorted(streams_of(wanted)[0])))
         return lines
@@ -145,11 +146,10 @@ class SupervisorActor:
             self._adopted, placement = self._find_workers(config.workers), Placement()
             placement.adopt({stream: worker for worker, streams in self._adopted.items() for stream in streams})
             opening = config.model_copy(update={"source": "", "streams": []}) if again else config
-            self._config = config
+            self._config = self._applied = config
             self._front = self._stack.enter_context(
                 opened_front(opening, make=self._make, secret=secret, placement=placement)
             )
-            self._reloader = FrontReloader(Path("of another process"), {}, config, self._front)
             names = state.settings.get("configured", []) if again else self._front.first_names
             state = state.with_setting("config", dict(values)).with_setting("secret", secret)
             self._file.save(state.with_setting("configured", sorted(names)))
