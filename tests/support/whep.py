@@ -39,6 +39,15 @@ class Stage:
         self._over = threading.Event()
         self._feeder = threading.Thread(target=feed, args=(self.videos.write, self._over), name="feeder")
 
+    def stop_feeding(self) -> None:
+        """Let no more frames come but those that are written."""
+        self._over.set()
+        self._feeder.join()
+
+    def write(self, number: int) -> None:
+        """Write one frame."""
+        write_numbered(self.videos.write, number)
+
     def do(self, work: Any) -> Any:
         return Publisher(self.loop).do(work)
 
@@ -72,12 +81,16 @@ def feed(write: Callable[[Frame, Result, Latency], object], over: threading.Even
     """Write 30 frames a second of "door" until it is over."""
     number, begun = 0, time.monotonic()
     while not over.wait(max(0.0, begun + number / 30 - time.monotonic())):
-        image = numbered_image(number % 256, WIDTH, HEIGHT)
-        base = Fraction(1, 90_000)
-        frame = Frame(image, "door", number, number * 3000, base, time.time(), "arrival", time.monotonic(), 1.0)
-        result = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))
-        write(frame, result, Latency())
+        write_numbered(write, number)
         number += 1
+
+
+def write_numbered(write: Callable[[Frame, Result, Latency], object], number: int) -> None:
+    """Write the frame of that number, of 30 a second."""
+    image = numbered_image(number % 256, WIDTH, HEIGHT)
+    base = Fraction(1, 90_000)
+    frame = Frame(image, "door", number, number * 3000, base, time.time(), "arrival", time.monotonic(), 1.0)
+    write(frame, Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT)), Latency())
 
 
 @contextmanager
@@ -91,8 +104,7 @@ def staging(**settings: Any) -> Iterator[Stage]:
                 time.sleep(0.01)
             yield stage
         finally:
-            stage._over.set()
-            stage._feeder.join()
+            stage.stop_feeding()
             stage.videos.close()
             stage.do(stage.close())
 

@@ -125,10 +125,10 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the first record once its frame is on its way and the peer takes messages; give up in the end."""
+        """Send the first record once its frame is on its way; it waits for the channel to open, or for a newer one."""
         if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 until then
             self._clock = pts, stamp
-        if self._clock is not None and self.messages.open:
+        if self._clock is not None:
             self._send_stamped(record, pts, self._clock)
         elif tries:
             self._loop.call_later(_SOON_S, self._send_first, record, pts, tries - 1)
