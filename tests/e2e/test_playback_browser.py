@@ -29,8 +29,8 @@ NOTHING = Result(Detections((), WIDTH, HEIGHT), Points((), WIDTH, HEIGHT))
 # The number that `numbered_image` burnt into what a video shows now.
 NUMBER = """(() => {
     const video = document.querySelector("video"), canvas = document.createElement("canvas");
+    if (!video?.videoWidth) return -1;
     [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
-    if (!canvas.width) return -1;
     const context = canvas.getContext("2d", {willReadFrequently: true});
     context.drawImage(video, 0, 0);
     let number = 0;

@@ -91,12 +91,16 @@ class Tab:
         return answer["result"].get("value")
 
     def until(self, script: str, seconds: float = 15) -> Any:
-        """The first value of an expression that is true."""
+        """The first value of an expression that is true; what it needs may not be there yet."""
         deadline = time.monotonic() + seconds
-        while not (value := self.eval(script)):
-            assert time.monotonic() < deadline, f"not within {seconds} s: {script}; its console: {self.console}"
+        while True:
+            answer = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+            raised = answer.get("exceptionDetails")
+            if not raised and (value := answer["result"].get("value")):
+                return value
+            console = [*self.console, raised] if raised else self.console
+            assert time.monotonic() < deadline, f"not within {seconds} s: {script}; its console: {console}"
             time.sleep(0.05)
-        return value
 
     def shape(self, width: int, height: int, scheme: str = "light", *, phone: bool = False) -> None:
         """Give the page a size and a colour scheme."""

@@ -91,7 +91,7 @@ def test_streams_are_listed_with_their_light_and_cause(page: Tab) -> None:
 
 def test_the_wall_is_live_and_leads_to_one_stream(page: Tab, demo: Demo) -> None:
     press(page, "[data-view=wall]")
-    page.until(f"{HALL}?.querySelector('video').videoWidth === 480", seconds=25)
+    page.until(f"{HALL}?.querySelector('video')?.videoWidth === 480", seconds=25)
     page.until(f"{HALL}?.innerText.includes('person')", seconds=25)
     page.until("document.querySelector('#tiles [data-stream=roof]')?.innerText.includes('connection failed')")
     assert violations(page) == []
@@ -235,7 +235,7 @@ def test_events_are_listed_searched_and_played(tmp_path: Path) -> None:
             page.until("document.querySelector('#event-list img').naturalWidth > 0")
             assert violations(page) == []
             press(page, "#event-list button")
-            page.until("document.getElementById('player-video').videoWidth === 640")
+            page.until("document.getElementById('player-video')?.videoWidth === 640")
             page.until("document.getElementById('player-video').currentTime > 0")
             press(page, "#close-player")
             page.eval("""document.getElementById('event-words').value = 'elephant';

@@ -145,7 +145,8 @@ def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
                 totals = ask("GET", "/streams/door/counts")[1]["totals"]
             assert totals["zones"]["all"]["person"]["entered"] >= 1
             assert ask("GET", "/streams/door/counts?since=nan")[0] == 422
-            assert ask("GET", "/streams/door/counts?since=0")[1]["minutes"][-1]["objects"]["person"] >= 1
+            minutes = ask("GET", "/streams/door/counts?since=0")[1]["minutes"]  # the last has perhaps just begun
+            assert max(minute["objects"].get("person", 0) for minute in minutes) >= 1
             status, drawn = ask("GET", "/streams/door/heatmap.png")
             assert (status, drawn[:4]) == (200, b"\x89PNG")
             assert b'saccade_zone_entered_total{class="person",stream="door",zone="all"}' in Metrics(streams).as_text()
