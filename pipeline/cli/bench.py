@@ -247,6 +247,9 @@ def bench_cameras(
 @with_settings("detect", "model", "device", "dtype", "vid_stride")
 def bench_scale(
     given: Settings,
+    clip: Annotated[str, typer.Argument(metavar="CLIP", help="What the cameras play.", show_default=False)] = str(
+        DEMO_CLIP
+    ),
     simulated: Annotated[
         bool, typer.Option("--simulate", help="Simulate more cameras and GPUs than there are, from measured parts.")
     ] = False,
@@ -268,15 +271,15 @@ def bench_scale(
 ) -> None:
     """Measure what 1, 2, 4 workers of this machine carry, or with --simulate predict it for many machines.
 
-    Measured are frames a second, latency, and how fast a killed worker and its streams are back; the cameras play the
-    demo clip. Simulated are frames, recovery after failures, moves and the volume of metrics, of a model whose speed is
-    known (nano, moondream-2); --gpus and what follows is for that.
+    Measured are frames a second, latency, and how fast a killed worker and its streams are back; the cameras play
+    CLIP, or the demo clip. Simulated are frames, recovery after failures, moves and the volume of metrics, of a model
+    whose speed is known (nano, moondream-2); --gpus and what follows is for that.
     """
     if not simulated:
         from saccade.pipeline.bench.common import parse_counts
         from saccade.pipeline.bench.scale.measured import time_scale
 
-        settings = load_settings({"source": str(DEMO_CLIP), "detect": "person", **given})
+        settings = load_settings({"source": clip, "detect": "person", **given})
         times = time_scale(settings, parse_counts(counts, "--counts"), cameras=cameras or 8, seconds=seconds)
         print(times.as_json() if as_json else times.as_text())
         return

@@ -1,4 +1,4 @@
-"""What 1, 2, 4 workers of this machine carry: cameras that play the demo clip at its own pace, and a killed worker."""
+"""What 1, 2, 4 workers of this machine carry: cameras that play a clip at its own pace, and a killed worker."""
 
 from __future__ import annotations
 
