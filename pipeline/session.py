@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.events.store_reader import StoreError
@@ -101,8 +102,15 @@ class Session:
             del self._waiting[name]
         return runs
 
-    def add(self, config: StreamConfig, *, check: CheckSource | None = None, repeat: bool = False) -> Run:
-        """Start another stream. Its results go where those of every stream go; `check`, `repeat` as in `open_stream`.
+    def add(
+        self,
+        config: StreamConfig,
+        *,
+        check: CheckSource | None = None,
+        repeat: bool = False,
+        resumed: Iterable[Event] = (),
+    ) -> Run:
+        """Start another stream, whose results go where those of every stream go; `check`, … as in `open_stream`.
 
         Raises:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
@@ -118,6 +126,7 @@ class Session:
                 history=self._history,
                 media=self._media,
                 ask=self._ask,
+                resumed=resumed,
             ) as stream,
             stream.reserve(self.streams) as name,
         ):
@@ -286,8 +295,8 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
 
 
 @contextmanager
-def opened_store(config: RunConfig) -> Iterator[EventStore | None]:
-    """The store that is configured; None if none is.
+def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
+    """The store that is configured; None if none is. `keep_open` as in `EventStore`.
 
     Raises:
         ConfigError: if it cannot be used.
@@ -297,7 +306,7 @@ def opened_store(config: RunConfig) -> Iterator[EventStore | None]:
         return
     max_bytes = None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
     try:
-        store = EventStore(Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes)
+        store = EventStore(Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes, keep_open=keep_open)
     except StoreError as error:
         raise ConfigError(f"--store: {error}") from None
     with closing(store):

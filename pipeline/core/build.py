@@ -6,7 +6,7 @@ terminals or addresses of outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import GAP_S
+from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.recorder import MediaWriter, Recorder
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
@@ -145,6 +146,7 @@ def open_stream(
     history: bool = False,
     media: MediaWriter | None = None,
     ask: Engine | None = None,
+    resumed: Iterable[Event] = (),
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -158,6 +160,7 @@ def open_stream(
         ask: answers the questions of rules; None for the engine itself.
         media: writes clips and snapshots of events; None for none.
         history: have the paths of tracks and the counts of minutes go there as well.
+        resumed: events that went on when the stream ran last, as in `EventStage`.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -186,6 +189,7 @@ def open_stream(
                     minutes=minutes,
                     recorder=recorder,
                     gap_s=max(GAP_S, 2 * config.motion_heartbeat),
+                    resumed=resumed,
                 )
             )
         elif config.rules:

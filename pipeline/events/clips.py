@@ -16,6 +16,7 @@ from pathlib import Path
 
 import av
 import av.error
+from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import PictureType, VideoFrame
@@ -101,8 +102,14 @@ class PacketRing:
                 return
 
 
-def write_clip(packets: Sequence[CodedPacket], path: Path) -> float:
+def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None = None) -> float:
     """Write packets, the first of which is a key frame, as an MP4 for browsers; return how many seconds it shows.
+
+    Args:
+        packets: in the order of decoding.
+        path: of the new file.
+        before: a clip that was written by this function, which the new one is to begin with; left out where its video
+            is of another codec or size, or cannot be read. None for none.
 
     Raises:
         ValueError: if there is nothing to show.
@@ -112,6 +119,8 @@ def write_clip(packets: Sequence[CodedPacket], path: Path) -> float:
         raise ValueError(_NOTHING)
     if packets[0].codec not in _COPIED_LIVE:
         return _code(_decoded(packets), path)
+    if before is not None:
+        packets = [*_packets_before(before, packets), *packets]
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     with (
         av.open(io.BytesIO(head), format=packets[0].codec) as shown,  # for the size and the parameter sets in it
@@ -129,6 +138,32 @@ def write_clip(packets: Sequence[CodedPacket], path: Path) -> float:
             coded.is_keyframe = packet.key
             out.mux(coded)
     return float((times[-1] - times[0]) * CLOCK)
+
+
+def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
+    """The packets of a clip, so that they end just before others begin; none if it is another kind of video."""
+    head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
+    codec, found = packets[0].codec, []
+    with suppress(av.error.FFmpegError, OSError):
+        with av.open(io.BytesIO(head), format=codec) as shown:
+            size = shown.streams.video[0].width, shown.streams.video[0].height
+        with av.open(str(clip)) as old:
+            stream = old.streams.video[0]
+            if stream.codec_context.name != codec or (stream.width, stream.height) != size:
+                return []
+            behind_start_codes = BitStreamFilterContext(f"{codec}_mp4toannexb", stream)
+            for packet in [*old.demux(stream), None]:
+                if packet is None or packet.dts is not None:
+                    found += behind_start_codes.filter(packet)
+    times = [round(one.pts * one.time_base / CLOCK) for one in found if one.pts is not None and one.time_base]
+    if not times or len(times) != len(found):
+        return []
+    step = max(1, (max(times) - min(times)) // max(1, len(times) - 1))
+    shift = min(packet.pts for packet in packets) - max(times) - step
+    return [
+        CodedPacket(codec, b"", bytes(one), time + shift, 0.0, one.is_keyframe)
+        for time, one in zip(times, found, strict=True)
+    ]
 
 
 def copy_clip(source: Path, begin: float, end: float, path: Path) -> float:

@@ -20,6 +20,12 @@ from saccade.pipeline.events.settings import RuleSettings
 GAP_S = 30.0
 """Seconds without a frame after which what was there before counts no more: nobody has watched."""
 
+RESUME_S = 15.0
+"""Seconds from when an event was seen last to the first frame of its stream elsewhere, within which it may go on."""
+
+SETTLE_S = 5.0
+"""Seconds from that frame on, within which its condition must hold again: objects are found, tracked, asked about."""
+
 _RISE = 0.05  # of the best score, that makes an update
 _SURER = 0.1  # of p(yes), likewise
 
@@ -44,6 +50,8 @@ class Watch:
         self._last_s: float | None = None
         self._since: dict[int, tuple[float, float]] = {}  # track → seconds and capture time since when it is so
         self._held: tuple[float, float] | None = None  # likewise, of the frame as a whole
+        self.carried_until = float("-inf")
+        """Until these seconds of the stream what holds counts as having held for long enough: it did so elsewhere."""
 
     def update(self, scene: Scene) -> dict[int, float] | None:
         """Take a scene; return the tracks for which it holds, each with the capture time since when; None if for none.
@@ -62,7 +70,7 @@ class Watch:
                 return None
             if self._held is None or (first and kind == "absent"):
                 self._held = now
-            ready = scene.seconds - self._held[0] >= self.condition.for_s and self.condition.open_at(scene.clock)
+            ready = scene.seconds - self._held[0] >= self._for_s(scene) and self.condition.open_at(scene.clock)
             return {-1: self._held[1], **dict.fromkeys(found, self._held[1])} if ready else None
         self._since = {number: self._since.get(number, now) for number in found}
         if not self.condition.open_at(scene.clock):
@@ -86,13 +94,16 @@ class Watch:
             tracks = [track for track in tracks if track.number in inside]
         return tracks
 
+    def _for_s(self, scene: Scene) -> float:
+        return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
+
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
         """Whether it has held for a track for the time of the rule; the zone itself knows best for how long."""
         if self.condition.kind == "inside":
-            return scene.zones[self.condition.place or ""][number] >= self.condition.for_s - 1e-6
+            return scene.zones[self.condition.place or ""][number] >= self._for_s(scene) - 1e-6
         if self.condition.kind == "present":
             since_s = min(since_s, scene.tracks[number].first_s)
-        return scene.seconds - since_s >= self.condition.for_s - 1e-6
+        return scene.seconds - since_s >= self._for_s(scene) - 1e-6
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,6 +117,7 @@ class RuleState:
             while there is no answer about any that fulfils the condition.
         event: the id of the event that goes on; None if none does.
         since: when that began, as frames have it in `captured_at`.
+        seen: when that was seen last, likewise.
     """
 
     name: str
@@ -113,6 +125,7 @@ class RuleState:
     p_yes: float | None
     event: str | None
     since: float | None
+    seen: float | None
 
 
 class RuleMachine:
@@ -124,6 +137,9 @@ class RuleMachine:
         names: what the labels of the rule are called.
         gap_s: as in `Watch`.
         chance: returns random numbers from 0 to 1, for the ids.
+        resumed: the event that went on when the stream ran last, elsewhere. It goes on under its id if the first frame
+            here was captured within `RESUME_S` of the last one that showed it, and the condition holds within
+            `SETTLE_S` of that, whatever its `for`; else it ends when it was seen last.
     """
 
     def __init__(
@@ -134,6 +150,7 @@ class RuleMachine:
         *,
         gap_s: float = GAP_S,
         chance: Callable[[], float] = random.random,
+        resumed: Event | None = None,
     ) -> None:
         self.rule = rule
         self._stream = stream
@@ -142,9 +159,13 @@ class RuleMachine:
         self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
         self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
-        self._event: Event | None = None
-        self._published: Event | None = None
+        self._event = resumed
+        self._published = resumed
+        self._resuming = resumed is not None  # its condition has not held here yet
+        if resumed is not None:
+            self._watch.carried_until = float("inf")
         self._free_at = float("-inf")  # seconds of the stream, before which none begins
+        self._first_s: float | None = None
         self._last_s = 0.0
 
     @property
@@ -157,13 +178,17 @@ class RuleMachine:
         """How the rule is doing. May be read from any thread."""
         held, event = self._held, self._event
         p_yes = self._questions.p_yes(list(held)) if held else None
-        running = (None, None) if event is None else (event.id, event.start_time)
+        running = (None, None, None) if event is None else (event.id, event.start_time, event.frame_time)
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
         """Take the next scene, and return what has changed."""
         changes: list[Change] = []
-        if scene.seconds < self._last_s or scene.seconds - self._last_s > self._gap_s:
+        if self._first_s is None:
+            self._first_s = scene.seconds
+            if self._event is not None and not _soon_after(self._event, scene):
+                changes += self._stop(scene.seconds - max(0.0, scene.captured_at - self._event.frame_time))
+        elif scene.seconds < self._last_s or scene.seconds - self._last_s > self._gap_s:
             changes += self.end()
         if scene.seconds < self._last_s:
             self._free_at = float("-inf")
@@ -171,6 +196,8 @@ class RuleMachine:
         self._held = self._watch.update(scene) or {}
         held = self._questions.agreed(self._held)
         if not held:
+            if self._resuming and scene.seconds <= self._first_s + SETTLE_S and self.rule.condition.kind != "crosses":
+                return changes
             return [*changes, *self._stop(scene.seconds)]
         if self._event is None:
             if scene.seconds >= self._free_at:
@@ -178,8 +205,11 @@ class RuleMachine:
                 changes.append(self._publish("begin"))
             return changes
         self._event = self._renewed(self._event, scene, held)
-        if self._worth_an_update(self._event):
+        if self._resuming or self._worth_an_update(self._event):
             changes.append(self._publish("update"))
+        if self._resuming:
+            self._resuming = False
+            self._watch.carried_until = scene.seconds + self.rule.condition.for_s + SETTLE_S
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
@@ -205,9 +235,11 @@ class RuleMachine:
     def _stop(self, seconds: float) -> list[Change]:
         if self._event is None:
             return []
-        self._event = replace(self._event, end_time=self._event.frame_time, count=0)
+        end_time = max(self._event.start_time, self._event.frame_time)  # clocks of machines may differ
+        self._event = replace(self._event, end_time=end_time, count=0)
         change = self._publish("end")
         self._event = self._published = None
+        self._resuming, self._watch.carried_until = False, float("-inf")
         self._free_at = seconds + self.rule.cooldown
         return [change]
 
@@ -242,7 +274,7 @@ class RuleMachine:
         found: dict[str, Any] = {}
         if self.rule.asks:
             found["p_yes"] = self._questions.p_yes(list(held))
-            found["answers"] = self._questions.answers(numbers)
+            found["answers"] = {**event.answers, **self._questions.answers(numbers)}
             known = {name: text for track in numbers for name, text in self._questions.attributes(track).items()}
             found["attributes"] = known or event.attributes
         # What is hidden at the very moment of the beginning is as sure as when it was seen last, but nowhere.
@@ -278,3 +310,8 @@ class RuleMachine:
         assert self._event is not None
         self._published = self._event
         return Change(kind, self._event)
+
+
+def _soon_after(event: Event, scene: Scene) -> bool:
+    """Whether a stream was away for so short a time that an event of it may go on; a file begins anew."""
+    return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

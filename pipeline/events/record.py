@@ -12,6 +12,10 @@ SCHEMA = "saccade/event/1"
 
 Kind = Literal["begin", "update", "end"]
 _LETTERS = string.ascii_lowercase + string.digits
+_SAME = (
+    *("id", "rule", "stream", "label", "since", "start_time", "end_time", "frame_time", "capture_clock", "score"),
+    *("top_score", "width", "height", "speed", "count", "p_yes", "answers", "attributes", "snapshot", "clip"),
+)  # which a record has as an event does
 _STILL = 0.02  # widths and heights of the image a second, below which an object stands
 
 
@@ -132,6 +136,13 @@ def new_id(start_time: float, chance: Callable[[], float] = random.random) -> st
     """An id for an event that begins at a time."""
     letters = "".join(_LETTERS[int(chance() * len(_LETTERS)) % len(_LETTERS)] for _ in range(6))
     return f"{start_time:.6f}-{letters}"
+
+
+def read_event(record: Mapping[str, Any]) -> Event:
+    """The event of a record that `make_event_record` has made; raises KeyError or TypeError if it is another."""
+    values = {name: record[name] for name in _SAME}
+    values |= {name: tuple(record[name]) for name in ("tracks", "zones", "entered_zones")}
+    return Event(**values, box=None if record["box_norm"] is None else tuple(record["box_norm"]))
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:

@@ -55,18 +55,31 @@ class MediaWriter:
     def __init__(self, folder: Path, noted: Noted) -> None:
         self._folder = folder
         self._noted = noted
-        self._waiting: queue.Queue[tuple[MediaDone, Callable[[Path], object]] | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[tuple[MediaDone, Callable[[Path], object] | None, bool] | None] = queue.Queue(
+            _MAX_WAITING
+        )
         self._failing = False
         self._thread = threading.Thread(target=self._work, name="saccade media", daemon=True)
         self._thread.start()
 
-    def write(self, file: MediaDone, work: Callable[[Path], object]) -> None:
-        """Have a file of an event written by `work`, which is given its path; returns at once."""
+    def path(self, event: str, kind: str) -> Path:
+        """Of a file of an event, which may be there or not."""
+        return self._folder / f"{event}{MEDIA[kind]}"
+
+    def write(self, file: MediaDone, work: Callable[[Path], object] | None, *, whole: bool = True) -> None:
+        """Have a file of an event written by `work`, which is given its path; returns at once.
+
+        Args:
+            file: which one.
+            work: writes it; None if there is nothing new to be written: what is there is noted.
+            whole: whether that is all of it; if not, nothing is noted yet.
+        """
         try:
-            self._waiting.put_nowait((file, work))
+            self._waiting.put_nowait((file, work, whole))
         except queue.Full:
             log.warning("event %s: no %s: too much waits to be written", file.event, file.kind)
-            self._noted(file)
+            if whole:
+                self._noted(file)
 
     def close(self) -> None:
         """Write what waits, for some seconds at most. A second call does nothing."""
@@ -77,24 +90,28 @@ class MediaWriter:
     def _work(self) -> None:
         decode_behind_the_model()  # once for the thread: some clips are coded again, which must not cost frames
         while (job := self._waiting.get()) is not None:
-            file, work = job
-            name = f"{file.event}{MEDIA[file.kind]}"
-            part = self._folder / f"{name}{_PART}"
-            try:
-                work(part)
-                part.replace(self._folder / name)
-            except Exception as error:
-                if isinstance(error, OSError) and not self._failing:  # a full disk: once until it works again
-                    log.warning("%s: images and clips of events cannot be written: %s", self._folder, error.strerror)
-                elif not isinstance(error, OSError):
-                    log.warning("event %s: no %s: %s", file.event, file.kind, error)
-                self._failing = isinstance(error, OSError)
-                with suppress(OSError):
-                    part.unlink(missing_ok=True)
-            else:
-                self._failing = False
-                file = replace(file, path=str(self._folder / name))
-            self._noted(file)
+            file, work, whole = job
+            path = self.path(file.event, file.kind)
+            if work is not None:
+                self._write(file, work, path)
+            if whole:
+                self._noted(replace(file, path=str(path)) if path.exists() else file)
+
+    def _write(self, file: MediaDone, work: Callable[[Path], object], path: Path) -> None:
+        part = path.with_name(f"{path.name}{_PART}")
+        try:
+            work(part)
+            part.replace(path)
+        except Exception as error:
+            if isinstance(error, OSError) and not self._failing:  # a full disk: once until it works again
+                log.warning("%s: images and clips of events cannot be written: %s", self._folder, error.strerror)
+            elif not isinstance(error, OSError):
+                log.warning("event %s: no %s: %s", file.event, file.kind, error)
+            self._failing = isinstance(error, OSError)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        else:
+            self._failing = False
 
 
 @dataclass(slots=True)
@@ -103,6 +120,10 @@ class _Recording:
 
     begin: float
     end: float
+    saved_at: float  # when what there is of the clip is written, in case this process does not live to the end
+    before: Path | None = None  # the clip up to where the stream ran last, elsewhere
+    whole: bool = False  # whether the clip is written
+    shown: bool = False  # whether there is a snapshot
     quality: float = -1.0  # of the best image; below that of any
     image: NDArray[np.uint8] | None = None
 
@@ -133,27 +154,47 @@ class Recorder:
         """Whether there is video to cut clips from."""
         return self._file is not None or self.ring.newest is not None
 
+    def resume(self, event: Event) -> None:
+        """Take note of an event that went on when the stream ran last, elsewhere; go on with its files, if here.
+
+        Its snapshot stays; what is cut from now on comes behind its clip.
+        """
+        recording = self._begin(event)
+        recording.saved_at = float("inf")
+        if (clip := self._writer.path(event.id, "clip")).exists():
+            recording.before = clip
+        if self._writer.path(event.id, "snapshot").exists():
+            recording.shown, recording.quality = True, float("inf")
+
     def note(self, event: Event, frame: Frame) -> None:
         """Take note of an event that goes on, or has just ended, with the frame that shows it."""
         recording = self._recordings.get(event.id)
-        if recording is None:
-            begin = max(event.since, event.start_time - _BEFORE_S) - self._before_s
-            recording = self._recordings[event.id] = _Recording(begin, event.start_time + MOST_S)
-            self.ring.hold(event.id, begin)
+        if recording is None or event.end_time is None:
+            recording = recording or self._begin(event)
             self._consider(recording, event, frame)
-            self._stream = event.stream
-            self._write_snapshot(event.id, recording)
-        elif event.end_time is None:
-            self._consider(recording, event, frame)
+            if not recording.shown and recording.image is not None:
+                recording.shown = True
+                self._write_snapshot(event.id, recording)
         if event.end_time is not None:
             self._end(event.id, event.end_time)
 
     def advance(self, now: float) -> None:
-        """Cut the clips whose time is over at a time of capture."""
+        """Cut the clips whose time is over at a time of capture, and save what there is of others, once."""
         for name, recording in list(self._ending.items()):
             if now > recording.end:
                 del self._ending[name]
                 self._write_clip(name, recording)
+        if self._file is not None:
+            return
+        for name, recording in self._recordings.items():
+            if not recording.whole and now > recording.end + self._after_s:
+                recording.end += self._after_s
+                self._write_clip(name, recording)
+            elif now > recording.saved_at:
+                recording.saved_at = float("inf")
+                if packets := self.ring.cut(recording.begin, now):
+                    file = MediaDone(self._stream, name, "clip")
+                    self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
         """Take note that an event has ended without a frame."""
@@ -166,12 +207,21 @@ class Recorder:
             self._end(name, recording.end)
         self.advance(float("inf"))
 
+    def _begin(self, event: Event) -> _Recording:
+        begin = max(event.since, event.start_time - _BEFORE_S) - self._before_s
+        times = begin, event.start_time + MOST_S, event.start_time + self._after_s
+        recording = self._recordings[event.id] = _Recording(*times)
+        self._stream = event.stream
+        self.ring.hold(event.id, begin)
+        return recording
+
     def _end(self, name: str, end_time: float) -> None:
         recording = self._recordings.pop(name)
-        recording.end = min(recording.end, end_time) + self._after_s
         if recording.image is not None:
             self._write_snapshot(name, recording)
-        self._ending[name] = recording
+        if not recording.whole:
+            recording.end = min(recording.end, end_time) + self._after_s
+            self._ending[name] = recording
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame) -> None:
         """Keep the frame's image if it shows the event better: by score, size and sharpness of its best object."""
@@ -193,13 +243,16 @@ class Recorder:
             recording.image = None
 
     def _write_clip(self, name: str, recording: _Recording) -> None:
+        recording.whole = True
         self.ring.release(name)
         file = MediaDone(self._stream, name, "clip")
         if self._file is not None:
             begin, end = max(0.0, recording.begin), recording.end
             self._writer.write(file, partial(copy_clip, self._file, begin, end))
         elif packets := self.ring.cut(recording.begin, recording.end):
-            self._writer.write(file, partial(write_clip, packets))
+            self._writer.write(file, partial(write_clip, packets, before=recording.before))
+        elif self.has_clips or recording.before is not None:
+            self._writer.write(file, None)  # nothing new
 
 
 def _write_jpeg(image: NDArray[np.uint8], path: Path) -> None:

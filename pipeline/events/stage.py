@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import MINUTE_S, Minute
 from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
-from saccade.pipeline.events.record import Change, History, MinuteCounts, RuleList
+from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList
 from saccade.pipeline.events.recorder import Recorder
 from saccade.pipeline.events.scene import Scene, SceneReader
 from saccade.pipeline.events.settings import RuleSettings
@@ -53,6 +53,7 @@ class EventStage:
         recorder: keeps clips and snapshots of the events; None for none.
         minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
             as well: its minutes, if it is live, and the paths of its tracks.
+        resumed: the events that went on when the stream ran last, elsewhere; as in `RuleMachine`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EventStage:
         minutes: Callable[[float], list[Minute]] | None = None,
         recorder: Recorder | None = None,
         gap_s: float = GAP_S,
+        resumed: Iterable[Event] = (),
     ) -> None:
         self._publish = publish
         self._flush = flush
@@ -84,6 +86,9 @@ class EventStage:
         self._rules = tuple(rules)
         self._shown: tuple[RuleSettings, ...] = ()  # those that are known to who takes events
         self._machines: dict[str, RuleMachine] = {}
+        self._resumed = {event.rule: event for event in resumed}
+        self.moves = False
+        """Whether the stream will run elsewhere: then `close` leaves the events that go on to the stage there."""
 
     @property
     def rules(self) -> tuple[RuleSettings, ...]:
@@ -104,7 +109,7 @@ class EventStage:
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is, once its scene has been shown to every rule."""
         rules = self.rules
-        if not rules and not self._machines and self._minutes is None:
+        if not rules and not self._machines and not self._resumed and self._minutes is None:
             return result
         self._stream = frame.stream
         scene = self._reader.read(frame, result)
@@ -137,9 +142,11 @@ class EventStage:
         return result
 
     def close(self) -> None:
-        """End the events that go on."""
-        for machine in self._machines.values():
-            self._tell(machine.end())
+        """End the events that go on, unless they do so elsewhere."""
+        if not self.moves:
+            for machine in self._machines.values():
+                self._tell(machine.end())
+            self._end_resumed()
         self._machines = {}
         if self.asker is not None:
             self.asker.close()
@@ -161,6 +168,13 @@ class EventStage:
             if machines.get(name) is not machine:
                 self._tell(machine.end())
         self._machines = machines
+        self._end_resumed()
+
+    def _end_resumed(self) -> None:
+        """End what went on elsewhere by rules that the stream has no more."""
+        for event in self._resumed.values():
+            self._tell([Change("end", replace(event, end_time=max(event.start_time, event.frame_time), count=0))])
+        self._resumed = {}
 
     def _ask(self, asker: Asker, machine: RuleMachine, scene: Scene, frame: Frame) -> None:
         for question in machine.questions(scene):
@@ -172,7 +186,11 @@ class EventStage:
         if old is not None and old.rule == rule:
             return old
         names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
-        return RuleMachine(rule, stream, names, gap_s=self._gap_s)
+        resumed = self._resumed.pop(rule.name, None)
+        if resumed is not None and self._recorder is not None:
+            self._media[resumed.id] = resumed.snapshot, resumed.clip
+            self._recorder.resume(resumed)
+        return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
     def _tell_history(self, captured_at: float | None) -> None:
         """Publish the tracks that have ended, and at a time of capture the minutes that have."""

@@ -4,8 +4,8 @@
     FOLDER/media/ID.jpg, .mp4  named after their event; NAME.part while they are written
 
 While the disk is full or cannot be written, records wait in memory. Whatever was committed outlives `kill -9`: on the
-next start events that went on then are ended, media of none are deleted, and media that were whole but not yet noted
-are. Knows records of events; not who made them.
+next start events that went on then are ended, unless they may go on; media of none are deleted, and media that were
+whole but not yet noted are. Knows records of events; not who made them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 PRUNE_S = 60.0
 _MAX_WAITING = 10_000
 _BATCH = 500  # changes in one transaction
+_OPEN = "SELECT id, record FROM events WHERE end_time IS NULL ORDER BY row"
+_YOUNG_S = 60.0  # of a file that another process may be writing
 _RETRY_S = 2.0  # after the disk could not be written
 
 Write = Callable[[sqlite3.Connection], Any]
@@ -54,6 +56,7 @@ class EventStore(EventReader):
         folder: made if it is not there.
         keep_s: events older than this are deleted, but for rules with a time of their own; None to keep all.
         max_bytes: of all media; beyond it those of the oldest events are deleted with them; None for no limit.
+        keep_open: leave events open that went on when the last process ended: whatever writes them goes on.
 
     Raises:
         StoreError: if the folder cannot be used, or another process writes it.
@@ -65,6 +68,7 @@ class EventStore(EventReader):
         *,
         keep_s: float | None = None,
         max_bytes: int | None = None,
+        keep_open: bool = False,
     ) -> None:
         super().__init__(folder)
         self._keep_s, self._max_bytes = keep_s, max_bytes
@@ -79,7 +83,7 @@ class EventStore(EventReader):
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
                 self._connect().close()
-            self._recover()
+            self._recover(keep_open)
         except BlockingIOError:
             os.close(self._lock_file)
             raise StoreError(f"{folder}: another process stores events there") from None
@@ -116,6 +120,11 @@ class EventStore(EventReader):
         elif kind == "minute":
             row = record["stream"], record["start"], json.dumps(record["counts"]), time.time()
             self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row), lasting=True)
+
+    def going_on(self) -> list[dict[str, Any]]:
+        """The records of the events that have not ended, oldest first."""
+        with self._reading() as db:
+            return [json.loads(text) for _, text in db.execute(_OPEN)]
 
     def note_media(self, event: str, kind: str) -> None:
         """Note that a file of an event is whole, or has gone."""
@@ -236,8 +245,9 @@ class EventStore(EventReader):
         keep_s = self._rule_keep_s.get((record["stream"], record["rule"]), self._keep_s)
         return None if keep_s is None else time.time() + keep_s
 
-    def _recover(self) -> None:
+    def _recover(self, keep_open: bool) -> None:
         """Make the schema; end what went on when the last process ended; and bring media and events together."""
+        begun = time.time()
         db = self._connect()
         with db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -245,16 +255,19 @@ class EventStore(EventReader):
                 raise sqlite3.DatabaseError("it was written by a newer version of saccade")
             db.executescript(SCHEMA)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            for event, text in db.execute("SELECT id, record FROM events WHERE end_time IS NULL").fetchall():
+            for event, text in [] if keep_open else db.execute(_OPEN).fetchall():
                 record = json.loads(text)
                 record |= {"type": "end", "end_time": record["frame_time"], "count": 0}
                 values = record["end_time"], json.dumps(record), event
                 db.execute("UPDATE events SET end_time = ?, record = ? WHERE id = ?", values)
             for path in self.media_folder.iterdir():
                 known = db.execute("SELECT 1 FROM events WHERE id = ?", (path.stem,)).fetchone()
+                if keep_open and path.stat().st_mtime > begun - _YOUNG_S:
+                    continue  # a worker writes it
                 if path.suffix not in MEDIA.values() or known is None:
                     path.unlink()
-            for (event,) in db.execute("SELECT id FROM events WHERE pending").fetchall():
+            ended = " AND end_time IS NOT NULL" if keep_open else ""
+            for (event,) in db.execute(f"SELECT id FROM events WHERE pending{ended}").fetchall():
                 for kind in MEDIA:
                     self._note(db, event, kind)
         db.close()

@@ -3,8 +3,8 @@
 A worker is a process with an engine of its own; frames stay in it. The supervisor holds the desired state, and decides
 by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
 
-    supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, …}
-                           {"do": "close", "stream": NAME, "key": N}
+    supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, "events": […], …}
+                           {"do": "close", "stream": NAME, "key": N, "moves": …}
                            {"do": "report"}                       a report at once
                            {"do": "stop"}                         it closes every stream, and ends
     worker → supervisor    {"is": "ready", "url": …, "pid": …}    its HTTP API, and its process
@@ -20,13 +20,14 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
 
 The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
 where the stream ran before: its files are not replaced; all three may be left out. `key` is that of an opening: an
-answer has that of its command.
+answer has that of its command. `events` are the records of those that went on where the stream ran last, and are to go
+on here, or to end; `moves` is true where the stream will be opened elsewhere, so that its events do not end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 Message = dict[str, Any]
@@ -49,6 +50,7 @@ class StreamReport:
         cost: share of the worker's time that it took in the last second, or would have taken without the frames that
             were lost for want of time; None before the first.
         settings: its configuration as it is now, where that has changed since the last report.
+        events: when each event that goes on was seen last, by its id.
     """
 
     name: str
@@ -59,6 +61,7 @@ class StreamReport:
     fps: float = 0.0
     cost: float | None = None
     settings: Mapping[str, Any] | None = None
+    events: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)

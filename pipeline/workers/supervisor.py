@@ -16,9 +16,11 @@ from typing import Any
 
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.core.stream_names import check_free, free_name
+from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import MakeWorker, Message, Worker, WorkerReport
 from saccade.pipeline.workers.quarantine import CRASHES, Quarantine
+from saccade.pipeline.workers.roster import Roster
 from saccade.pipeline.workers.states import GRACE_S, RefusedError, StreamState, WorkerSeat, settle
 
 log = logging.getLogger(__name__)
@@ -26,13 +28,13 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 
 
-class Supervisor:
+class Supervisor(Roster):
     """Runs streams on workers from `start` to `close`. Every method is callable from any thread.
 
     Args:
         make: makes a worker, for a place of one of these `names`.
         placement: decides where streams run.
-        on_event: called with each record of an event, in order for each stream.
+        events: takes each record of an event, in order for each stream, and keeps those that go on.
         on_lost: called with the name of a stream that runs no more where it did, once all of its events were handed on,
             and whether that is because its worker has ended.
         on_warning: called with each warning of a worker.
@@ -44,21 +46,19 @@ class Supervisor:
         names: Sequence[str],
         placement: Placement | None = None,
         *,
-        on_event: Callable[[Mapping[str, Any]], None] = lambda record: None,
+        events: OpenEvents | None = None,
         on_lost: Callable[[str, bool], None] = lambda stream, worker_ended: None,
         on_warning: Callable[[str], None] = lambda line: log.warning("%s", line),
     ) -> None:
         self._make = make
         self._placement = placement or Placement()
-        self._on_event, self._on_lost, self._on_warning = on_event, on_lost, on_warning
-        self._lock = threading.RLock()  # over what follows
-        self._seats = {name: WorkerSeat(name) for name in names}
-        self._streams: dict[str, StreamState] = {}
+        self._events = events or OpenEvents(lambda record: None)
+        self._on_lost, self._on_warning = on_lost, on_warning
+        super().__init__(names)
         self._opened = 0
         self._quarantine = Quarantine()
         self._began = False
         self._ready_at = 0.0
-        self._finished: dict[str, Message] = {}
         self._started = False
         self._stopping = False
         self._wake = threading.Event()
@@ -119,13 +119,15 @@ class Supervisor:
             if stream is None:
                 raise StreamError(f"no stream is called '{name[:80]}'")
             stream.removed = True
-            if stream.phase in ("waiting", "failed"):
+            if away := stream.phase in ("waiting", "failed"):
                 self._forget(stream)
                 settle(done, None)
             else:
                 stream.closing.append(done)
                 if stream.phase == "open":
                     self._close_there(stream)
+        if away:
+            self._events.end(name)
         return done
 
     def restart(self, name: str, config: Mapping[str, Any] | None = None) -> Future[str]:
@@ -156,36 +158,7 @@ class Supervisor:
             if seat and seat.worker:
                 seat.worker.send({"do": "report"})
 
-    # ---- how things are
-
-    def streams(self) -> dict[str, StreamState]:
-        """Every stream, also those that have failed, by its name. They are the supervisor's own: read only."""
-        with self._lock:
-            return dict(self._streams)
-
-    def finished(self) -> dict[str, Message]:
-        """What each stream that has ended by itself, or failed, has counted: the message `gone`."""
-        with self._lock:
-            return dict(self._finished)
-
-    def seats(self) -> list[WorkerSeat]:
-        """The workers. They are the supervisor's own: read only."""
-        with self._lock:
-            return list(self._seats.values())
-
-    def url_of(self, stream: str) -> str | None:
-        """The HTTP API of the worker that has a stream; None while none has."""
-        with self._lock:
-            found = self._streams.get(stream)
-            if found is None or found.worker is None or found.phase not in ("open", "closing"):
-                return None
-            return self._seats[found.worker].url
-
-    def any_url(self) -> str | None:
-        """The HTTP API of a worker that is ready: the one that had the least to do."""
-        with self._lock:
-            ready = [seat for seat in self._seats.values() if seat.ready]
-        return min(ready, key=lambda seat: seat.report.busy if seat.report else 0.0).url if ready else None
+    # ---- the end
 
     def stop(self) -> None:
         """Have every worker close its streams and end; returns at once."""
@@ -261,7 +234,7 @@ class Supervisor:
         """Take a message of a worker; called by a thread of its own for each worker, which so keeps the order."""
         kind = message["is"]
         if kind == "event":
-            self._on_event(message["record"])
+            self._events.take(message["record"])
             return
         if kind == "warning":
             self._on_warning(message["line"])
@@ -287,6 +260,7 @@ class Supervisor:
             elif kind == "ended":
                 lost = self._ended(seat, message)
         for name in lost:
+            self._leave(name)
             self._on_lost(name, kind == "ended")
         if kind != "report":
             with self._lock:
@@ -298,6 +272,7 @@ class Supervisor:
         for one in report.streams:
             if (stream := self._streams.get(one.name)) is not None and stream.worker == seat.name:
                 stream.take(one)
+                self._events.see(one.name, one.events)
 
     def _take_answer(self, stream: StreamState, kind: str, message: Message) -> list[str]:
         """Take what a worker says of a stream; returns the stream if it is there no more."""
@@ -364,11 +339,21 @@ class Supervisor:
             settle(closing, None)
         stream.closing.clear()
 
-    def _close_there(self, stream: StreamState) -> None:
+    def _leave(self, name: str) -> None:
+        """A stream runs no more where it did: its events go on if it will elsewhere, else they end."""
+        with self._lock:
+            stream = self._streams.get(name)
+            goes_on = not self._stopping and stream is not None and not stream.removed and stream.phase != "failed"
+        if goes_on:
+            self._events.leave(name)
+        else:
+            self._events.end(name)
+
+    def _close_there(self, stream: StreamState, *, moves: bool = False) -> None:
         worker = self._seats[stream.worker].worker if stream.worker else None
         if worker is not None:
             stream.phase = "closing"
-            worker.send({"do": "close", "stream": stream.name, "key": stream.key})
+            worker.send({"do": "close", "stream": stream.name, "key": stream.key, "moves": moves})
 
     def _place(self) -> None:
         """Open the streams that wait where they belong, and close those that belong elsewhere."""
@@ -387,9 +372,10 @@ class Supervisor:
                 if not self._quarantine.may_open(stream, (one for one in wanted if one.worker == place), now):
                     continue
                 self._opened += 1
-                seat.worker.send(stream.open_at(seat.name, self._opened))
+                events = self._events.of(stream.name)
+                seat.worker.send({**stream.open_at(seat.name, self._opened), "events": events})
             elif stream.phase == "open" and stream.worker != place and stream.live:
-                self._close_there(stream)
+                self._close_there(stream, moves=True)
 
     def _all_began(self, now: float) -> bool:
         """Whether streams may be opened: at first only when all workers take some, or one has for some time."""

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -52,7 +52,7 @@ class Relay:
         self._results: deque[bytes] = deque()
 
     def start(self, settings: Mapping[str, Any], results: bool) -> None:
-        """Start a process, instead of one that runs, and forget what that has sent.
+        """Start a process, instead of one that runs, and forget what that has sent, but for its events.
 
         Args:
             settings: as `run_worker` takes them.
@@ -64,7 +64,8 @@ class Relay:
                 "relayed", settings, self._take, self._receive if results else None, method=self._method
             )
             self._worker, self._ready = worker, None
-            for kept in (self._streams, self._opening, self._later, self._messages, self._results):
+            self._messages = _lasting(self._messages)
+            for kept in (self._streams, self._opening, self._later, self._results):
                 kept.clear()
             self._changed.notify_all()
         _kill(old)
@@ -83,8 +84,7 @@ class Relay:
                 if name not in wanted:
                     self._worker.send({"do": "close", "stream": name, "key": one.key})
             # Answers to the last supervisor mean nothing to this one; events do.
-            kept = [message for message in self._messages if message["is"] in ("event", "warning")]
-            self._messages = deque([self._ready, *kept])
+            self._messages = deque([self._ready, *_lasting(self._messages)])
             self._changed.notify_all()
             return True
 
@@ -99,11 +99,13 @@ class Relay:
                     known.asked_key = command["key"]
                     self._add({"is": "opened", "stream": command["stream"], "key": command["key"], "live": known.live})
                     return
+                # What the stream has of its events ends with it, as its worker says: nothing of them is to go on.
+                later = {**command, "events": []}
                 if known is not None:
-                    self._later[command["stream"]] = command
+                    self._later[command["stream"]] = later
                     command = {"do": "close", "stream": command["stream"], "key": known.key}
                 elif any(config["name"] == command["stream"] for config in self._opening.values()):
-                    self._later[command["stream"]] = command  # the last supervisor's opening has no answer yet
+                    self._later[command["stream"]] = later  # the last supervisor's opening has no answer yet
                     return
                 else:
                     self._opening[command["key"]] = dict(command["config"])
@@ -214,6 +216,11 @@ class Relay:
                 if self._worker is worker:
                     self._results.append(data)
                     self._changed.notify_all()
+
+
+def _lasting(messages: Iterable[Message]) -> deque[Message]:
+    """Those that mean the same to any supervisor, whatever runs now."""
+    return deque(message for message in messages if message["is"] in ("event", "warning"))
 
 
 def newer_report(old: Message, new: Message) -> Message:

@@ -155,7 +155,7 @@ class SupervisorActor:
             self._file.save(state.with_setting("configured", sorted(names)))
             self._wanted = sorted({*kept, *names})
             self._front.endless = not names and not kept
-            self._front.start()
+            self._front.start(also=kept)
             for name, one in kept.items():
                 with contextlib.suppress(StreamError):  # it is configured now, under the same name
                     self._front.supervisor.open(one, name, or_similar=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,8 +30,8 @@ from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.metrics import MergedMetrics
-from saccade.pipeline.workers.front.open_events import OpenEvents
 from saccade.pipeline.workers.front.stream_names import name_of
+from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
 from saccade.pipeline.workers.process.results import ResultReceiver
@@ -105,10 +105,12 @@ class Front:
         self._first = dict(streams)
         self._waiting: list[Any] = []
         self.events = OpenEvents(self._publish)
+        if store is not None:
+            self.events.load(store.going_on(), lambda event, kind: store.media(event, kind) is not None)
         self._failing: set[int] = set()
         self._receiver = ResultReceiver(outputs, self._is_live)
         names = [str(number) for number in range(1, config.workers + 1)]
-        self.supervisor = Supervisor(self._make, names, placement, on_event=self.events.take, on_lost=self._lost)
+        self.supervisor = Supervisor(self._make, names, placement, events=self.events, on_lost=self._lost)
         self._server: HttpServer | None = None
         self._closed = False
 
@@ -122,8 +124,16 @@ class Front:
         """Where it is served; None if it is not."""
         return None if self._server is None else self._server.url
 
-    def start(self) -> None:
-        """Start workers and streams; returns at once."""
+    def start(self, also: Collection[str] = ()) -> None:
+        """Start workers and streams; returns at once.
+
+        Events that went on when the last process ended do so with their streams, and end where these are no more.
+
+        Args:
+            also: streams that are opened soon, besides those to start with.
+        """
+        for name in self.events.streams - {*self._first, *also}:
+            self.events.end(name)
         self.supervisor.start()
         for name, stream in self._first.items():
             values = stream.model_dump(mode="json", exclude_unset=True)
@@ -203,7 +213,7 @@ class Front:
             log.warning("not every worker has ended in time")
 
     def _end_events(self) -> None:
-        for stream in self.supervisor.streams():
+        for stream in {*self.supervisor.streams(), *self.events.streams}:
             self.events.end(stream)
 
     def _make(self, name: str, on_message: Any) -> Worker:
@@ -233,7 +243,6 @@ class Front:
 
     def _lost(self, stream: str, worker_ended: bool) -> None:
         """A stream runs no more where it did."""
-        self.events.end(stream)
         if worker_ended:  # else its worker says so behind the last result
             self._receiver.end(stream)
 
@@ -288,7 +297,7 @@ def opened_front(
     if place and access is None:
         check_open(place[0], token)
     with ExitStack() as stack:
-        store = stack.enter_context(opened_store(config))
+        store = stack.enter_context(opened_store(config, keep_open=True))
         outputs: list[Output] = []
         with ExitStack() as on_failure:
             for target in shared:

@@ -31,7 +31,9 @@ from saccade.pipeline.core.run_tasks import settings_of
 from saccade.pipeline.core.stream_manager import Streams, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.record import read_event
 from saccade.pipeline.events.recorder import MediaWriter
+from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.session import Session
 from saccade.pipeline.sink_targets import Target
@@ -194,7 +196,8 @@ class _WorkerProcess:
                 check = policy.check if policy.restricted else None
             if message.get("again"):
                 keep_outputs(name, config, [Target(text) for text in self._settings["config"].get("sinks", [])])
-            run = self._session.add(config, check=check, repeat=bool(message.get("repeat")))
+            resumed = [read_event(record) for record in message.get("events", ())]
+            run = self._session.add(config, check=check, repeat=bool(message.get("repeat")), resumed=resumed)
             with self._lock:  # so that neither its end is reported before, nor a command to close it is done before
                 self._channel.send({**answer, "live": run.source.info.live})
                 self._runs[name] = run, message["key"]
@@ -206,7 +209,9 @@ class _WorkerProcess:
     def _close_stream(self, message: Message) -> None:
         name, error = message["stream"], None
         with self._lock:
-            self._runs.pop(name, None)
+            run, _ = self._runs.pop(name, (None, 0))
+        if run is not None and (stage := event_stage(run.stages)) is not None:
+            stage.moves = bool(message.get("moves"))
         try:
             assert self._session is not None
             self._session.streams.remove(name)
@@ -273,9 +278,10 @@ class _WorkerProcess:
             cost = round(busy * wanted[name] / total, 4) if status.report.frames else None
             report = status.report
             fps = round(report.recent.fps, 2)
-            streams.append(
-                StreamReport(name, status.state, status.reason, status.live, report.frames, fps, cost, settings)
-            )
+            stage = event_stage(runs[name].stages)
+            seen = {one.event: one.seen for one in (stage.states if stage else ()) if one.event and one.seen}
+            how = name, status.state, status.reason, status.live
+            streams.append(StreamReport(*how, report.frames, fps, cost, settings, seen))
         return WorkerReport(round(busy, 4), _rss_bytes(), tuple(streams))
 
     def _send(self, message: Message) -> None:

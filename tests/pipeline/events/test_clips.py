@@ -176,3 +176,30 @@ def test_a_clip_is_copied_out_of_a_file(
 def test_no_video_is_an_error_and_not_a_broken_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no video of that time"):
         write_clip([], tmp_path / "clip.mp4")
+
+
+@pytest.mark.parametrize(("codec", "frames_ahead"), [("h264", 0), ("h264", 2), ("hevc", 0)])
+def test_a_clip_goes_on_behind_an_earlier_one(tmp_path: Path, codec: str, frames_ahead: int) -> None:
+    clip = tmp_path / "clip.mp4"
+    packets = coded(60, codec=codec, frames_ahead=frames_ahead)
+    write_clip(packets[:20], clip)
+    write_clip(packets[40:], tmp_path / "whole.mp4", before=clip)
+    frames = shown(tmp_path / "whole.mp4")
+    numbers = [number for _, number in frames]
+    assert numbers[:17] == list(range(17))
+    assert numbers[-17:] == list(range(43, 60))
+    assert len(numbers) >= 38
+    assert np.diff([time for time, _ in frames]).max() < 0.35  # what is missing takes no time
+
+
+@pytest.mark.parametrize("content", [b"", b"no video", "small"])
+def test_an_earlier_clip_that_does_not_fit_is_left_out(
+    tmp_path: Path, content: bytes | str, make_clip: MakeClip
+) -> None:
+    clip = tmp_path / "clip.mp4"
+    if isinstance(content, bytes):
+        clip.write_bytes(content)
+    else:
+        clip = make_clip("small.mp4", frames=10, rate=10, size=(96, 64))
+    write_clip(coded(20), tmp_path / "whole.mp4", before=clip)
+    assert [number for _, number in shown(tmp_path / "whole.mp4")] == list(range(20))

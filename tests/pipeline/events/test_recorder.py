@@ -88,6 +88,59 @@ def test_a_live_event_has_video_from_before_to_after(tmp_path: Path) -> None:
     assert MediaDone("door", "e1", "clip", str(tmp_path / "e1.mp4")) in desk.done
 
 
+def test_what_there_is_of_a_clip_outlives_the_process(tmp_path: Path) -> None:
+    first = Desk(tmp_path, before_s=1.0, after_s=0.5)
+    packets = coded(100)
+    for packet in packets[:45]:
+        first.recorder.ring.add(packet)
+        first.recorder.note(*at(packet.captured_at) if packet.captured_at >= 1003.5 else at(1003.5))
+        first.recorder.advance(packet.captured_at)
+    first.writer.close()  # and nothing else of it: it was killed
+    numbers = [number for _, number in shown(tmp_path / "e1.mp4")]
+    assert (numbers[0], numbers[-1] in (41, 42)) == (20, True)
+    assert [one.kind for one in first.done] == ["snapshot"]  # the clip is not whole
+    snapshot = (tmp_path / "e1.jpg").read_bytes()
+    second = Desk(tmp_path, before_s=1.0, after_s=0.5)
+    second.recorder.resume(EVENT)
+    for packet in packets[60:]:
+        second.recorder.ring.add(packet)
+        second.recorder.note(*at(packet.captured_at, texture(60), score=1.0, box=(0.0, 0.0, 1.0, 1.0)))
+        second.recorder.advance(packet.captured_at)
+    second.recorder.finish(replace(EVENT, end_time=1008.0, frame_time=1008.0))
+    assert second.close() == {"e1.jpg", "e1.mp4"}
+    assert (tmp_path / "e1.jpg").read_bytes() == snapshot
+    joined = [number for _, number in shown(tmp_path / "e1.mp4")]
+    assert joined == [*numbers, *range(60, 86)]
+    assert [(one.kind, one.path) for one in second.done] == [("clip", str(tmp_path / "e1.mp4"))]
+
+
+def test_an_event_that_went_on_nowhere_keeps_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "e1.mp4").write_bytes(b"a clip")
+    desk = Desk(tmp_path)
+    desk.recorder.resume(EVENT)
+    desk.recorder.resume(replace(EVENT, id="e2"))
+    desk.recorder.ring.add(coded(1, start=1100.0)[0])
+    for name in ("e1", "e2"):
+        desk.recorder.finish(replace(EVENT, id=name, end_time=1003.5))
+    assert desk.close() == {"e1.mp4"}
+    assert {(one.event, one.path) for one in desk.done} == {("e1", str(tmp_path / "e1.mp4")), ("e2", None)}
+
+
+def test_a_long_event_has_its_clip_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.pipeline.events.recorder.MOST_S", 2.0)
+    desk = Desk(tmp_path, before_s=0.5, after_s=0.5)
+    for packet in coded(80):
+        desk.recorder.ring.add(packet)
+        if packet.captured_at >= 1003.5:
+            desk.recorder.note(*at(packet.captured_at))
+        desk.recorder.advance(packet.captured_at)
+    assert not desk.recorder.ring._held
+    desk.recorder.finish(replace(EVENT, end_time=1008.0))
+    assert desk.close() == {"e1.jpg", "e1.mp4"}
+    assert [number for _, number in shown(tmp_path / "e1.mp4")] == list(range(20, 61))
+    assert [one.kind for one in desk.done].count("clip") == 1
+
+
 def test_an_event_without_end_has_a_clip_of_limited_length(tmp_path: Path) -> None:
     desk = Desk(tmp_path, before_s=0.0, after_s=0.0)
     desk.recorder.note(*at(1003.5))

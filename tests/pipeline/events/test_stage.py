@@ -101,3 +101,31 @@ def test_how_each_rule_is_doing_can_be_read() -> None:
     enters = stage.states[0]
     assert (enters.holds, bool(enters.event)) == (True, True)
     assert enters.since == pytest.approx(1.7e9 + 6, abs=0.2)
+
+
+def test_events_go_on_from_one_stage_to_the_next() -> None:
+    heard: list[Change | RuleList] = []
+    first = EventStage(rules("a=person", "b=person"), heard.append)
+    run(first, ACROSS, 2)
+    going = [one.event for one in heard if isinstance(one, Change)]
+    assert [event.rule for event in going] == ["a", "b"]
+    first.moves = True
+    first.close()
+    assert len(heard) == 3  # nothing has ended
+    second = EventStage(rules("a=person"), heard.append, resumed=going)
+    run(second, ACROSS, 3)
+    second.close()
+    steps = [(one.kind, one.event.id) for one in heard[4:] if isinstance(one, Change)]
+    a, b = (event.id for event in going)
+    assert steps == [("end", b), ("update", a), ("end", a)]
+
+
+def test_events_of_a_stream_without_frames_are_ended() -> None:
+    heard: list[Change | RuleList] = []
+    first = EventStage(rules("a=person"), heard.append)
+    run(first, ACROSS, 2)
+    (event,) = [one.event for one in heard if isinstance(one, Change)]
+    EventStage(rules("a=person"), heard.append, resumed=[event]).close()
+    last = heard[-1]
+    assert isinstance(last, Change)
+    assert (last.kind, last.event.id, last.event.end_time) == ("end", event.id, event.frame_time)

@@ -258,6 +258,22 @@ def test_a_kill_loses_nothing_that_was_stored(tmp_path: Path, after: int) -> Non
     assert json.loads(json.dumps(found))
 
 
+def test_events_that_may_go_on_are_left_open(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path)) as store:
+        store.write(event(1))
+        store.write(event(2, "begin", has_clip=True, clip="x"))
+        store.write(event(3, "begin"))
+    (tmp_path / "media" / "e2.mp4.part").write_bytes(b"x")  # which a worker is writing
+    with closing(EventStore(tmp_path, keep_open=True)) as store:
+        assert [(one["id"], one["end_time"]) for one in store.going_on()] == [("e2", None), ("e3", None)]
+        assert store.going_on()[0]["has_clip"]
+    assert (tmp_path / "media" / "e2.mp4.part").exists()
+    with closing(EventStore(tmp_path)) as store:
+        assert store.going_on() == []
+        assert not store.search(EventQuery())[1]["has_clip"]
+    assert not (tmp_path / "media" / "e2.mp4.part").exists()
+
+
 class SmallDisk(EventStore):
     """A store on a disk that is full at some pages, of which there may be more later."""
 

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.workers import quarantine, states
+from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.protocol import Message, Worker, WorkerState
 from saccade.pipeline.workers.states import RefusedError
 from saccade.pipeline.workers.supervisor import Supervisor
 from tests.support.cameras import wait_for
+from tests.support.sinks.rule_events import BEGIN
 
 LONG_S = 20.0
 CONFIG = {"source": "rtsp://192.0.2.7/a", "detect": ["person"]}
@@ -74,11 +76,15 @@ class ScriptedWorker:
 class Scene:
     """A supervisor and its workers, which are ready."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], **values: Any) -> None:
         self.made: dict[str, list[ScriptedWorker]] = {name: [] for name in names}
         self.lost: list[tuple[str, bool]] = []
         self.supervisor = Supervisor(
-            self._make, names, on_lost=lambda stream, ended: self.lost.append((stream, ended)), on_warning=print
+            self._make,
+            names,
+            on_lost=lambda stream, ended: self.lost.append((stream, ended)),
+            on_warning=print,
+            **values,
         )
 
     def _make(self, name: str, on_message: Callable[[Worker, Message], None]) -> ScriptedWorker:
@@ -96,8 +102,8 @@ class Scene:
 
 
 @contextmanager
-def scene(*names: str) -> Iterator[Scene]:
-    made = Scene(list(names) or ["1", "2"])
+def scene(*names: str, **values: Any) -> Iterator[Scene]:
+    made = Scene(list(names) or ["1", "2"], **values)
     made.supervisor.start()
     try:
         for name in made.made:
@@ -249,6 +255,31 @@ def test_a_late_answer_of_an_older_opening_is_nothing() -> None:
         made.worker("1").tell("closed", stream="door", key=key, error=None)
         made.worker("1").tell("gone", stream="door", key=key, error=None)
         assert made.phase("door") == "open"
+
+
+def test_events_are_handed_to_the_next_worker_or_ended() -> None:
+    heard: list[tuple[str, str]] = []
+    known = OpenEvents(lambda record: heard.append((record["type"], record["id"])))
+    with scene("1", events=known) as made:
+        for name in ("door", "yard"):
+            made.supervisor.open(CONFIG, name)
+        first = made.worker("1")
+        first.answer()
+        for name in ("door", "yard"):
+            first.tell("event", record={**BEGIN, "stream": name, "id": name})
+        seen = {"name": "door", "state": "live", "events": {"door": BEGIN["frame_time"] + 9}}
+        first.tell("report", busy=0.1, rss_bytes=1, streams=[seen])
+        made.supervisor.close_stream("yard")  # which the worker does not live to do
+        first.end("SIGKILL")
+        second = made.worker("1", 1)
+        wait_for(lambda: seat_of(made, "1").worker is second, LONG_S)
+        second.get_ready()
+        (command,) = second.asked
+        assert [(one["id"], one["frame_time"]) for one in command["events"]] == [("door", BEGIN["frame_time"] + 9)]
+        assert heard == [("begin", "door"), ("begin", "yard"), ("end", "yard")]
+        second.end("SIGKILL")
+        made.supervisor.close_stream("door")  # while no worker has it
+        assert heard[3:] == [("end", "door")]
 
 
 STEPS = st.lists(

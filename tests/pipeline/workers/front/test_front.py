@@ -9,19 +9,24 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
+from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import EventQuery
 from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.process.process_worker import ProcessWorker
 from tests.support.cameras import wait_for
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
+from tests.support.sinks.rule_events import BEGIN
 
 LONG_S = 90.0  # far beyond what any of these needs; only so that a hang fails
 RATE = 5
@@ -209,28 +214,57 @@ def test_a_killed_worker_comes_back_with_its_streams(running: Running) -> None:
     assert (one["starts"], len(one["restarted_in_s"])) == (2, 1)
 
 
-def test_an_event_that_its_worker_leaves_open_is_ended_once(running: Running) -> None:
-    def of(kind: str) -> list[str]:
-        lines = map(json.loads, (running.folder / "events.jsonl").read_text().splitlines())
-        return [line["id"] for line in lines if line["type"] == kind]
-
-    seen = (running.folder / "events.jsonl").open("a")
+def test_an_event_goes_on_when_its_worker_is_killed(running: Running) -> None:
+    heard: list[dict[str, Any]] = []
     publish = running.front.events._publish
 
     def note(record: Any) -> None:
-        if record["type"] in ("begin", "end"):
-            seen.write(json.dumps(dict(record)) + "\n")
-            seen.flush()
+        heard.append(dict(record))
         publish(record)
 
+    def of(kind: str) -> list[dict[str, Any]]:
+        return [one for one in heard if one["type"] == kind and one.get("rule") == "empty"]
+
     running.front.events._publish = note
-    assert running.ask("/streams/hall/restart", "POST", {})[0] == 200
-    wait_for(lambda: bool(set(of("begin")) - set(of("end"))), LONG_S)
-    open_ones = set(of("begin")) - set(of("end"))
+    rules = [{"name": "empty", "when": "any absent from corner for 1s"}]
+    zones = {"zones": {"corner": {"polygon": "0,0,.02,0,.02,.02"}}}
+    assert running.ask("/streams/hall/zones", "PUT", zones)[0] == 200
+    assert running.ask("/streams/hall/rules", "PUT", {"rules": rules})[0] == 200
+    wait_for(lambda: running.front.supervisor.streams()["hall"].config.get("rules") == rules, LONG_S)
+    wait_for(lambda: bool(of("begin")), LONG_S)
+    (begin,) = of("begin")
+    clip = running.folder / "kept" / "media" / f"{begin['id']}.mp4"
+    wait_for(clip.exists, LONG_S)  # what there is of it, a second after the beginning
+    size = clip.stat().st_size
     running.kill(int(running.stream("hall")["worker"]) - 1)
-    running.until_frames("hall")
-    wait_for(lambda: open_ones <= set(of("end")), LONG_S)
+    wait_for(lambda: any(one["id"] == begin["id"] for one in of("update")), LONG_S)
+    assert running.ask(f"/events/{begin['id']}")[1]["end_time"] is None
+    running.until_frames("hall", 2 * RATE)
+    assert running.ask("/streams/hall/rules", "PUT", {"rules": []})[0] == 200
+    wait_for(lambda: bool(of("end")), LONG_S)
+    wait_for(lambda: any(one["type"] == "media" and one["event"] == begin["id"] for one in heard), LONG_S)
     running.front.events._publish = publish
-    seen.close()
-    assert len(set(of("begin"))) == len(of("begin"))
-    assert len(set(of("end"))) == len(of("end"))
+    assert [one["id"] for one in (*of("begin"), *of("end"))] == [begin["id"]] * 2
+    found = running.ask(f"/events/{begin['id']}")[1]
+    assert (found["has_clip"], found["end_time"] > begin["start_time"]) == (True, True)
+    wait_for(lambda: clip.stat().st_size > size, LONG_S)
+    with av.open(str(clip)) as video:
+        assert sum(1 for _ in video.decode(video=0)) > RATE
+
+
+def test_events_outlive_the_process_in_front(tmp_path: Path, running: Running) -> None:
+    kept = tmp_path / "kept"
+    with closing(EventStore(kept)) as store:
+        for name in ("room", "none"):
+            store.write({**BEGIN, "id": f"e-{name}", "stream": name})
+    values = {"streams": [{"source": "rtsp://127.0.0.1:9/x", "name": "room"}], "detect": ["person"], "device": "cpu"}
+    with opened_front(load(None, {**values, "store": str(kept), "workers": 1})) as front:
+        front.start()
+        assert [one["id"] for one in front.events.of("room")] == ["e-room"]
+        assert front.events.of("none") == []
+    with closing(EventStore(kept)) as store:
+        records = store.search(EventQuery())
+    assert {(one["id"], one["type"], one["end_time"]) for one in records} == {
+        ("e-room", "end", BEGIN["frame_time"]),
+        ("e-none", "end", BEGIN["frame_time"]),
+    }
