@@ -22,7 +22,8 @@ class EngineConfig:
         images_per_prefill: most images in one prefill, 1 to 8; a CPU takes one at a time.
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
-        drafts: begin the answers about a stream's frame with those about the one before it, see `scheduling.drafts`.
+        drafts: begin the answers about a stream's frame with those about the one before it, and on a CPU those about
+            any image with what a detector has found in it, see `scheduling.drafts`.
             `Engine.load` leaves it off on a GPU by default: that drafted answers are the plain ones is tested on CPUs,
             and in FP8, where a prefill rounds otherwise than a decode step, 1 of 24 of random weights was.
         exact: on a CPU, a tower that is a detector computes in the model's dtype, too, and sees what Pillow's resize

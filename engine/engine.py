@@ -76,7 +76,8 @@ class Engine:
                 default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
             adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
-            drafts: begin a stream's answers with those on its last frame; by default on a CPU only, see `EngineConfig`.
+            drafts: begin answers with what the model's detector finds, or those on a stream's last frame; by default on
+                a CPU only, see `EngineConfig`.
             progress: called with (done, of how many) while a GPU is prepared, which takes some seconds.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 from saccade.engine.backends.paged_cache import pages_for
 from saccade.engine.config import EngineConfig
-from saccade.engine.models.protocol import Model
+from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.cpu_settings import keep_freed_memory
 from saccade.engine.runtime.executor import Executor, Progress
@@ -30,6 +30,7 @@ def start(
     """
     n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences)
     executor: Executor[Any]
+    from_images = False
     if model.device.type == "cuda":
         from saccade.engine.runtime.cuda_executor import CudaExecutor
 
@@ -38,6 +39,7 @@ def start(
     else:
         keep_freed_memory()
         executor = CpuExecutor(model, config, n_pages)
+        from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
         together = preparers = 1  # on a CPU a batch of images is no faster than one by one
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is where the executor writes what is never read
@@ -49,6 +51,7 @@ def start(
         together,
         config.adapter_slots,
         drafts=config.drafts,
+        from_images=from_images,
     )
     loop = StepLoop(executor, scheduler, config.depth, preparers)
     loop.monitor.attach(executor.streams)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,6 +234,19 @@ class VisionEncoder(Protocol):
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
         """Image tokens (n_tokens, dim) of one image from the features of its global crop and its tiles."""
+        ...
+
+
+@runtime_checkable
+class DraftingEncoder(Protocol):
+    """A vision encoder that has seen most of an answer before the text decoder writes it."""
+
+    def features_and_finds(self, crops: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """What `VisionEncoder.features` gives, and what `draft` reads."""
+        ...
+
+    def draft(self, finds: Any, number: int, prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[float, ...]]]:
+        """What is likely fed behind some prompts on one of the crops: (coordinate,) or (width, height), in order."""
         ...
 
 

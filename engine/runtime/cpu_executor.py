@@ -21,12 +21,12 @@ from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.plain_runner import SAMPLED, put_values, suppress, take_tokens
 from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
-from saccade.engine.models.protocol import ImageCrops, Model, TextDecoder
+from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
-from saccade.engine.scheduling.output_state import MAX_SCORED, FedValue, Sampled
+from saccade.engine.scheduling.output_state import FROM_IMAGE, MAX_SCORED, FedValue, Sampled
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
@@ -103,7 +103,7 @@ class CpuExecutor:
                 at = positions
                 if cells.drafted:
                     x = x.repeat(1, longest, 1)
-                    feed(model, x.view(-1, x.shape[-1]), cells.fed)
+                    feed(model, x.view(-1, x.shape[-1]), cells.fed())
                     at = positions + cells.steps
                 hidden = self._text(adapters)(x, at, cache, cache.before(at))
                 self._hidden[slot] = hidden[cells.sampled] if longest > 1 else hidden.squeeze(1)
@@ -125,7 +125,7 @@ class CpuExecutor:
                 at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
                 x = model.text.embed(prompts)
                 put_values(model.region, x.view(-1, x.shape[-1]), values)
-                feed(model, x.view(-1, x.shape[-1]), cells.fed)
+                feed(model, x.view(-1, x.shape[-1]), cells.fed())
                 self._hidden[slot] = self._text(adapters)(x, at, cache, cache.before(at))[cells.sampled]
 
         self._compute.run(torch.inference_mode()(forward))
@@ -219,9 +219,16 @@ class CpuExecutor:
         for i, image in enumerate(images):
             if image.tiling == (1, 1):
                 single.setdefault(image.pixels.shape[1:], []).append(i)
+        drafted = any(row.value is FROM_IMAGE for row in step.sequences)
         for alike in single.values():  # the encoder runs once over all images that are a single crop of a shape
             pixels = torch.from_numpy(np.concatenate([images[i].pixels[:1] for i in alike]))
-            features = vision.features(vision.normalize(pixels))
+            crops = vision.normalize(pixels)
+            if drafted and isinstance(vision, DraftingEncoder):
+                features, finds = vision.features_and_finds(crops)
+                for number, i in enumerate(alike):
+                    _draft(step, requests[i], partial(vision.draft, finds, number))
+            else:
+                features = vision.features(crops)
             for i, one in zip(alike, vision.project(features, features), strict=True):
                 tokens[i] = one
         for i, image in enumerate(images):
@@ -268,7 +275,6 @@ class _Cells:
         longest: length of the lines.
         sampled: line and place of each row of the step.
         drafted: whether any value comes from the host;
-        fed: these values, by line · `longest` + place; and
         steps: (lines, longest) positions behind a line's first, in decode steps that are drafted.
     """
 
@@ -281,13 +287,34 @@ class _Cells:
         lines = [line for line, group in enumerate(self.groups) for _ in group]
         places = [start + i for start, group in zip(starts, self.groups, strict=True) for i in range(len(group))]
         self.sampled = torch.tensor(lines), torch.tensor(places)
-        self.fed: dict[int, FedValue] = {}
+        self._drafts: list[tuple[ScheduledSequence[ImageCrops], range]] = []
         if not self.drafted:
             return
         for row, line, place in zip(step.sequences, lines, places, strict=True):
             if row.value is not None:
                 # What only fills a line of a decode step repeats its last cell: it writes what that one writes.
                 fills = self.longest if decode and place == ends[line] - 1 else place + 1
-                self.fed |= dict.fromkeys(range(line * self.longest + place, line * self.longest + fills), row.value)
+                self._drafts.append((row, range(line * self.longest + place, line * self.longest + fills)))
         if decode:
             self.steps = torch.arange(self.longest).minimum(torch.tensor(ends).unsqueeze(1) - 1)
+
+    def fed(self) -> dict[int, FedValue]:
+        """The values that come from the host, by line · `longest` + place; once drafts are read from the images."""
+        return {at: row.value for row, ats in self._drafts for at in ats if row.value is not None}
+
+
+def _draft(
+    step: Step[ImageCrops],
+    request: ImageRequest[ImageCrops],
+    draft: abc.Callable[[list[tuple[int, ...]]], list[list[tuple[float, ...]]]],
+) -> None:
+    """Put what is found in a request's image in place of `FROM_IMAGE`, and zeros where there is no more of it."""
+    groups = [group for group in step.groups if len(group) > 1 and group[0].sequence.request is request]
+    for group, values in zip(groups, draft([group[0].sequence.prompt for group in groups]), strict=True):
+        sequence = group[0].sequence
+        sequence.found = tuple(
+            (Phase.Y, one[0], 0.0) if len(one) == 1 else (Phase.SIZE, one[0], one[1]) for one in values
+        )
+        for number, row in enumerate(group[1:]):
+            nothing = Phase.SIZE if group[number].phase is Phase.SIZE else Phase.Y, 0.0, 0.0
+            row.value = sequence.found[number] if number < len(sequence.found) else nothing

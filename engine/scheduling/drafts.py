@@ -1,10 +1,13 @@
-"""Drafts: a stream's last answer is checked in one step instead of being written again step by step. No torch.
+"""Drafts: an answer that is known already is checked in one step instead of being written step by step. No torch.
 
 What a frame shows is nearly what the one before it did. The values of the last answer to a prompt are fed behind the
 prompt, and the same step samples behind each of them. As long as what is sampled is what was fed, the answer is that of
 one step after another; the first value that differs is the right one, as all before it are right. What was sampled
 behind it is the draft of the next step (Jacobi iteration; Santilli et al. 2023, arXiv:2305.10427), until all is right.
 Greedy answers are therefore those of plain decoding; drawn text is not drafted, as it is meant to differ.
+
+A model whose vision encoder is a detector has most of an answer before it is asked: what it found is the draft then, on
+any image (`FROM_IMAGE`; what lies behind the rows of the first step is that of the next).
 
 A step's cost is reading weights and keys, whatever its rows, while these are few: a step has no more of them than the
 engine has batch slots. A prompt whose drafts save few steps stops drafting for a while, twice as long each time.
@@ -16,7 +19,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.engine.scheduling.output_state import DraftMemory, FedValue, Sampled
+from saccade.engine.scheduling.output_state import FROM_IMAGE, DraftMemory, FedValue, Sampled
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence
 from saccade.engine.scheduling.step import Sequence as Answer
 
@@ -25,6 +28,7 @@ Memory = dict[tuple[object, ...], DraftMemory]
 """What the answers of a stream have left, by what was asked."""
 
 _MOST_REMEMBERED = 256  # prompts of a stream
+_FROM_IMAGE = 6  # values that a prefill takes of an image's draft, two boxes, where the last answer was no longer
 _MOST_MISSES = 4  # steps in a row that only correct one value, before the rest is written plainly
 
 
@@ -71,8 +75,11 @@ def _key(request: ImageRequest[Any], sequence: Answer[Any]) -> Hashable:
     return request.window, sequence.prompt, type(sequence.output).__name__
 
 
-def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts) -> Rows:
-    """What a prefill samples of a request: behind each prompt, and behind each of at most `left` values of drafts."""
+def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts, from_image: bool = False) -> Rows:
+    """What a prefill samples of a request: behind each prompt, and behind each of at most `left` values of drafts.
+
+    With `from_image` the executor drafts what is asked of an image that it encodes.
+    """
     scheduled: Rows = []
     for sequence in request.sequences:
         phase = sequence.output.next_phase()
@@ -80,9 +87,11 @@ def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts) -> Ro
             raise ValueError("an output state that wants no step was scheduled")
         rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
         sequence.position += len(sequence.prompt)
-        memory = sequence.memory
-        if memory is not None and left > 0 and sequence.output.draftable:
-            left -= _extend(rows, memory.draft()[:left], counts)
+        if left > 0 and sequence.output.draftable:
+            draft = () if sequence.memory is None else sequence.memory.draft()
+            if from_image and request.image is not None:
+                draft = (FROM_IMAGE,) * max(len(draft), _FROM_IMAGE)
+            left -= _extend(rows, draft[:left], counts)
         scheduled += rows
     return scheduled
 
@@ -170,5 +179,7 @@ def _verify(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) 
             if value is None:
                 break
             feed.append(value)
+        else:
+            feed += sequence.found[sequence.committed + committed - 1 + len(feed) :]
     sequence.feed = tuple(feed)
     return committed, False

@@ -51,6 +51,9 @@ _WORTH = 0.25  # of an answer's steps: each step with a draft costs some 0.2 ms 
 FedValue = tuple[Phase, float, float]
 """What a sampled value is fed as: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, id, 0)."""
 
+FROM_IMAGE: FedValue = (Phase.TOKEN, -1.0, 0.0)
+"""Stands for a value of a draft that the executor reads from the image, before it has done so."""
+
 Sampled = tuple[float, ...]
 """What a step yields for a row: three numbers by its phase, then the log probabilities of `TokenRule.scored`."""
 

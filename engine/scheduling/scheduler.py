@@ -40,6 +40,7 @@ class Scheduler(Generic[ImageT]):
         n_adapters: most adapters on the device at a time; requests that need one more wait.
         clock: what deadlines are measured with, in seconds.
         drafts: whether a stream's answers are begun with earlier ones.
+        from_images: whether the executor drafts answers about images.
 
     Attributes:
         admission: what waits, by streams.
@@ -57,12 +58,15 @@ class Scheduler(Generic[ImageT]):
         n_adapters: int = 0,
         clock: abc.Callable[[], float] = time.monotonic,
         drafts: bool = True,
+        from_images: bool = False,
     ) -> None:
         self.resources = Resources(pool, page_size, prefix_length, n_batch_slots, n_adapters)
         self._clock, self._drafts = clock, drafts
         self.admission: Admission[ImageT] = Admission()
         self.drafts = DraftCounts()
-        self._planner: StepPlanner[ImageT] = StepPlanner(n_batch_slots, images_per_prefill, self.drafts, self.cancel)
+        self._planner: StepPlanner[ImageT] = StepPlanner(
+            n_batch_slots, images_per_prefill, self.drafts, self.cancel, from_images
+        )
         self._unprepared: list[ImageRequest[ImageT]] = []  # admitted, and nobody prepares their images yet
         self._timed: dict[ImageRequest[ImageT], None] = {}  # with a deadline and not over, in order of arrival
         self._soonest = math.inf  # no deadline is before this

@@ -33,6 +33,7 @@ class Sequence(Generic[ImageT]):
         inflight_refs: launched and uncommitted steps that it is part of.
         finalized: no more steps are wanted; those in flight are zombies.
         memory: what is known of earlier answers to this prompt, for a draft; None where nothing is kept.
+        found: what the executor expects the answer to feed, from its image; empty where it expects nothing.
         feed: what its next step feeds: the last value, and a draft behind it; empty where the device has the last one.
         verifying: a step with a draft of it is in flight: the next one depends on it.
         started: its prompt has been read.
@@ -51,6 +52,7 @@ class Sequence(Generic[ImageT]):
     inflight_refs: int = 0
     finalized: bool = False
     memory: DraftMemory | None = None
+    found: tuple[FedValue, ...] = ()
     feed: tuple[FedValue, ...] = ()
     verifying: bool = False
     started: bool = False
@@ -153,7 +155,8 @@ class ScheduledSequence(Generic[ImageT]):
         phase: what is sampled.
         position: of the token that is fed (decode), or of the prompt's first one (prefill).
         rule: what a token may be; set by `Scheduler.finalize`.
-        value: what is fed; None for what the sequence has sampled last, or for its prompt.
+        value: what is fed; None for what the sequence has sampled last, or for its prompt. In place of `FROM_IMAGE` the
+            executor puts what it finds.
         alone: it is the only row of its sequence in the step, so that what it samples may be fed by the next one.
     """
 

@@ -44,6 +44,7 @@ class StepPlanner(Generic[ImageT]):
         images_per_prefill: most images in one prefill.
         drafts: what drafts do is counted there.
         cancel: ends a request whose output state raises while a step is planned.
+        from_images: whether the executor drafts answers, see `drafts.first_rows`.
 
     Attributes:
         admitted: requests that are not prefilled yet, in order.
@@ -52,10 +53,15 @@ class StepPlanner(Generic[ImageT]):
     """
 
     def __init__(
-        self, n_batch_slots: int, images_per_prefill: int, drafts: DraftCounts, cancel: Cancel[ImageT]
+        self,
+        n_batch_slots: int,
+        images_per_prefill: int,
+        drafts: DraftCounts,
+        cancel: Cancel[ImageT],
+        from_images: bool = False,
     ) -> None:
         self._n_batch_slots, self._images_per_prefill = n_batch_slots, images_per_prefill
-        self._drafts, self._cancel = drafts, cancel
+        self._drafts, self._cancel, self._from_images = drafts, cancel, from_images
         self.admitted: list[ImageRequest[ImageT]] = []
         self.decoding: list[Sequence[ImageT]] = []
         self.prefilling = 0
@@ -108,7 +114,7 @@ class StepPlanner(Generic[ImageT]):
         share = max(0, room) // max(1, len(ready))
         for request in ready:
             try:
-                rows = first_rows(request, share, self._drafts)
+                rows = first_rows(request, share, self._drafts, self._from_images)
             except Exception as error:  # an output state's mistake is its own request's
                 self._cancel(request, error)
                 continue

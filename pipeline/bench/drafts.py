@@ -134,15 +134,19 @@ def time_drafts(
         EngineError: if the model cannot be loaded.
         SourceError: if a clip cannot be read.
     """
-    with open_engine(model, device, dtype=dtype, drafts=True) as engine:
+    with (
+        open_engine(model, device, dtype=dtype, drafts=False) as undrafted,
+        open_engine(model, device, dtype=dtype, drafts=True) as engine,
+    ):
         rows = []
         for clip in clips:
             with open_source(clip, vid_stride=stride) as source:
                 images = [np.ascontiguousarray(frame.image) for frame in islice(source, frames)]
                 name = source.name
             engine.configure_stream(name, _ALL)
-            engine.submit(images[0], [Detect(label)]).result(_LONG_S)
-            plain, steps, plain_ms, _ = _asked(engine, images, label, None)
+            for one in (undrafted, engine):
+                one.submit(images[0], [Detect(label)]).result(_LONG_S)
+            plain, steps, plain_ms, _ = _asked(undrafted, images, label, None)
             drafted, fewer, drafted_ms, accepted = _asked(engine, images, label, name)
             rows.append(
                 ClipRow(

@@ -9,6 +9,7 @@ import torch
 
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.costs import MoondreamCosts
+from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.prompts import PUBLISHED, MoondreamPrompts, tokenizer_of
 from saccade.engine.models.protocol import LoadedModel
@@ -25,6 +26,13 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
     config = model.config
     tokenizer = tokenizer_of(folder, config)
     prompts = MoondreamPrompts(config.tokenizer, tokenizer, closed=config.classes is not None)
+    if isinstance(model.vision, DetectorTower):
+        model.vision.asked = {
+            tuple(prompts.objects(skill, name)): (number, skill == "detect")
+            for skill in ("detect", "point")
+            if prompts.can(skill)
+            for number, name in enumerate(config.classes or ())
+        }
     return LoadedModel(model, prompts, config.classes, _synonyms(folder), MoondreamCosts(config))
 
 

@@ -5,6 +5,7 @@ Behaviour after the public Apache-2.0 reference implementation of Moondream (git
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -24,7 +25,20 @@ def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor
 
 
 def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Side as a fraction of the image from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
+    """Side as a fraction of the image from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32.
+
+    On a CPU from a table: its powers of many numbers and of few differ by a bit, and a draft would not be recognized.
+    """
+    return _sizes(n_bins)[bins] if bins.device.type == "cpu" else _power(bins, n_bins)
+
+
+@functools.cache
+def _sizes(n_bins: int) -> torch.Tensor:
+    with torch.inference_mode(False):  # training can use what inference has asked for
+        return _power(torch.arange(n_bins, device="cpu"), n_bins)
+
+
+def _power(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
     return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0)
 
 
