@@ -89,7 +89,7 @@ def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts, from_
         sequence.position += len(sequence.prompt)
         if left > 0 and sequence.output.draftable:
             draft = () if sequence.memory is None else sequence.memory.draft()
-            if from_image and request.image is not None:
+            if from_image and request.image is not None and sequence.output.visible:
                 draft = (FROM_IMAGE,) * max(len(draft), _FROM_IMAGE)
             left -= _extend(rows, draft[:left], counts)
         scheduled += rows

@@ -132,6 +132,11 @@ class OutputState(ABC):
         """Whether the next answer to the same prompt may be begun with the values of this one; see `drafts`."""
         return False
 
+    @property
+    def visible(self) -> bool:
+        """Whether the values of the answer can be read from the image, without being asked for; see `FROM_IMAGE`."""
+        return False
+
     def retract(self, steps: int) -> None:
         """Take back the newest launched steps: they are not committed, and will be launched again."""
         self._launched -= steps
@@ -219,6 +224,11 @@ class ObjectsOutput(OutputState):
     @property
     def draftable(self) -> bool:
         """Always: objects are not drawn."""
+        return True
+
+    @property
+    def visible(self) -> bool:
+        """Always: objects are places."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:

@@ -204,6 +204,11 @@ class ScriptedOutput(BoxesOutput):
         self._guess, self._next = list(self._old), list(self._old)
         self._at = self._peek = 0
 
+    @property
+    def visible(self) -> bool:
+        """They are not in the image."""
+        return False
+
     def commit(self, sampled: Sampled) -> bool:
         """Take a step, but not what it sampled."""
         number, self._at = self._at, self._at + 1
