@@ -17,12 +17,14 @@ class LiveError(SourceError):
 
     Attributes:
         reason: its code.
+        message: what the line says behind the code.
         refused: whether the server refused the user name and password given, so that trying again may lock the account.
     """
 
     def __init__(self, reason: Reason, message: str, *, refused: bool = False) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason: Reason = reason
+        self.message = message
         self.refused = refused
 
 

@@ -130,7 +130,8 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
     if quiet or not (status.live or status.state == "stuck") or status.state == "ended":
         return None
     reason = f" ({status.reason})" if status.reason else ""
-    return f"{status.name}: {status.state}{reason}" + (f", {status.detail}" if status.detail else "")
+    mark = ": " if reason else ", "
+    return f"{status.name}: {status.state}{reason}" + (f"{mark}{status.detail}" if status.detail else "")
 
 
 @contextmanager

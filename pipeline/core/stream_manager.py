@@ -55,7 +55,8 @@ class StreamStatus:
         reason: why it is unhealthy, in half a line; None when it is healthy.
         live: whether the source is live.
         connections: how often a live source has connected.
-        detail: of a live source that is live: codec, size and decoder, in half a line.
+        detail: of a live source: codec, size and decoder while it is live, else what its last failure was exactly; in
+            half a line.
         tasks: what is found in each frame.
         report: its counters.
         counts: what has been counted over time; None where nothing is.
@@ -90,6 +91,7 @@ def status_of(run: Run) -> StreamStatus:
     if isinstance(source, LiveSource):
         status = source.status
         state, reason, connections = status.state, status.explanation, status.connections
+        detail = status.message
     info = source.info  # after the state: of a live source, `info` is known by then
     if isinstance(source, LiveSource) and state == "live":
         detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"

@@ -235,6 +235,7 @@ def _as_json(status: StreamStatus) -> dict[str, Any]:
         "state": status.state,
         "ok": status.ok,
         "reason": status.reason,
+        "detail": status.detail,
         "live": status.live,
         **prompts_of(status.tasks).model_dump(),
         **asdict(status.share),

@@ -35,12 +35,14 @@ class LinkStatus:
         reason: why it is not live; None when it is, or when nothing has gone wrong yet.
         connections: how often it has become live.
         retry_s: how long is waited before the next attempt, in seconds; None while one is under way.
+        message: what the failure was exactly, in one line without credentials; None where only `reason` is known.
     """
 
     state: State
     reason: Reason | None
     connections: int
     retry_s: float | None = None
+    message: str | None = None
 
     @property
     def explanation(self) -> str | None:
@@ -68,6 +70,7 @@ class Link:
         self._chance = chance
         self._state: State = "connecting"
         self._reason: Reason | None = None
+        self._message: str | None = None
         self._retry_s: float | None = None
         self._attempts = 0
         self._connections = 0
@@ -77,7 +80,7 @@ class Link:
     @property
     def status(self) -> LinkStatus:
         """How it is doing."""
-        return LinkStatus(self._state, self._reason, self._connections, self._retry_s)
+        return LinkStatus(self._state, self._reason, self._connections, self._retry_s, self._message)
 
     def attempt(self, now: float) -> None:
         """A connection is about to be tried."""
@@ -96,7 +99,7 @@ class Link:
         if self._state == "ended":
             return
         if self._state != "live":
-            self._state, self._reason, self._live_since = "live", None, now
+            self._state, self._reason, self._message, self._live_since = "live", None, None, now
             self._connections += 1
         else:
             self._interval_s = max(now - self._frame_at, 0.7 * (self._interval_s or 0.0))
@@ -119,10 +122,12 @@ class Link:
         if not quiet and now - self._frame_at < frame_limit:
             return False
         if self._state == "live":
-            self._state, self._reason = "stalled", "timeout"
+            self._state, self._reason, self._message = "stalled", "timeout", None
         return True
 
-    def failed(self, reason: Reason, *, refused: bool = False, now: float | None = None) -> float:
+    def failed(
+        self, reason: Reason, message: str | None = None, *, refused: bool = False, now: float | None = None
+    ) -> float:
         """The connection, or the attempt at one, is over. Returns how long to wait before the next, in seconds.
 
         0.5 s, doubling up to 4 s for what a network does and to 30 s for the rest, with up to a quarter off at random;
@@ -132,7 +137,7 @@ class Link:
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":
-            self._reason = reason
+            self._reason, self._message = reason, message
             if self._state == "live":
                 self._state = "reconnecting"
         network = reason in ("connection failed", "timeout")
@@ -150,4 +155,4 @@ class Link:
 
     def end(self) -> None:
         """The source is closed."""
-        self._state, self._reason, self._retry_s = "ended", None, None
+        self._state, self._reason, self._message, self._retry_s = "ended", None, None, None

@@ -31,6 +31,7 @@ Opener = Callable[[threading.Event], LiveConnection]
 """Connects, within seconds or until the event is set; raises `LiveError` where it cannot."""
 
 _POLL_S = 0.25  # how often silence is checked for while nothing arrives
+_MAX_MESSAGE = 200  # characters; a server may put any text into an error
 
 
 class LiveSource(Source):
@@ -199,7 +200,8 @@ class LiveSource(Source):
 
     def _failed(self, error: LiveError) -> float:
         reason: Reason = error.reason
-        delay_s = self._link.failed(reason, refused=error.refused, now=time.monotonic())
+        message = redact(" ".join(error.message.split()))[:_MAX_MESSAGE]
+        delay_s = self._link.failed(reason, message, refused=error.refused, now=time.monotonic())
         log.info("%s: %s; next attempt in %.1f s", self._name, error, delay_s)
         self._report_status()
         return delay_s

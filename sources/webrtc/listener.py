@@ -90,8 +90,10 @@ class _PublisherLink(Link):
         super().silent(now)
         return False
 
-    def failed(self, reason: Reason, *, refused: bool = False, now: float | None = None) -> float:
-        super().failed(reason, refused=refused, now=now)
+    def failed(
+        self, reason: Reason, message: str | None = None, *, refused: bool = False, now: float | None = None
+    ) -> float:
+        super().failed(reason, message, refused=refused, now=now)
         return 0.0
 
 

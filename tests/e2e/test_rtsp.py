@@ -328,7 +328,7 @@ def test_a_run_waits_for_its_camera_and_drops_old_frames() -> None:
         finally:
             run.kill()
     name = f"saccade: 127.0.0.1-{one.port}-live"
-    assert lines[-2] == f"{name}: connecting (connection failed)\n"
+    assert lines[-2] == f"{name}: connecting (connection failed): 127.0.0.1:{one.port}: Connection refused\n"
     assert lines[-1].startswith(f"{name}: live, h264 640x360, decoded by h264")
     records += [json.loads(line) for line in more.splitlines()]
     steps = [after["frame"] - before["frame"] for before, after in itertools.pairwise(records)]

@@ -131,10 +131,10 @@ async function restart(name) {
 /** Why there is nothing to see of a stream, in words; "" if the server does not say. */
 async function cause(name) {
   try {
-    const {state: how, ok, reason} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
+    const {state: how, ok, reason, detail} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
     if (ok) return "";
     const tried = how === "failed" ? "It has ended." : "It is tried again by itself.";
-    return `${name}: ${reason ?? how}. ${tried}`;
+    return `${name}: ${[reason ?? how, detail].filter(Boolean).join(": ")}. ${tried}`;
   } catch {
     return "";
   }

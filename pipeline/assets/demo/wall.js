@@ -84,8 +84,8 @@ class Tile {
   }
 
   #explain() {
-    const {ok, state, reason} = this.#stream ?? {};
-    if (this.#stream && !ok) this.#cover.textContent = reason ?? state;
+    const {ok, state, reason, detail} = this.#stream ?? {};
+    if (this.#stream && !ok) this.#cover.textContent = [reason ?? state, detail].filter(Boolean).join(": ");
     else if (this.#lost) this.#cover.textContent = "connecting…";
     else this.#cover.textContent = "";
   }

@@ -221,6 +221,7 @@ def test_the_status_of_a_camera_that_is_not_there(engine: Engine) -> None:
         wait_for(lambda: streams.snapshot()[0].reason)
         (status,) = streams.snapshot()
         assert (status.state, status.reason, status.ok) == ("connecting", "connection failed", False)
+        assert status.detail == "127.0.0.1:1: Connection refused"
         assert status.source == "rtsp://127.0.0.1:1/door"
     assert no_threads_left()
 

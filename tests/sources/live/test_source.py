@@ -19,6 +19,7 @@ from saccade.sources.errors import StreamEndedError
 from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import decode_behind_the_model
 from saccade.sources.live.reconnect import Link
+from tests.support.cameras.rtsp import wait_for
 
 LONG_S = 20
 
@@ -92,6 +93,23 @@ def test_without_retry_the_first_failure_is_the_last() -> None:
     ):
         next(iter(source))
     assert caught.value.reason == "auth failed"
+
+
+def test_the_status_tells_the_failure_without_credentials() -> None:
+    def opener(_: threading.Event) -> FakeConnection:
+        raise LiveError("connection failed", "rtsp://me:secret@c/d\nis closed " + "x" * 1000)
+
+    with LiveSource("rtsp://x", opener, stream="x") as source:
+        reader = threading.Thread(target=lambda: list(source))
+        reader.start()
+        wait_for(lambda: source.status.message is not None, LONG_S)
+        message = source.status.message
+        source.close()
+        reader.join(LONG_S)
+    assert message is not None
+    assert message.startswith("rtsp://c/d is closed x")
+    assert len(message) == 200
+    assert source.status.message is None
 
 
 @pytest.mark.parametrize("opener", [failing, lambda _: FakeConnection([])])
