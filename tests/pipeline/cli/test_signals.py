@@ -64,6 +64,20 @@ def assert_whole(folder: Path) -> None:
         assert sum(1 for _ in container.decode(video=0)) == len(records) >= 10
 
 
+@pytest.mark.parametrize("module", ["typer", "pydantic", "torch"])
+def test_ctrl_c_during_an_import_prints_nothing(module: str) -> None:
+    command = [sys.executable, "-v", "-m", "saccade", "bench", "frame", "--frames", "1"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:  # where -v tells what is imported
+            if f"/{module}/__init__.py" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(LONG_S) == 130
+    assert [line for line in rest.splitlines() if not line.startswith(("#", "import "))] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_every_file(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, 0.2) as process:
