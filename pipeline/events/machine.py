@@ -117,7 +117,6 @@ class RuleState:
             while there is no answer about any that fulfils the condition.
         event: the id of the event that goes on; None if none does.
         since: when that began, as frames have it in `captured_at`.
-        seen: when that was seen last, likewise.
     """
 
     name: str
@@ -125,7 +124,6 @@ class RuleState:
     p_yes: float | None
     event: str | None
     since: float | None
-    seen: float | None
 
 
 class RuleMachine:
@@ -178,7 +176,7 @@ class RuleMachine:
         """How the rule is doing. May be read from any thread."""
         held, event = self._held, self._event
         p_yes = self._questions.p_yes(list(held)) if held else None
-        running = (None, None, None) if event is None else (event.id, event.start_time, event.frame_time)
+        running = (None, None) if event is None else (event.id, event.start_time)
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:

@@ -146,6 +146,7 @@ class Recorder:
         self.ring = PacketRing(before_s + 1.0)
         """The packets of a live source."""
         self._stream = ""
+        self._elsewhere: set[str] = set()  # events whose files another machine has
         self._recordings: dict[str, _Recording] = {}
         self._ending: dict[str, _Recording] = {}  # whose time goes on after the event
 
@@ -157,17 +158,23 @@ class Recorder:
     def resume(self, event: Event) -> None:
         """Take note of an event that went on when the stream ran last, elsewhere; go on with its files, if here.
 
-        Its snapshot stays; what is cut from now on comes behind its clip.
+        Its snapshot stays; what is cut from now on comes behind its clip. If the snapshot, which is written first, is
+        not here, its files are another machine's, and remain as they are.
         """
+        if not self._writer.path(event.id, "snapshot").exists():
+            self._stream = event.stream
+            self._elsewhere.add(event.id)
+            return
         recording = self._begin(event)
-        recording.saved_at = float("inf")
+        recording.saved_at = recording.quality = float("inf")
+        recording.shown = True
         if (clip := self._writer.path(event.id, "clip")).exists():
             recording.before = clip
-        if self._writer.path(event.id, "snapshot").exists():
-            recording.shown, recording.quality = True, float("inf")
 
     def note(self, event: Event, frame: Frame) -> None:
         """Take note of an event that goes on, or has just ended, with the frame that shows it."""
+        if event.id in self._elsewhere:
+            return
         recording = self._recordings.get(event.id)
         if recording is None or event.end_time is None:
             recording = recording or self._begin(event)
@@ -198,7 +205,11 @@ class Recorder:
 
     def finish(self, event: Event) -> None:
         """Take note that an event has ended without a frame."""
-        if event.id in self._recordings:
+        if event.id in self._elsewhere:
+            self._elsewhere.remove(event.id)
+            for kind in MEDIA:
+                self._writer.write(MediaDone(self._stream, event.id, kind), None)
+        elif event.id in self._recordings:
             self._end(event.id, event.frame_time if event.end_time is None else event.end_time)
 
     def close(self) -> None:

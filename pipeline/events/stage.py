@@ -106,6 +106,12 @@ class EventStage:
         """How each rule is doing, as of the newest frame. May be read from any thread."""
         return [machine.state for machine in self._machines.values()]
 
+    @property
+    def seen(self) -> dict[str, float]:
+        """When each event that goes on was seen last, by its id. May be read from any thread."""
+        going = [*self._resumed.values(), *(machine.event for machine in self._machines.values())]
+        return {event.id: event.frame_time for event in going if event is not None}
+
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is, once its scene has been shown to every rule."""
         rules = self.rules
@@ -164,10 +170,11 @@ class EventStage:
         keep_s = {rule.name: rule.keep for rule in rules if rule.keep is not None}
         self._publish(RuleList(stream, tuple(rule.name for rule in rules), keep_s))
         machines = {rule.name: self._machine_of(rule, stream) for rule in rules}
+        kept = {event.rule: event for event in self._resumed.values() if event.rule not in machines}
         for name, machine in self._machines.items():
             if machines.get(name) is not machine:
                 self._tell(machine.end())
-        self._machines = machines
+        self._machines, self._resumed = machines, kept
         self._end_resumed()
 
     def _end_resumed(self) -> None:
@@ -186,7 +193,7 @@ class EventStage:
         if old is not None and old.rule == rule:
             return old
         names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
-        resumed = self._resumed.pop(rule.name, None)
+        resumed = self._resumed.get(rule.name)
         if resumed is not None and self._recorder is not None:
             self._media[resumed.id] = resumed.snapshot, resumed.clip
             self._recorder.resume(resumed)

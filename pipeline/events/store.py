@@ -73,6 +73,7 @@ class EventStore(EventReader):
         super().__init__(folder)
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[tuple[str, str], float] = {}  # by stream and rule
+        self._stored_at = 0.0
         self._deleted_media: list[Path] = []  # of a transaction that is not committed yet
         try:
             self.media_folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ class EventStore(EventReader):
         if kind == "rules":
             self._rule_keep_s |= {(record["stream"], rule): keep_s for rule, keep_s in record["keep_s"].items()}
         if kind in ("begin", "update", "end"):
-            self._do(lambda db: _write_event(db, record, self._expiry(record)), lasting=True)
+            self._do(lambda db: _write_event(db, record, self._expiry(record), self._now()), lasting=True)
         elif kind == "track":
             columns = ("stream", "number", "label", "first_time", "last_time", "top_score")
             values = [*(record[name] for name in columns), json.dumps(record["path"]), time.time()]
@@ -241,6 +242,11 @@ class EventStore(EventReader):
         db.execute("PRAGMA synchronous = NORMAL")  # outlives a killed process; a power cut may cost the last seconds
         return db
 
+    def _now(self) -> float:
+        """The time, later than of any event that is stored."""
+        self._stored_at = max(time.time(), self._stored_at + 1e-6)
+        return self._stored_at
+
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
         keep_s = self._rule_keep_s.get((record["stream"], record["rule"]), self._keep_s)
         return None if keep_s is None else time.time() + keep_s
@@ -255,6 +261,7 @@ class EventStore(EventReader):
                 raise sqlite3.DatabaseError("it was written by a newer version of saccade")
             db.executescript(SCHEMA)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._stored_at = db.execute("SELECT coalesce(max(stored_at), 0) FROM events").fetchone()[0]
             for event, text in [] if keep_open else db.execute(_OPEN).fetchall():
                 record = json.loads(text)
                 record |= {"type": "end", "end_time": record["frame_time"], "count": 0}
@@ -319,24 +326,28 @@ class EventStore(EventReader):
         return count
 
 
-def _write_event(db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
-    """Insert or update an event."""
+def _write_event(db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None, now: float) -> None:
+    """Insert or update an event; of one whose files are done, what is known of them stays."""
     zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
     found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
     text = " ".join((record["label"], record["rule"], *found))
     indexed = record["stream"], record["rule"], record["label"], zones, text
-    old = db.execute("SELECT row, stream, rule, label, zones, text FROM events WHERE id = ?", (record["id"],))
+    columns = "row, record, pending, stream, rule, label, zones, text"
+    old = db.execute(f"SELECT {columns} FROM events WHERE id = ?", (record["id"],))
     if (row := old.fetchone()) is None:
         pending = any(record[f"has_{kind}"] for kind in MEDIA)
-        columns = (record["id"], *indexed, record["start_time"], record["end_time"], time.time(), expires_at, pending)
+        given = (record["id"], *indexed, record["start_time"], record["end_time"], now, expires_at, pending)
         names = "id, stream, rule, label, zones, text, start_time, end_time, stored_at, expires_at, pending, record"
         marks = ", ".join("?" * 12)
-        number = db.execute(f"INSERT INTO events ({names}) VALUES ({marks})", (*columns, json.dumps(record))).lastrowid
+        number = db.execute(f"INSERT INTO events ({names}) VALUES ({marks})", (*given, json.dumps(record))).lastrowid
         db.execute(
             "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)", (number, *indexed)
         )
         return
-    number, *words = row
+    number, known, pending, *words = row
+    if not pending:
+        before = json.loads(known)
+        record = {**record, **{key: before[key] for kind in MEDIA for key in (kind, f"has_{kind}")}}
     db.execute(
         "UPDATE events SET label = ?, zones = ?, text = ?, end_time = ?, record = ? WHERE row = ?",
         (record["label"], zones, text, record["end_time"], json.dumps(record), number),

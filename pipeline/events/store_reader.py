@@ -52,11 +52,12 @@ CREATE TABLE IF NOT EXISTS minutes (
 CREATE INDEX IF NOT EXISTS minutes_start ON minutes (stream, start);
 CREATE INDEX IF NOT EXISTS minutes_stored ON minutes (stored_at);
 """
-"""`row` grows with time; `zones` has each between bars; `pending` is 1 while media are being written; `path`
+"""`row` grows with `stored_at`; `zones` has each between bars; `pending` is 1 while media are being written; `path`
 is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
 
 MAX_LIMIT = 500
 _NEWEST = 20_000  # events whose rules are offered
+_LAST = "SELECT row FROM events WHERE stored_at <= ? ORDER BY stored_at DESC LIMIT 1"
 _FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
@@ -75,6 +76,7 @@ class EventQuery:
         since: of `start_time`, in seconds.
         words: all of which are in labels, answers or attributes; the last may be the first two letters of one, or more.
         after: the id of an event; those stored before it are wanted, for the next page.
+        until: Unix time; those stored then or before it are wanted.
         limit: how many at most.
 
     Raises:
@@ -89,13 +91,18 @@ class EventQuery:
     words: str = ""
     after: str | None = None
     limit: int = 50
+    until: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= MAX_LIMIT:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
-        """A statement that selects `record`, and its values; `first_row` is the first that may be so new as `since`."""
+        """A statement that selects `record` and `stored_at`, and its values.
+
+        Args:
+            first_row: the first that may be so new as `since`.
+        """
         where: list[str] = []
         values: list[object] = []
 
@@ -117,10 +124,15 @@ class EventQuery:
             add("events.start_time >= ?", self.since)
         if first_row is not None:
             add(f"{row} >= ?", first_row)
+        if self.until is not None:
+            add(f"{row} <= ({_LAST})", self.until)
         if self.after is not None:
             add(f"{row} < (SELECT row FROM events WHERE id = ?)", self.after)
         conditions = f" WHERE {' AND '.join(where)}" if where else ""
-        return f"SELECT events.record FROM {source}{conditions} ORDER BY {row} DESC LIMIT ?", [*values, self.limit]
+        return f"SELECT events.record, events.stored_at FROM {source}{conditions} ORDER BY {row} DESC LIMIT ?", [
+            *values,
+            self.limit,
+        ]
 
     def _match(self) -> str:
         """The condition on the index, whose words hold no syntax."""
@@ -186,6 +198,15 @@ class EventReader:
 
     def search(self, query: EventQuery) -> list[dict[str, Any]]:
         """The records of events, newest first."""
+        return [record for record, _ in self.page(query)]
+
+    def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
+        """The records of events, newest first, each with the time at which it was stored, which no two have alike.
+
+        Args:
+            query: which ones.
+            more: how many beyond its limit.
+        """
         with self._reading() as db:
             first = None
             if query.since is not None:
@@ -193,8 +214,9 @@ class EventReader:
                 first = db.execute(_FIRST, (query.since,)).fetchone()
                 if first is None:
                     return []
-            rows = db.execute(*query.to_sql(None if first is None else first[0]))
-            return [json.loads(record) for (record,) in rows]
+            text, values = query.to_sql(None if first is None else first[0])
+            rows = db.execute(text, [*values[:-1], query.limit + more])
+            return [(json.loads(record), stored_at) for record, stored_at in rows]
 
     def get(self, event: str) -> dict[str, Any] | None:
         """The record of an event with the paths of its tracks; None if there is none of that id."""

@@ -7,7 +7,7 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
                            {"do": "close", "stream": NAME, "key": N, "moves": …}
                            {"do": "report"}                       a report at once
                            {"do": "stop"}                         it closes every stream, and ends
-    worker → supervisor    {"is": "ready", "url": …, "pid": …}    its HTTP API, and its process
+    worker → supervisor    {"is": "ready", "url": …, "pid": …, …}    its HTTP API, and its process
                            {"is": "failed", "error": …}           instead: it cannot begin
                            {"is": "report", …}                    `WorkerReport`, once a second
                            {"is": "opened", "stream": NAME, "key": N, "live": …}
@@ -20,7 +20,8 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
 
 The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
 where the stream ran before: its files are not replaced; all three may be left out. `key` is that of an opening: an
-answer has that of its command. `events` are the records of those that went on where the stream ran last, and are to go
+answer has that of its command. A worker on a machine that stores its events has `machine`, its name, and `store`, the
+address of that, in `ready`. `events` are the records of those that went on where the stream ran last, and are to go
 on here, or to end; `moves` is true where the stream will be opened elsewhere, so that its events do not end.
 """
 

@@ -116,6 +116,7 @@ class WorkerSeat:
         worker: the process; None while none is started.
         url: of its HTTP API, once it is ready.
         pid: of its process, or of the last one.
+        machine: where it is, if that stores its events; "" where the front does.
         report: the newest.
         starts: how often one was started.
         started_at, ready_at, heard_at, ended_at, retry_at: `time.monotonic()` of the newest start, the newest time it
@@ -129,6 +130,7 @@ class WorkerSeat:
     worker: Worker | None = None
     url: str | None = None
     pid: int | None = None
+    machine: str = ""
     report: WorkerReport | None = None
     starts: int = 0
     started_at: float = 0.0

@@ -38,6 +38,8 @@ class Supervisor(Roster):
         on_lost: called with the name of a stream that runs no more where it did, once all of its events were handed on,
             and whether that is because its worker has ended.
         on_warning: called with each warning of a worker.
+        on_machine: called with the name of a machine that stores its events, and the address of its store, whenever a
+            worker there is ready; returns at once.
     """
 
     def __init__(
@@ -49,11 +51,12 @@ class Supervisor(Roster):
         events: OpenEvents | None = None,
         on_lost: Callable[[str, bool], None] = lambda stream, worker_ended: None,
         on_warning: Callable[[str], None] = lambda line: log.warning("%s", line),
+        on_machine: Callable[[str, str], None] = lambda machine, url: None,
     ) -> None:
         self._make = make
         self._placement = placement or Placement()
-        self._events = events or OpenEvents(lambda record: None)
-        self._on_lost, self._on_warning = on_lost, on_warning
+        self._events = events or OpenEvents(lambda record, machine: None)
+        self._on_lost, self._on_warning, self._on_machine = on_lost, on_warning, on_machine
         super().__init__(names)
         self._opened = 0
         self._quarantine = Quarantine()
@@ -234,7 +237,7 @@ class Supervisor(Roster):
         """Take a message of a worker; called by a thread of its own for each worker, which so keeps the order."""
         kind = message["is"]
         if kind == "event":
-            self._events.take(message["record"])
+            self._events.take(message["record"], self._seats[worker.name].machine)
             return
         if kind == "warning":
             self._on_warning(message["line"])
@@ -247,6 +250,9 @@ class Supervisor(Roster):
             seat.heard_at = time.monotonic()
             if kind == "ready":
                 seat.url, seat.pid, seat.ready_at = message["url"], message["pid"], seat.heard_at
+                seat.machine = message.get("machine", "")
+                if seat.machine:
+                    self._on_machine(seat.machine, message["store"])
                 if seat.ended_at is not None:
                     seat.restarted_in_s.append(seat.heard_at - seat.ended_at)
             elif kind == "failed":

@@ -65,7 +65,7 @@ class EventsApi:
 
     async def _list(self, request: web.Request) -> web.Response:
         try:
-            query = _query_of(dict(request.query))
+            query = query_of(dict(request.query))
         except ValueError as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         events = await asyncio.to_thread(self._store.search, query)
@@ -80,7 +80,7 @@ class EventsApi:
         if self._searching.locked():
             raise refusal(web.HTTPServiceUnavailable, "another search goes on; try again")
         try:
-            query = _query_of(given)
+            query = query_of(given)
             async with self._searching:
                 search = partial(search_events, self._store, self._engine, text, query, candidates=_CANDIDATES)
                 found = await asyncio.to_thread(search)
@@ -94,7 +94,7 @@ class EventsApi:
     async def _show(self, request: web.Request) -> web.Response:
         record = await asyncio.to_thread(self._store.get, request.match_info["id"])
         if record is None:
-            raise _no_event(request)
+            raise no_event(request)
         return web.json_response(record)
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
@@ -113,7 +113,7 @@ class EventsApi:
         except StoreError as error:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None
         if not deleted:
-            raise _no_event(request)
+            raise no_event(request)
         return web.Response(status=204)
 
     async def _history(self, request: web.Request) -> web.Response:
@@ -128,7 +128,7 @@ class EventsApi:
         return await self._auth.preflight(request, "GET, DELETE", "application/json")
 
 
-def _query_of(given: dict[str, str]) -> EventQuery:
+def query_of(given: dict[str, str]) -> EventQuery:
     """The query of a request; raises ValueError, in half a line for the user, if it is none."""
     if unknown := next((name for name in given if name not in _KNOWN), None):
         raise ValueError(f"there is no filter '{unknown[:40]}'; known: {', '.join(_KNOWN[:-1])}")
@@ -147,5 +147,6 @@ def _query_of(given: dict[str, str]) -> EventQuery:
     )
 
 
-def _no_event(request: web.Request) -> web.HTTPException:
+def no_event(request: web.Request) -> web.HTTPException:
+    """The answer where no event has the id of a request."""
     return refusal(web.HTTPNotFound, f"there is no event '{request.match_info['id'][:80]}'")

@@ -19,6 +19,7 @@ _FORWARD_S = 120.0  # for the answer to a client's request to begin: a model may
 _SENT_ON = ("Content-Type", "Accept", "Range", "If-None-Match", "If-Range")
 _SENT_BACK = ("Content-Type", "Location", "Link", "ETag", "Accept-Ranges", "Content-Range", "Cache-Control")
 _SENT_BACK_TOO = "X-"
+_WHOLE = 1 << 20  # bytes of an answer that is read before it is passed on; clips are longer
 
 
 class Forwarder:
@@ -70,10 +71,12 @@ class Forwarder:
                     for key, value in answer.headers.items()
                     if key in _SENT_BACK or key.startswith(_SENT_BACK_TOO)
                 )
-                if answer.content_type != "text/event-stream":
+                size = answer.content_length
+                if answer.content_type != "text/event-stream" and (size is None or size <= _WHOLE):
                     return web.Response(status=answer.status, headers=kept, body=await answer.read())
                 response = web.StreamResponse(status=answer.status, headers=kept)
                 response.headers.update(self._auth.check_origin(request))
+                response.content_length = size
                 await response.prepare(request)
                 async for part in answer.content.iter_any():
                     await response.write(part)
@@ -89,11 +92,20 @@ class Forwarder:
 
     async def get_bytes(self, worker: str | None, path: str, headers: dict[str, str]) -> bytes | None:
         """The body of a worker's answer to a GET; None if there is none."""
-        if worker is None or self._session is None:
+        found = await self._get(worker, path, headers)
+        return None if found is None or found[0] != 200 else found[1]
+
+    async def ask(self, request: web.Request, url: str, path: str) -> tuple[int, bytes] | None:
+        """Status and body of the answer to a GET, on behalf of the client of `request`; None if there is none."""
+        return await self._get(url, path, front_headers(self._secret, request))
+
+    async def _get(self, url: str | None, path: str, headers: dict[str, str]) -> tuple[int, bytes] | None:
+        if url is None or self._session is None:
             return None
         try:
-            async with asyncio.timeout(ASK_S), self._session.get(f"{worker}{path}", headers=headers) as answer:
-                return await answer.read() if answer.status == 200 else None
+            asked = URL(f"{url}{path}", encoded=True)
+            async with asyncio.timeout(ASK_S), self._session.get(asked, headers=headers) as answer:
+                return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError):
             return None
 

@@ -29,8 +29,10 @@ from saccade.pipeline.sink_targets import HEATMAP, WHEP, Target, check_targets, 
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder
+from saccade.pipeline.workers.front.merged_events import MergedEvents
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.front.stream_names import name_of
+from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
@@ -106,11 +108,14 @@ class Front:
         self._waiting: list[Any] = []
         self.events = OpenEvents(self._publish)
         if store is not None:
-            self.events.load(store.going_on(), lambda event, kind: store.media(event, kind) is not None)
+            self.events.load(store.going_on())
+        self._stores = MachineStores(store, self._secret, self.events.load)
         self._failing: set[int] = set()
         self._receiver = ResultReceiver(outputs, self._is_live)
         names = [str(number) for number in range(1, config.workers + 1)]
-        self.supervisor = Supervisor(self._make, names, placement, events=self.events, on_lost=self._lost)
+        self.supervisor = Supervisor(
+            self._make, names, placement, events=self.events, on_lost=self._lost, on_machine=self._stores.meet
+        )
         self._server: HttpServer | None = None
         self._closed = False
 
@@ -169,14 +174,18 @@ class Front:
         forwarder = Forwarder(self._secret, auth)
         metrics = MergedMetrics(self.supervisor, secret_headers(self._secret), self.sink_statuses)
         api = FrontApi(self.supervisor, forwarder, auth, metrics, events=self._store is not None)
+        merged = None
+        if self._store is not None and self._make_elsewhere is not None:  # which may be on other machines
+            self._stores.serve_local()
+            merged = MergedEvents(self._stores.urls, forwarder, auth)
         self._server = HttpServer(
             None,
             *place,
             token,
             tls=tls_of(config.http_cert, config.http_key),
             access=access,
-            events=self._store,
-            routes=[*api.routes(), *self.config_api.routes()],
+            events=self._store if merged is None else None,
+            routes=[*(merged.routes() if merged else ()), *api.routes(), *self.config_api.routes()],
             public=api.public,
             on_startup=[forwarder.start],
             on_cleanup=[forwarder.close],
@@ -200,6 +209,7 @@ class Front:
                 for output in self._outputs:
                     everything.callback(output.sink.close)
                 everything.callback(self._receiver.close)
+                everything.callback(self._stores.close)
                 everything.callback(self._end_events)
                 everything.callback(self._end_workers, timeout_s)
                 if self._server:
@@ -246,10 +256,10 @@ class Front:
         if worker_ended:  # else its worker says so behind the last result
             self._receiver.end(stream)
 
-    def _publish(self, record: Mapping[str, Any]) -> None:
+    def _publish(self, record: Mapping[str, Any], machine: str) -> None:
         listeners: list[Callable[[Mapping[str, Any]], None]] = []
         if self._store is not None:
-            listeners.append(self._store.write)
+            listeners.append(lambda record: self._stores.write(record, machine))
         if record["type"] in _CHANGES:
             listeners += [one.sink.write_event for one in self._outputs if isinstance(one.sink, SupportsEvents)]
         for number, listener in enumerate(listeners):

@@ -279,9 +279,8 @@ class _WorkerProcess:
             report = status.report
             fps = round(report.recent.fps, 2)
             stage = event_stage(runs[name].stages)
-            seen = {one.event: one.seen for one in (stage.states if stage else ()) if one.event and one.seen}
             how = name, status.state, status.reason, status.live
-            streams.append(StreamReport(*how, report.frames, fps, cost, settings, seen))
+            streams.append(StreamReport(*how, report.frames, fps, cost, settings, stage.seen if stage else {}))
         return WorkerReport(round(busy, 4), _rss_bytes(), tuple(streams))
 
     def _send(self, message: Message) -> None:

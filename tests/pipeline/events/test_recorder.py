@@ -116,14 +116,18 @@ def test_what_there_is_of_a_clip_outlives_the_process(tmp_path: Path) -> None:
 
 def test_an_event_that_went_on_nowhere_keeps_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "e1.mp4").write_bytes(b"a clip")
+    (tmp_path / "e1.jpg").write_bytes(b"an image")
     desk = Desk(tmp_path)
     desk.recorder.resume(EVENT)
     desk.recorder.resume(replace(EVENT, id="e2"))
     desk.recorder.ring.add(coded(1, start=1100.0)[0])
+    event, frame = at(1004.0, id="e2")
+    desk.recorder.note(event, frame)
     for name in ("e1", "e2"):
         desk.recorder.finish(replace(EVENT, id=name, end_time=1003.5))
-    assert desk.close() == {"e1.mp4"}
-    assert {(one.event, one.path) for one in desk.done} == {("e1", str(tmp_path / "e1.mp4")), ("e2", None)}
+    assert desk.close() == {"e1.mp4", "e1.jpg"}
+    done = {(one.event, one.kind, one.path) for one in desk.done}  # of e2, which another machine has, nothing is here
+    assert done == {("e1", "clip", str(tmp_path / "e1.mp4")), ("e2", "clip", None), ("e2", "snapshot", None)}
 
 
 def test_a_long_event_has_its_clip_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from saccade.pipeline.events.machine import RESUME_S, SETTLE_S, RuleMachine
 from saccade.pipeline.events.record import make_event_record, read_event
 from saccade.pipeline.events.scene import Scene
 from saccade.pipeline.events.settings import RuleSettings
-from saccade.pipeline.workers.open_events import OpenEvents
+from saccade.pipeline.workers.open_events import MISSED, OpenEvents
 from tests.pipeline.events.scripted import scene
 
 SEEN_S = 1.0  # between two reports of when events were seen
@@ -26,7 +26,7 @@ class Desk:
     def __init__(self, when: str, **values: Any) -> None:
         self.rule = RuleSettings.model_validate({"name": "rule", "when": when, **values})
         self.records: list[dict[str, Any]] = []
-        self.known = OpenEvents(lambda record: self.records.append(dict(record)))
+        self.known = OpenEvents(lambda record, machine: self.records.append(dict(record)))
         self.made = 0
         self.machine = self._open()
 
@@ -42,8 +42,8 @@ class Desk:
     def show(self, one: Scene) -> None:
         for change in self.machine.step(one):
             self.known.take(make_event_record(change))
-        if (state := self.machine.state).event and state.seen:
-            self.known.see("door", {state.event: state.seen})
+        event = self.machine.event
+        self.known.see("door", {} if event is None else {event.id: event.frame_time})
 
     def move(self) -> None:
         """The worker is killed, and another has the stream."""
@@ -149,7 +149,7 @@ def test_a_stream_that_ends_leaves_nothing_open() -> None:
 
 def test_files_that_were_not_whole_are_reported_once() -> None:
     heard: list[dict[str, Any]] = []
-    known = OpenEvents(lambda record: heard.append(dict(record)))
+    known = OpenEvents(lambda record, machine: heard.append(dict(record)))
     desk = Desk("person in hall")
     desk.show(there(0))
     first = {**desk.records[0], "has_snapshot": True, "has_clip": True}
@@ -177,12 +177,51 @@ def test_events_of_the_last_process_are_taken_over() -> None:
     desk = Desk("person in hall")
     desk.show(there(0))
     heard: list[dict[str, Any]] = []
-    known = OpenEvents(lambda record: heard.append(dict(record)))
-    known.load([{**desk.records[0], "has_snapshot": True, "has_clip": True}], lambda event, kind: kind == "snapshot")
+    known = OpenEvents(lambda record, machine: heard.append(dict(record)))
+    known.load([{**desk.records[0], "has_snapshot": True}], "north")
+    known.load([{**desk.records[0], "has_snapshot": True}], "south")
     assert known.streams == {"door"}
     assert len(known.of("door")) == 1
     known.end("door")
-    assert [(one["type"], one.get("kind")) for one in heard] == [("end", None), ("media", "clip")]
+    assert [(one["type"], one.get("kind")) for one in heard] == [("end", None), ("media", "snapshot")]
+
+
+def test_an_event_is_stored_where_it_began() -> None:
+    heard: list[tuple[str, str, str]] = []
+    known = OpenEvents(lambda record, machine: heard.append((record["type"], record.get("id", ""), machine)))
+    desk = Desk("person in hall")
+    desk.show(there(0))
+    one = {**desk.records[0], "has_snapshot": True}
+    media = {"type": "media", "stream": "door", "event": "a", "kind": "snapshot", "path": None}
+    known.load([{**one, "id": "b", "rule": "other"}], "east")
+    known.take({**one, "id": "a"}, "north")
+    known.take({**one, "id": "a", "type": "update"}, "south")
+    known.take({**one, "id": "a", "type": "end", "end_time": 1001}, "south")
+    known.take(media, "south")
+    known.take({**one, "id": "a2"}, "south")
+    known.take({"type": "minute", "stream": "door"}, "south")
+    known.end("door")
+    places = [("begin", "a"), ("update", "a"), ("end", "a"), ("media", "")]
+    assert heard[:4] == [(*place, "north") for place in places]
+    assert heard[4:6] == [("begin", "a2", "south"), ("minute", "", "south")]
+    assert set(heard[6:8]) == {("end", "b", "east"), ("end", "a2", "south")}
+    assert set(heard[8:]) == {("media", "", "east"), ("media", "", "south")}
+    assert known._homes == {}
+
+
+def test_an_event_that_its_worker_does_not_report_is_ended() -> None:
+    desk = Desk("person in hall")
+    desk.show(there(0))
+    (record,) = desk.known.of("door")
+    for _ in range(MISSED - 1):
+        desk.known.see("door", {})
+    desk.known.see("door", {record["id"]: 1007.0})
+    for _ in range(MISSED - 1):
+        desk.known.see("door", {})
+    assert len(desk.records) == 1
+    desk.known.see("door", {})
+    assert desk.steps() == [("begin", 1000), ("end", 1007)]
+    assert desk.known.streams == set()
 
 
 STEP = st.tuples(st.sampled_from(["frame", "frame", "frame", "move", "stop"]), st.floats(0.05, 8.0), st.booleans())

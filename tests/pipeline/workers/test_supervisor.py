@@ -259,7 +259,7 @@ def test_a_late_answer_of_an_older_opening_is_nothing() -> None:
 
 def test_events_are_handed_to_the_next_worker_or_ended() -> None:
     heard: list[tuple[str, str]] = []
-    known = OpenEvents(lambda record: heard.append((record["type"], record["id"])))
+    known = OpenEvents(lambda record, machine: heard.append((record["type"], record["id"])))
     with scene("1", events=known) as made:
         for name in ("door", "yard"):
             made.supervisor.open(CONFIG, name)

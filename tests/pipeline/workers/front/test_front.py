@@ -218,9 +218,9 @@ def test_an_event_goes_on_when_its_worker_is_killed(running: Running) -> None:
     heard: list[dict[str, Any]] = []
     publish = running.front.events._publish
 
-    def note(record: Any) -> None:
+    def note(record: Any, machine: str) -> None:
         heard.append(dict(record))
-        publish(record)
+        publish(record, machine)
 
     def of(kind: str) -> list[dict[str, Any]]:
         return [one for one in heard if one["type"] == kind and one.get("rule") == "empty"]
