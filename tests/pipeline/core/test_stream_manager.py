@@ -229,7 +229,7 @@ def test_the_status_of_a_camera_that_is_not_there(engine: Engine) -> None:
 def test_a_model_that_does_not_answer_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.pipeline.core.stream_manager._STUCK_S", 0.01)
     with Streams(engine) as streams:
-        streams.add("door", clip(), PERSON, tiles=4)
+        streams.add("door", clip(), PERSON, tiles=2)
         seen = []
         wait_for(lambda: [seen.append(one) for one in streams.snapshot() if one.state == "stuck"])
         (status,) = seen
