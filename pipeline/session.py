@@ -116,20 +116,43 @@ class Session:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
             StreamError: if its name is taken, or too many streams run.
         """
-        with (
-            open_stream(
-                config,
-                self.streams.engine,
-                check=check,
-                repeat=repeat,
-                events=self.events,
-                history=self._history,
-                media=self._media,
-                ask=self._ask,
-                resumed=resumed,
-            ) as stream,
-            stream.reserve(self.streams) as name,
-        ):
+        with self.open(config, check=check, repeat=repeat, resumed=resumed) as stream:
+            return self.begin(stream)
+
+    def open(
+        self,
+        config: StreamConfig,
+        *,
+        check: CheckSource | None = None,
+        repeat: bool = False,
+        resumed: Iterable[Event] = (),
+    ) -> OpenedStream:
+        """Open another stream, to be given to `begin` or closed; arguments as in `open_stream`.
+
+        Raises:
+            ConfigError, SourceError, EngineError: if something it names cannot be used.
+        """
+        return open_stream(
+            config,
+            self.streams.engine,
+            check=check,
+            repeat=repeat,
+            events=self.events,
+            history=self._history,
+            media=self._media,
+            ask=self._ask,
+            resumed=resumed,
+        )
+
+    def begin(self, stream: OpenedStream) -> Run:
+        """Open its outputs, and start it; the caller closes it if that fails.
+
+        Raises:
+            ConfigError, SinkError: if an output cannot be used.
+            StreamError: if its name is taken, or too many streams run.
+        """
+        config = stream.config
+        with stream.reserve(self.streams) as name:
             targets = _own_targets(config, self._each, name)
             files = [*targets, *_written_by_stages(config, name)]
             with self._lock:

@@ -22,6 +22,7 @@ from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config import RunConfig, StreamConfig
 from saccade.pipeline.core.engine_stream import Share
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.core.held_frames import HeldFrames
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.run_tasks import names_of, set_asker, tasks_for
 from saccade.pipeline.core.stream_manager import Streams
@@ -52,6 +53,7 @@ class OpenedStream:
         source: where its frames come from.
         tasks: what to find in each frame; empty before `resolve_tasks`.
         outputs: where only its results go; empty at first.
+        held: its frames, if its source runs already; None if it does not.
     """
 
     def __init__(self, config: StreamConfig, source: Source, stages: list[Stage], gates: list[Gate]) -> None:
@@ -62,6 +64,7 @@ class OpenedStream:
         self._stages = stages
         self._gates = gates
         self._open = True
+        self.held: HeldFrames | None = None
         self.on_end: list[Callable[[], None]] = []
         """Called when its run has ended, or it was closed without one."""
 
@@ -77,6 +80,15 @@ class OpenedStream:
         if (stage := event_stage(self._stages)) is not None:
             stage.names = partial(names_of, engine)
             set_asker(stage, ask or engine, self.config, wait=not self.source.info.live)
+
+    def resume(self, events: Iterable[Event]) -> None:
+        """Go on with the events that went on when the stream ran last, as in `EventStage`."""
+        if (stage := event_stage(self._stages)) is not None:
+            stage.resume(events)
+
+    def hold(self, on_frame: Callable[[], None], on_end: Callable[[Exception | None], None]) -> None:
+        """Have the source run, and drop its frames until `start`; arguments as in `HeldFrames`."""
+        self.held = HeldFrames(self.source, on_frame, on_end)
 
     def reserve(self, streams: Streams) -> AbstractContextManager[str]:
         """Hold a name for it: the one configured, or else a free one like the source's; as `Streams.reserve`."""
@@ -102,6 +114,7 @@ class OpenedStream:
             gates=self._gates,
             on_end=lambda run: self._ended(),
             reserved=reserved,
+            frames=self.held,
         )
         run.settings = config
         self._open = False

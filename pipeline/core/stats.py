@@ -111,8 +111,15 @@ class Stats:
         self._came_at: float | None = None  # when the frame of the newest result arrived
         self._objects_now = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
+        self._captured: tuple[float, str] | None = None
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
+
+    @property
+    def captured(self) -> tuple[float, str] | None:
+        """When the newest frame with a result was captured, and by which clock; None before the first."""
+        with self._lock:
+            return self._captured
 
     def note_read(self, lost_before: int) -> None:
         """A frame came from the source, and `lost_before` were lost just before it."""
@@ -137,6 +144,7 @@ class Stats:
         labels += [spot.label for spot in result.points.points]
         objects = len(labels)
         with self._lock:
+            self._captured = frame.captured_at, frame.capture_clock
             self._frames += 1
             self._objects += objects
             for label in labels:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -30,7 +30,7 @@ from saccade.pipeline.core.stats import Report
 from saccade.pipeline.core.stream_names import check_free, free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.sinks import Sink, SinkStatus
-from saccade.sources import LiveSource, Source, State, redact
+from saccade.sources import Frame, LiveSource, Source, State, redact
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -180,6 +180,7 @@ class Streams:
         gates: Sequence[Gate] = (),
         on_end: Callable[[Run], None] | None = None,
         reserved: bool = False,
+        frames: Iterable[Frame] | None = None,
     ) -> Run:
         """Start a stream. Source, stages and outputs are its own from here on, unless this raises.
 
@@ -196,6 +197,7 @@ class Streams:
             gates: as in `Run`.
             on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
             reserved: the caller holds the name by `reserve`.
+            frames: as in `Run`.
 
         Raises:
             StreamError: if the name cannot be used or is taken, or too many streams run.
@@ -220,6 +222,7 @@ class Streams:
                 gates=gates,
                 name=name,
                 on_end=ended,
+                frames=frames,
             )
             with self._lock:  # until its threads run, so that `close` joins no thread that has not started
                 if self._closed:

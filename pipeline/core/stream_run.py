@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -77,6 +77,7 @@ class Run:
         gates: all of them must admit a frame before the engine is given it; instances of this stream alone.
         name: of the stream; that of the source if None.
         on_end: called once, by the last thread of the run, when everything else of it has ended.
+        frames: of the source, where their iteration has begun already.
     """
 
     def __init__(
@@ -94,9 +95,11 @@ class Run:
         gates: Sequence[Gate] = (),
         name: str | None = None,
         on_end: Callable[[Run], None] | None = None,
+        frames: Iterable[Frame] | None = None,
     ) -> None:
         self.settings: object = None
         self._source, self._engine = source, engine
+        self._source_frames = frames
         self._tasks, self._tiles = tuple(tasks), tiles
         self._stages, self._gates = tuple(stages), tuple(gates)
         self.name = source.name if name is None else name
@@ -210,6 +213,11 @@ class Run:
         waiting = {"engine": len(self._frames), **self._delivery.waiting()}
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
+    @property
+    def captured(self) -> tuple[float, str] | None:
+        """When the newest frame with a result was captured, and by which clock; None before the first."""
+        return self._stats.captured
+
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink that is this run's own."""
         return self._delivery.statuses()
@@ -230,7 +238,7 @@ class Run:
     def _read(self) -> None:
         try:
             decode_behind_the_model()
-            for frame in self._source:
+            for frame in self._source if self._source_frames is None else self._source_frames:
                 # A file's are its damaged packets, which are counted already.
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
                 self._frames.put(frame, frame.dropped_before)

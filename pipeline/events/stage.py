@@ -86,9 +86,14 @@ class EventStage:
         self._rules = tuple(rules)
         self._shown: tuple[RuleSettings, ...] = ()  # those that are known to who takes events
         self._machines: dict[str, RuleMachine] = {}
-        self._resumed = {event.rule: event for event in resumed}
+        self._resumed: dict[str, Event] = {}
+        self.resume(resumed)
         self.moves = False
         """Whether the stream will run elsewhere: then `close` leaves the events that go on to the stage there."""
+
+    def resume(self, events: Iterable[Event]) -> None:
+        """Before the first frame: go on with these, which went on when the stream ran last."""
+        self._resumed = {event.rule: event for event in events}
 
     @property
     def rules(self) -> tuple[RuleSettings, ...]:

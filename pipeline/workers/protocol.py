@@ -4,6 +4,7 @@ A worker is a process with an engine of its own; frames stay in it. The supervis
 by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
 
     supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, "events": […], …}
+                           {"do": "begin", "stream": NAME, "key": N, "after": …, "events": […]}   what was "held"
                            {"do": "close", "stream": NAME, "key": N, "moves": …}
                            {"do": "report"}                       a report at once
                            {"do": "stop"}                         it closes every stream, and ends
@@ -11,18 +12,21 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
                            {"is": "failed", "error": …}           instead: it cannot begin
                            {"is": "report", …}                    `WorkerReport`, once a second
                            {"is": "opened", "stream": NAME, "key": N, "live": …}
+                           {"is": "held", "stream": NAME, "key": N}    frames come, and are dropped until "begin"
                            {"is": "refused", "stream": NAME, "key": N, "kind": …, "error": …}
-                           {"is": "closed", "stream": NAME, "key": N, "error": …}
+                           {"is": "closed", "stream": NAME, "key": N, "error": …, "captured": …}
                            {"is": "gone", "stream": NAME, "key": N, "error": …, "frames": …}   it has ended by itself
                            {"is": "event", "record": {…}}         of a rule, a track, a minute or a file of an event
                            {"is": "warning", "line": …}
                            {"is": "ended", "reason": …}           added by the transport: nothing more will come
 
 The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
-where the stream ran before: its files are not replaced; all three may be left out. `key` is that of an opening: an
-answer has that of its command. A worker on a machine that stores its events has `machine`, its name, and `store`, the
-address of that, in `ready`. `events` are the records of those that went on where the stream ran last, and are to go
-on here, or to end; `moves` is true where the stream will be opened elsewhere, so that its events do not end.
+where the stream ran before: its files are not replaced; `held` where another worker has it still: its source is opened,
+and no more; all four may be left out. `captured` and `after` are when the last frame with a result was captured, and by
+which clock: what comes `after` it is new. `key` is that of an opening: an answer has that of its command. A worker on a
+machine that stores its events has `machine`, its name, and `store`, the address of that, in `ready`. `events` are the
+records of those that went on where the stream ran last, and are to go on here, or to end; `moves` is true where the
+stream will be opened elsewhere, so that its events do not end.
 """
 
 from __future__ import annotations

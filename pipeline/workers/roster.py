@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from saccade.pipeline.workers.protocol import Message
 from saccade.pipeline.workers.states import StreamState, WorkerSeat
+from saccade.pipeline.workers.stream_table import StreamTable
 
 
 class Roster:
@@ -14,23 +15,23 @@ class Roster:
 
     Args:
         names: of the workers.
+        table: of the streams.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], table: StreamTable) -> None:
         self._lock = threading.RLock()  # over what follows
         self._seats = {name: WorkerSeat(name) for name in names}
-        self._streams: dict[str, StreamState] = {}
-        self._finished: dict[str, Message] = {}
+        self._table = table
 
     def streams(self) -> dict[str, StreamState]:
         """Every stream, also those that have failed, by its name. They are the supervisor's own: read only."""
         with self._lock:
-            return dict(self._streams)
+            return dict(self._table.streams)
 
     def finished(self) -> dict[str, Message]:
         """What each stream that has ended by itself, or failed, has counted: the message `gone`."""
         with self._lock:
-            return dict(self._finished)
+            return dict(self._table.finished)
 
     def seats(self) -> list[WorkerSeat]:
         """The workers. They are the supervisor's own: read only."""
@@ -40,7 +41,7 @@ class Roster:
     def url_of(self, stream: str) -> str | None:
         """The HTTP API of the worker that has a stream; None while none has."""
         with self._lock:
-            found = self._streams.get(stream)
+            found = self._table.streams.get(stream)
             if found is None or found.worker is None or found.phase not in ("open", "closing"):
                 return None
             return self._seats[found.worker].url

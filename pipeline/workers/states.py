@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from saccade.pipeline.workers.placement import StreamNeed, WorkerSlot
-from saccade.pipeline.workers.protocol import Message, StreamReport, Worker, WorkerReport
+from saccade.pipeline.workers.protocol import MakeWorker, Message, StreamReport, Worker, WorkerReport
 
 SILENT_S = 30.0  # without a report, after which a worker is taken to hang
 START_S = 180.0  # likewise until it is ready: a large model, on a busy machine
@@ -44,6 +45,27 @@ def settle(future: Future[Any], outcome: object) -> None:
 
 
 @dataclass(slots=True)
+class Successor:
+    """Where a stream goes on when its worker has let go: there its source is open already, and frames are dropped.
+
+    Attributes:
+        worker: that is to have it; its own, if only its configuration changes.
+        key: of the opening there.
+        config: that it has there; None for the same.
+        since: `time.monotonic()` of the command.
+        done: who waits for it to be open there.
+        held: whether frames come there.
+    """
+
+    worker: str
+    key: int
+    config: dict[str, Any] | None
+    since: float
+    done: Future[str] | None = None
+    held: bool = False
+
+
+@dataclass(slots=True)
 class StreamState:
     """A stream that is to run.
 
@@ -62,6 +84,9 @@ class StreamState:
         key: of its newest opening, by which late messages of an older one are recognised.
         opening, closing: who waits for it to be open, or closed.
         removed: it is to end.
+        successor: where it goes on when its worker has let go; None if it does not move.
+        captured: of the last result of the worker that it had, when its frame was captured, and by which clock.
+        stays: why it could not move to where it belongs; None if it could.
     """
 
     name: str
@@ -79,6 +104,9 @@ class StreamState:
     opening: list[Future[str]] = field(default_factory=list)
     closing: list[Future[None]] = field(default_factory=list)
     removed: bool = False
+    successor: Successor | None = None
+    captured: tuple[float, str] | None = None
+    stays: str | None = None
 
     @property
     def need(self) -> StreamNeed:
@@ -124,6 +152,10 @@ class WorkerSeat:
         failures: ends in a row, each soon after the start.
         reason: why the newest has ended, or could not begin.
         restarted_in_s: how long the last ones took from the end of one to the next that was ready.
+        make: makes its process.
+        trial: it has not been ready yet, and is given up if it ends before.
+        draining: it is to have no streams any more.
+        configs: configurations that streams have from when they come here.
     """
 
     name: str
@@ -141,6 +173,10 @@ class WorkerSeat:
     failures: int = 0
     reason: str | None = None
     restarted_in_s: deque[float] = field(default_factory=lambda: deque(maxlen=100))
+    make: MakeWorker | None = None
+    trial: bool = False
+    draining: bool = False
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -151,7 +187,12 @@ class WorkerSeat:
     def slot(self) -> WorkerSlot:
         """What it has, for placement."""
         known = self.report is not None and self.heard_at > self.ready_at + _BEGINS_S
-        return WorkerSlot(self.name, busy=self.report.busy if self.report and known else None, ready=self.ready)
+        busy = self.report.busy if self.report and known else None
+        return WorkerSlot(self.name, busy=busy, ready=self.ready, draining=self.draining)
+
+    def due(self, now: float) -> bool:
+        """Whether its process is to be started now."""
+        return self.worker is None and now >= self.retry_at and not self.draining and not (self.trial and self.starts)
 
     def hangs(self, now: float) -> bool:
         """Whether nothing has come from it for too long."""
@@ -159,7 +200,9 @@ class WorkerSeat:
 
     def comes_back(self, now: float) -> bool:
         """Whether it is ready so soon that its streams should wait for it, though it is not now."""
-        return self.failures <= _FEW and now < (now if self.ended_at is None else self.ended_at) + GRACE_S
+        if self.draining or self.trial or self.failures > _FEW:
+            return False
+        return now < (now if self.ended_at is None else self.ended_at) + GRACE_S
 
     def note_end(self, now: float, reason: str) -> None:
         """Its process is gone: decide when the next is started."""

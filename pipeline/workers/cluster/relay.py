@@ -47,6 +47,7 @@ class Relay:
         self._ready: Message | None = None  # as it came
         self._streams: dict[str, _Open] = {}
         self._opening: dict[int, dict[str, Any]] = {}  # key → configuration
+        self._held: dict[int, str] = {}  # key → name: open there, while another worker has the stream
         self._later: dict[str, Message] = {}  # to be opened when what has the name is closed
         self._messages: deque[Message] = deque()
         self._results: deque[bytes] = deque()
@@ -65,7 +66,7 @@ class Relay:
             )
             self._worker, self._ready = worker, None
             self._messages = _lasting(self._messages)
-            for kept in (self._streams, self._opening, self._later, self._results):
+            for kept in (self._streams, self._opening, self._held, self._later, self._results):
                 kept.clear()
             self._changed.notify_all()
         _kill(old)
@@ -83,6 +84,8 @@ class Relay:
             for name, one in self._streams.items():
                 if name not in wanted:
                     self._worker.send({"do": "close", "stream": name, "key": one.key})
+            for key, name in self._held.items():
+                self._worker.send({"do": "close", "stream": name, "key": key})
             # Answers to the last supervisor mean nothing to this one; events do.
             self._messages = deque([self._ready, *_lasting(self._messages)])
             self._changed.notify_all()
@@ -94,7 +97,12 @@ class Relay:
             if self._worker is None:
                 return
             known = self._streams.get(command.get("stream", ""))
-            if command["do"] == "open":
+            if command.get("held"):
+                self._opening[command["key"]] = dict(command["config"])
+                self._held[command["key"]] = command["stream"]
+            elif command["do"] == "begin":
+                self._held.pop(command["key"], None)
+            elif command["do"] == "open":
                 if known is not None and known.config == command["config"]:
                     known.asked_key = command["key"]
                     self._add({"is": "opened", "stream": command["stream"], "key": command["key"], "live": known.live})
@@ -109,7 +117,7 @@ class Relay:
                     return
                 else:
                     self._opening[command["key"]] = dict(command["config"])
-            elif command["do"] == "close" and known is not None:
+            elif command["do"] == "close" and known is not None and command["key"] == known.asked_key:
                 command = {**command, "key": known.key}
             self._worker.send(command)
 
@@ -173,6 +181,7 @@ class Relay:
     def _answered(self, message: Message) -> Message:
         name, key = message["stream"], message["key"]
         config = self._opening.pop(key, None)
+        self._held.pop(key, None)
         if message["is"] == "opened":
             one = self._streams[name] = _Open(config or {}, message["live"], key, key)
             if (command := self._later.get(name)) is not None and self._worker is not None:

@@ -29,7 +29,7 @@ from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, ac
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState
 from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front, streams_of
-from saccade.pipeline.workers.front.reload import change_streams
+from saccade.pipeline.workers.front.reload import change_streams, rolled_keys
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import Message, Worker
 
@@ -90,6 +90,8 @@ class SupervisorActor:
         wanted = RunConfig.model_validate(dict(values))
         with self._saving:
             lines = change_streams(self._front.supervisor, self._applied, wanted)
+            if later := rolled_keys(self._applied, wanted):
+                lines.append(f"{', '.join(later)}: changed in the file, and taken when saccade is started again")
             self._applied = wanted
             state = self._file.state.with_setting("config", dict(values))
             self._file.save(state.with_setting("configured", sorted(streams_of(wanted)[0])))

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,10 +36,12 @@ from saccade.pipeline.workers.front.stream_names import name_of
 from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
+from saccade.pipeline.workers.process.memory import available_bytes, room_for
 from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
 from saccade.pipeline.workers.process.results import ResultReceiver
 from saccade.pipeline.workers.protocol import Message, Worker
-from saccade.pipeline.workers.states import RefusedError
+from saccade.pipeline.workers.rolling import replace_workers
+from saccade.pipeline.workers.states import RefusedError, WorkerSeat
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sources import SourceError
@@ -48,6 +51,7 @@ from saccade.sources.http.tokens import is_loopback
 log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
+_LAST_S = 1.0  # for the results of a stream to arrive that its worker sent before it let go
 _CHANGES = ("begin", "update", "end", "rules", "media")
 _ERRORS: dict[str, type[Exception]] = {"EngineError": EngineError, "SinkError": SinkError, "SourceError": SourceError}
 
@@ -226,16 +230,25 @@ class Front:
         for stream in {*self.supervisor.streams(), *self.events.streams}:
             self.events.end(stream)
 
-    def _make(self, name: str, on_message: Any) -> Worker:
-        config = self._config
-        # Streams come one by one, and what belongs to the machine is here.
-        ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display"}
-        ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray"))}
-        values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
-        values |= {"http": "127.0.0.1:0", "sinks": [target.text for target in targets_of(config) if target.each]}
+    def replace_workers(self, config: RunConfig, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have workers run by another configuration, one after another; returns when that is done.
+
+        Args:
+            config: of which only what concerns workers is taken (`worker_values`).
+            configs: configurations that streams have from then on, by name.
+
+        Raises:
+            RollError: if that cannot be, and everything goes on as it was.
+        """
+        room = _room_beside if self._make_elsewhere is None else lambda seat: None
+        replace_workers(self.supervisor, partial(self._make, config=config), configs, room=room)
+        self._config = config
+
+    def _make(self, name: str, on_message: Any, config: RunConfig | None = None) -> Worker:
+        config = config or self._config
         settings = {
-            "config": values,
-            "index": int(name) - 1,
+            "config": worker_values(config),
+            "index": int(name.partition(".")[0]) - 1,
             "threads": threads_each(config.workers),
             "processors": processors() / config.workers,
             "secret": self._secret,
@@ -253,8 +266,10 @@ class Front:
 
     def _lost(self, stream: str, worker_ended: bool) -> None:
         """A stream runs no more where it did."""
-        if worker_ended:  # else its worker says so behind the last result
+        if worker_ended:
             self._receiver.end(stream)
+        else:  # its worker says so behind the last result, and no other begins before
+            self._receiver.wait_end(stream, _LAST_S)
 
     def _publish(self, record: Mapping[str, Any], machine: str) -> None:
         listeners: list[Callable[[Mapping[str, Any]], None]] = []
@@ -319,6 +334,18 @@ def opened_front(
         if place:
             front.serve(place, token, access)
         yield front
+
+
+def worker_values(config: RunConfig) -> dict[str, Any]:
+    """What a worker is to know of a configuration: streams come one by one, and what belongs to the machine is here."""
+    ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display"}
+    ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray"))}
+    values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
+    return values | {"http": "127.0.0.1:0", "sinks": [target.text for target in targets_of(config) if target.each]}
+
+
+def _room_beside(seat: WorkerSeat) -> str | None:
+    return room_for(seat.report.rss_bytes, available_bytes()) if seat.report else None
 
 
 def _is_video(target: Target) -> bool:

@@ -64,6 +64,9 @@ class MergedMetrics:
         return generate_latest(registry)
 
     def _families(self, read: list[tuple[WorkerSeat, str]]) -> Iterable[Metric]:
+        for name in self._last.keys() - {seat.name for seat, _ in read}:  # it was replaced
+            for counter, value in self._last.pop(name)[1].items():
+                self._before[counter] += value
         families: dict[str, Metric] = {}
         sums: dict[str, tuple[Metric, float]] = {}
         for seat, text in read:

@@ -1,19 +1,31 @@
 """The configuration file of a run with workers: read anew when it changes. Knows no signals and no terminal.
 
-Streams that are other than before are closed and opened anew; a file with a mistake changes nothing.
+A stream that is other than before is opened anew before it is closed, and what concerns workers themselves, such as the
+model, has them replaced one after another (`rolling`); a file with a mistake changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.core.config import ListedStream, RunConfig
+from saccade.pipeline.core.config.edit import save_settings
+from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.events.settings import RuleSettings
 from saccade.pipeline.reload import FileReloader, run_differences, stream_differences
-from saccade.pipeline.workers.front.front import Front, streams_of
+from saccade.pipeline.sink_targets import targets_of
+from saccade.pipeline.workers.front.front import Front, streams_of, worker_values
+from saccade.pipeline.workers.rolling import RollError
 from saccade.pipeline.workers.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
 
 
 class FrontReloader(FileReloader):
@@ -28,21 +40,120 @@ class FrontReloader(FileReloader):
 
     def __init__(self, path: Path, overrides: Mapping[str, Any], config: RunConfig, front: Front) -> None:
         super().__init__(path, overrides)
-        self._config = config
+        self._changer = Changer(front, config)
         self._front = front
 
     def save(self) -> str:
-        """Zones and lines are in the workers; raises ConfigError."""
-        raise ConfigError("with workers the file is not written from here: put zones, lines and rules into it yourself")
+        """Write the zones, lines and rules of the running streams into the file; returns its name.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        with self._lock:
+            if self._overrides.keys() & {"source", "streams"}:
+                raise ConfigError("the streams were given on the command line, and are not in the file")
+            config = self._changer.config
+            regions: dict[int | None, Regions] = {}
+            rules: dict[int | None, list[RuleSettings]] = {}
+            running = self._front.supervisor.streams()
+            for number, (name, stream) in enumerate(streams_of(config)[0].items()):
+                if name not in running:
+                    continue
+                now, place = ListedStream.model_validate(running[name].config), None if config.source else number
+                if (now.zones, now.lines) != (stream.zones, stream.lines):
+                    regions[place] = Regions.model_construct(zones=now.zones, lines=now.lines)
+                if now.rules != stream.rules:
+                    rules[place] = now.rules
+            save_settings(self._path, regions, rules, lambda path: load(path, self._overrides))
+            self._stamp.take()
+            self._changer.config = load(self._path, self._overrides)
+            return self._path.name
 
     def _apply(self, wanted: RunConfig) -> list[str]:
-        lines = change_streams(self._front.supervisor, self._config, wanted)
-        self._config = wanted
-        return lines
+        return self._changer.apply(wanted)
 
 
-def change_streams(supervisor: Supervisor, config: RunConfig, wanted: RunConfig) -> list[str]:
-    """Run what another configuration says instead of `config`; returns a line for each change."""
+class Changer:
+    """Has a front run by other configurations, one after another. Methods are callable from any thread.
+
+    Attributes:
+        config: by which it runs.
+
+    Args:
+        front: whose streams and workers.
+        config: what it was opened from.
+        on_taken: called, in some thread, with each configuration that it runs by from then on.
+    """
+
+    def __init__(
+        self, front: Front, config: RunConfig, on_taken: Callable[[RunConfig], None] = lambda new: None
+    ) -> None:
+        self.config = config
+        self._front = front
+        self._on_taken = on_taken
+        self._lock = threading.Lock()
+        self._rolling = False
+        self._next: RunConfig | None = None
+
+    def apply(self, wanted: RunConfig) -> list[str]:
+        """Run by another; returns a line for each change. Where workers are replaced, the rest is logged later."""
+        with self._lock:
+            if self._rolling:
+                self._next = wanted
+                return ["workers are being replaced; this is taken when that is done"]
+            keys = rolled_keys(self.config, wanted)
+            if not keys:
+                lines = change_streams(self._front.supervisor, self.config, wanted)
+                self.config = wanted
+                self._on_taken(wanted)
+                return lines
+            self._rolling = True
+        threading.Thread(target=self._roll, args=(wanted, keys), name="saccade roll", daemon=True).start()
+        return [f"{', '.join(keys)}: changed; workers are replaced one after another, and streams go on"]
+
+    def _roll(self, wanted: RunConfig, keys: list[str]) -> None:
+        try:
+            before, after = streams_of(self.config)[0], streams_of(wanted)[0]
+            changed = {
+                name: stream.model_dump(mode="json", exclude_unset=True) | {"name": name}
+                for name, stream in after.items()
+                if name in before and stream_differences(before[name], stream)
+            }
+            self._front.replace_workers(wanted, changed)
+            lines = change_streams(self._front.supervisor, self.config, wanted, moved=changed)
+            self.config = wanted
+            self._on_taken(wanted)
+            lines.append(f"every worker was replaced, with other {', '.join(keys)}")
+        except RollError as error:
+            lines = [f"{error}; everything goes on as it was"]
+        except Exception:
+            log.exception("workers could not be replaced")
+            lines = []
+        with self._lock:
+            self._rolling, following, self._next = False, self._next, None
+        if self._front.supervisor.stopping:
+            return
+        for line in [*lines, *(self.apply(following) if following else [])]:
+            log.warning("%s", line)
+
+
+def rolled_keys(config: RunConfig, wanted: RunConfig) -> list[str]:
+    """The settings that differ and concern workers: another takes each one's place."""
+    before, after = worker_values(config), worker_values(wanted)
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def change_streams(
+    supervisor: Supervisor, config: RunConfig, wanted: RunConfig, moved: Collection[str] = ()
+) -> list[str]:
+    """Run what another configuration says instead of `config`; returns a line for each change.
+
+    Args:
+        supervisor: runs the streams.
+        config: by which they run.
+        wanted: by which they are to.
+        moved: names of those that have their new configuration already.
+    """
     before, after = streams_of(config)[0], streams_of(wanted)[0]
     lines = []
     for name in sorted(before.keys() - after.keys()):
@@ -59,10 +170,26 @@ def change_streams(supervisor: Supervisor, config: RunConfig, wanted: RunConfig)
                 supervisor.open(values, name, or_similar=False)
                 lines.append(f"{name}: added")
             elif changed:
-                supervisor.restart(name, values)
+                if name not in moved:
+                    _warn_of(name, supervisor.restart(name, values))
                 lines.append(f"{name}: started anew, with other {', '.join(changed)}")
         except StreamError as error:
             lines.append(f"{name}: {error}")
-    if later := sorted(run_differences(config, wanted)):
-        lines.append(f"{', '.join(later)}: changed in the file, and taken when saccade is started again")
+    later = run_differences(config, wanted) - set(rolled_keys(config, wanted))
+    if _shared(config) != _shared(wanted):
+        later.add("sinks")
+    if later:
+        lines.append(f"{', '.join(sorted(later))}: changed in the file, and taken when saccade is started again")
     return lines
+
+
+def _shared(config: RunConfig) -> list[str]:
+    return [target.text for target in targets_of(config) if target.flag == "--sink" and not target.each]
+
+
+def _warn_of(name: str, opening: Future[str]) -> None:
+    def done(future: Future[str]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            log.warning("%s: %s; it goes on as it was", name, error)
+
+    opening.add_done_callback(done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -17,8 +16,6 @@ from typing import Any, Literal
 from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.worker_main import run_worker
 from saccade.pipeline.workers.protocol import Message, WorkerState
-
-log = logging.getLogger(__name__)
 
 StartMethod = Literal["spawn", "forkserver"]
 METHOD: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
@@ -38,7 +35,8 @@ class ProcessWorker:
     Args:
         name: of the worker.
         settings: as `run_worker` takes them.
-        on_message: called with the worker and each message; the last one is {"is": "ended", "reason": …}.
+        on_message: called with the worker and each message; the last one is {"is": "ended", "reason": …}. It must not
+            raise.
         on_results: called in a thread of its own with the connection through which results come; None for none.
         method: how its process is started.
     """
@@ -132,10 +130,7 @@ class ProcessWorker:
                 self._state = "ready"
             elif message["is"] == "failed":
                 reason = message["error"]
-            try:
-                self._on_message(self, message)
-            except Exception:  # a bug, which must not end the reading: the end of the process would be missed
-                log.exception("a message of worker %s: %s", self._name, message["is"])
+            self._on_message(self, message)
         self._process.join(_END_S)
         if self._process.exitcode is None:  # it has closed its connection, and goes on
             self._process.kill()

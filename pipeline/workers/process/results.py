@@ -93,6 +93,8 @@ class ResultReceiver:
         self._live = live
         self._lock = threading.Lock()
         self._streams: dict[str, tuple[OutputDelivery, list[threading.Thread]]] = {}
+        self._ending: list[str] = []
+        self._changed = threading.Condition(self._lock)  # when one has ended
 
     def receive(self, connection: Connection) -> None:
         """Hand on what comes through a connection, until its other end is gone."""
@@ -109,15 +111,24 @@ class ResultReceiver:
             delivery = Delivery(Frame(image=image, **head), result, latency)
             self._delivery(head["stream"]).put(delivery, head["dropped_before"])
 
+    def wait_end(self, stream: str, timeout_s: float) -> None:
+        """Wait until everything has come that its worker has sent of a stream, which it has let go of."""
+        with self._changed:
+            self._changed.wait_for(lambda: stream not in self._streams and stream not in self._ending, timeout_s)
+
     def end(self, stream: str) -> None:
         """Nothing more comes from `stream` until it is received again: give its sinks what waits, and tell them."""
         with self._lock:
             delivery, threads = self._streams.pop(stream, (None, []))
-        if delivery is None:
-            return
+            if delivery is None:
+                return
+            self._ending.append(stream)
         delivery.close()
         for thread in threads:
             thread.join(_END_S)
+        with self._changed:
+            self._ending.remove(stream)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End every stream."""

@@ -40,6 +40,7 @@ from saccade.pipeline.sink_targets import Target
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.placement import demand
 from saccade.pipeline.workers.process.channel import Channel
+from saccade.pipeline.workers.process.held_streams import HeldStreams
 from saccade.pipeline.workers.process.results import RelaySink
 from saccade.pipeline.workers.protocol import Message, StreamReport, WorkerReport
 from saccade.sinks.video.broadcast import BroadcastSink
@@ -98,6 +99,8 @@ class _WorkerProcess:
         self._runs: dict[str, tuple[Run, int]] = {}  # with the key of their opening
         self._sent: dict[str, Any] = {}  # the configuration of each stream as it was reported
         self._counted: dict[str, tuple[int, int]] = {}  # frames of each stream, processed and lost, as last reported
+        self._held = HeldStreams(self._send)
+        self._work = {"open": self._open_stream, "begin": self._begin_stream, "close": self._close_stream}
         self._usage = _usage()
 
     def stop(self) -> None:
@@ -173,19 +176,18 @@ class _WorkerProcess:
                 break
             if do == "report":
                 self._report_now.set()
-            elif do in ("open", "close"):
-                work = self._open_stream if do == "open" else self._close_stream
+            elif work := self._work.get(do):
+                if message.get("held"):
+                    self._held.expect(message["key"])
                 # A thread each: one that waits for a camera or a disk must not keep the others waiting.
                 threading.Thread(target=work, args=(message,), name=f"saccade {do}", daemon=True).start()
         self._stopping.set()  # also where the supervisor is gone
 
     def _open_stream(self, message: Message) -> None:
-        name = message["stream"]
-        answer: Message = {"is": "opened", "stream": name, "key": message["key"]}
         try:
             while self._session is None:
                 time.sleep(_POLL_S)  # the supervisor waits for `ready`, so this is for others
-            config = ListedStream.model_validate({**message["config"], "name": name})
+            config = ListedStream.model_validate({**message["config"], "name": message["stream"]})
             policy = SourcePolicy(
                 self._settings["config"].get("allow_sources", []),
                 open_by_default=self._settings["open_by_default"],
@@ -194,32 +196,66 @@ class _WorkerProcess:
             if message.get("checked"):
                 policy.check(config.source)
                 check = policy.check if policy.restricted else None
+            repeat = bool(message.get("repeat"))
+            if message.get("held"):
+                stream = self._session.open(config, check=check, repeat=repeat)
+                self._held.add(message["stream"], message["key"], stream)
+                return
             if message.get("again"):
-                keep_outputs(name, config, [Target(text) for text in self._settings["config"].get("sinks", [])])
+                self._keep_outputs(config)
             resumed = [read_event(record) for record in message.get("events", ())]
-            run = self._session.add(config, check=check, repeat=bool(message.get("repeat")), resumed=resumed)
-            with self._lock:  # so that neither its end is reported before, nor a command to close it is done before
-                self._channel.send({**answer, "live": run.source.info.live})
-                self._runs[name] = run, message["key"]
-                self._sent[name] = _plain(run)
+            self._opened(message, self._session.add(config, check=check, repeat=repeat, resumed=resumed))
         except Exception as error:
-            reason = one_line(str(error) or type(error).__name__)
-            self._channel.send({**answer, "is": "refused", "kind": _kind_of(error), "error": reason})
+            self._held.drop(message["key"])
+            self._refuse(message, error)
 
-    def _close_stream(self, message: Message) -> None:
-        name, error = message["stream"], None
-        with self._lock:
-            run, _ = self._runs.pop(name, (None, 0))
-        if run is not None and (stage := event_stage(run.stages)) is not None:
-            stage.moves = bool(message.get("moves"))
+    def _begin_stream(self, message: Message) -> None:
+        """Have a stream begin that is open: another worker has let go of it."""
         try:
             assert self._session is not None
-            self._session.streams.remove(name)
-        except Exception as problem:
-            if self._session is not None and name in self._session.streams.names:
-                error = one_line(str(problem))
-        self._session_flush()
-        self._channel.send({"is": "closed", "stream": name, "key": message["key"], "error": error})
+            with self._held.take(message["key"]) as stream:
+                if stream.held is not None:
+                    stream.held.after = message.get("after")
+                stream.resume([read_event(record) for record in message.get("events", ())])
+                assert isinstance(stream.config, ListedStream)
+                self._keep_outputs(stream.config)
+                self._opened(message, self._session.begin(stream))
+        except Exception as error:
+            self._refuse(message, error)
+
+    def _keep_outputs(self, config: ListedStream) -> None:
+        each = [Target(text) for text in self._settings["config"].get("sinks", [])]
+        keep_outputs(config.name or "", config, each)
+
+    def _opened(self, message: Message, run: Run) -> None:
+        name, key = message["stream"], message["key"]
+        with self._lock:  # so that neither its end is reported before, nor a command to close it is done before
+            self._channel.send({"is": "opened", "stream": name, "key": key, "live": run.source.info.live})
+            self._runs[name] = run, key
+            self._sent[name] = _plain(run)
+
+    def _refuse(self, message: Message, error: Exception) -> None:
+        reason = one_line(str(error) or type(error).__name__)
+        answer = {"is": "refused", "stream": message["stream"], "key": message["key"]}
+        self._channel.send({**answer, "kind": _kind_of(error), "error": reason})
+
+    def _close_stream(self, message: Message) -> None:
+        name, error, captured = message["stream"], None, None
+        if not self._held.drop(message["key"]):
+            with self._lock:
+                run, _ = self._runs.pop(name, (None, 0))
+            if run is not None and (stage := event_stage(run.stages)) is not None:
+                stage.moves = bool(message.get("moves"))
+            try:
+                assert self._session is not None
+                self._session.streams.remove(name)
+            except Exception as problem:
+                if self._session is not None and name in self._session.streams.names:
+                    error = one_line(str(problem))
+            captured = run.captured if run else None
+            self._session_flush()
+        answer = {"is": "closed", "stream": name, "key": message["key"], "error": error, "captured": captured}
+        self._channel.send(answer)
 
     # ---- reports
 
@@ -289,6 +325,7 @@ class _WorkerProcess:
     def _end_streams(self, session: Session) -> None:
         """Finish what the engine has, but not for long; the session then closes the files."""
         runs = session.streams.stop()
+        self._held.close()
         deadline = time.monotonic() + _ENGINE_S
         for run in runs:
             run.join(max(0.0, deadline - time.monotonic()))

@@ -3,120 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.workers import quarantine, states
+from saccade.pipeline.workers import quarantine, states, supervisor
 from saccade.pipeline.workers.open_events import OpenEvents
-from saccade.pipeline.workers.protocol import Message, Worker, WorkerState
 from saccade.pipeline.workers.states import RefusedError
-from saccade.pipeline.workers.supervisor import Supervisor
 from tests.support.cameras import wait_for
+from tests.support.scripted_workers import CONFIG, LONG_S, Scene, scene, seat_of
 from tests.support.sinks.rule_events import BEGIN
-
-LONG_S = 20.0
-CONFIG = {"source": "rtsp://192.0.2.7/a", "detect": ["person"]}
-
-
-class ScriptedWorker:
-    """Answers when a test says so, and keeps what it is asked."""
-
-    def __init__(self, name: str, on_message: Callable[[Worker, Message], None]) -> None:
-        self.name = name
-        self.state: WorkerState = "starting"
-        self.asked: list[Message] = []
-        self.open: dict[str, Message] = {}
-        self.killed = False
-        self._on_message = on_message
-
-    def start(self) -> None:
-        """Nothing to start."""
-
-    def send(self, command: Message) -> None:
-        self.asked.append(command)
-
-    def stop(self) -> None:
-        self.end("exit code 0")
-
-    def kill(self) -> None:
-        self.killed = True
-        self.end("SIGKILL")
-
-    def tell(self, what: str, /, **values: Any) -> None:
-        self._on_message(self, {"is": what, **values})
-
-    def get_ready(self) -> None:
-        self.state = "ready"
-        self.tell("ready", url=f"http://127.0.0.1/{self.name}", pid=1)
-
-    def end(self, reason: str) -> None:
-        if self.state != "ended":
-            self.state = "ended"
-            self.open.clear()
-            self.tell("ended", reason=reason)
-
-    def answer(self, live: bool = True) -> None:
-        """Do everything that was asked."""
-        while self.asked and self.state != "ended":
-            command = self.asked.pop(0)
-            if command["do"] == "open":
-                self.open[command["stream"]] = command
-                self.tell("opened", stream=command["stream"], key=command["key"], live=live)
-            elif command["do"] == "close":
-                self.open.pop(command["stream"], None)
-                self.tell("closed", stream=command["stream"], key=command["key"], error=None)
-
-
-class Scene:
-    """A supervisor and its workers, which are ready."""
-
-    def __init__(self, names: list[str], **values: Any) -> None:
-        self.made: dict[str, list[ScriptedWorker]] = {name: [] for name in names}
-        self.lost: list[tuple[str, bool]] = []
-        self.supervisor = Supervisor(
-            self._make,
-            names,
-            on_lost=lambda stream, ended: self.lost.append((stream, ended)),
-            on_warning=print,
-            **values,
-        )
-
-    def _make(self, name: str, on_message: Callable[[Worker, Message], None]) -> ScriptedWorker:
-        worker = ScriptedWorker(name, on_message)
-        self.made[name].append(worker)
-        return worker
-
-    def worker(self, name: str, number: int = -1) -> ScriptedWorker:
-        """The newest process of a worker, or one of a number; waits until it has been started."""
-        wait_for(lambda: len(self.made[name]) > number if number >= 0 else bool(self.made[name]), LONG_S)
-        return self.made[name][number]
-
-    def phase(self, stream: str) -> str:
-        return self.supervisor.streams()[stream].phase
-
-
-@contextmanager
-def scene(*names: str, **values: Any) -> Iterator[Scene]:
-    made = Scene(list(names) or ["1", "2"], **values)
-    made.supervisor.start()
-    try:
-        for name in made.made:
-            wait_for(lambda name=name: bool(made.worker(name).asked is not None), LONG_S)
-            wait_for(lambda name=name: bool(seat_of(made, name).worker), LONG_S)
-            made.worker(name).get_ready()
-        yield made
-    finally:
-        assert made.supervisor.close(LONG_S)
-
-
-def seat_of(made: Scene, name: str) -> Any:
-    return next(seat for seat in made.supervisor.seats() if seat.name == name)
 
 
 def test_streams_wait_until_all_workers_are_ready() -> None:
@@ -126,6 +24,7 @@ def test_streams_wait_until_all_workers_are_ready() -> None:
     made.worker("1").get_ready()
     assert made.worker("1").asked == []
     made.worker("2").get_ready()
+    made.place()
     for name in ("1", "2"):
         assert len(made.worker(name).asked) == 2
         made.worker(name).answer()
@@ -155,7 +54,7 @@ def test_a_lost_stream_is_opened_again_as_it_was_last() -> None:
         assert made.lost == [("door", True)]
         second = made.worker("1", 1)
         second.get_ready()
-        (command,) = second.asked
+        (command,) = made.worker("1").asked
         assert (command["config"]["detect"], command["again"], command["checked"]) == (["cat"], True, True)
         second.answer()
         assert made.phase("door") == "open"
@@ -274,6 +173,7 @@ def test_events_are_handed_to_the_next_worker_or_ended() -> None:
         second = made.worker("1", 1)
         wait_for(lambda: seat_of(made, "1").worker is second, LONG_S)
         second.get_ready()
+        made.place()
         (command,) = second.asked
         assert [(one["id"], one["frame_time"]) for one in command["events"]] == [("door", BEGIN["frame_time"] + 9)]
         assert heard == [("begin", "door"), ("begin", "yard"), ("end", "yard")]
@@ -282,9 +182,33 @@ def test_events_are_handed_to_the_next_worker_or_ended() -> None:
         assert heard[3:] == [("end", "door")]
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["open", "close", "restart", "answer", "end", "ready"]), st.integers(0, 3)), max_size=40
-)
+def test_a_message_that_cannot_be_handled_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with scene("1") as made:
+        made.worker("1").tell("event", record={})
+        made.worker("1").tell("report", busy="?")
+        assert caplog.text.count("KeyError") == 2
+        made.supervisor.open(CONFIG, "door")
+        made.worker("1").answer()
+        assert made.phase("door") == "open"
+
+
+def test_streams_are_placed_when_something_changes_not_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scene("1") as made:
+        made.supervisor.open(CONFIG, "door")
+        made.worker("1").answer()
+        placed: list[float] = []
+        made.place()
+        monkeypatch.setattr(made.supervisor._table, "place", lambda seats, now: placed.append(now))
+        monkeypatch.setattr(supervisor, "REPORT_S", 1e9)
+        for _ in range(20):
+            made.worker("1").tell("report", busy=0.1, rss_bytes=1, streams=[])
+        assert placed == []
+        made.supervisor.open(CONFIG, "window")
+        wait_for(lambda: bool(placed), LONG_S)
+
+
+STEP_NAMES = ["open", "close", "restart", "change", "drain", "answer", "end", "ready"]
+STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 3)), max_size=40)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -297,12 +221,14 @@ def test_whatever_happens_every_stream_runs_once_in_the_end(steps: list[tuple[st
             if step == "open" and name not in made.supervisor.streams():
                 made.supervisor.open(CONFIG, name, or_similar=False)
                 wanted.add(name)
-            elif step in ("close", "restart") and name in wanted and not made.supervisor.streams()[name].removed:
+            elif step in ("close", "restart", "change") and name in wanted:
                 if step == "close":
                     made.supervisor.close_stream(name)
                     wanted.discard(name)
                 else:
-                    made.supervisor.restart(name)
+                    made.supervisor.restart(name, {**CONFIG, "conf": number / 10} if step == "change" else None)
+            elif step == "drain":
+                seat_of(made, worker.name).draining ^= True
             elif step == "answer":
                 worker.answer()
             elif step == "end" and worker.state == "ready":
@@ -313,15 +239,17 @@ def test_whatever_happens_every_stream_runs_once_in_the_end(steps: list[tuple[st
         while True:
             for name in made.made:
                 seat = seat_of(made, name)
-                seat.retry_at = 0.0  # or the test would wait
+                seat.retry_at, seat.draining = 0.0, False  # or the test would wait
                 if made.worker(name).state == "starting" and seat.worker is made.worker(name):
                     made.worker(name).get_ready()
                 made.worker(name).answer()
             streams = made.supervisor.streams()
-            if streams.keys() == wanted and all(stream.phase == "open" for stream in streams.values()):
+            settled = all(stream.phase == "open" and stream.successor is None for stream in streams.values())
+            if streams.keys() == wanted and settled:
                 break
             assert time.monotonic() < deadline, streams
             made.supervisor._wake.set()
             time.sleep(0.005)
         running = [stream for name in made.made for stream in made.worker(name).open]
         assert sorted(running) == sorted(wanted)
+        assert not any(made.worker(name).held for name in made.made)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from saccade.pipeline.core.config import ListedStream
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.workers.front.front import opened_front
@@ -29,12 +31,12 @@ def test_only_what_is_other_is_closed_opened_or_started_anew(tmp_path: Path) -> 
         reloader = FrontReloader(path, {}, config, front)
         assert not reloader.changed
         assert reloader.reload() == [f"{path}: nothing has changed"]
-        write(HALL, {**YARD, "conf": 0.7}, {**YARD, "name": "door"}, device="cpu")
+        write(HALL, {**YARD, "conf": 0.7}, {**YARD, "name": "door"}, store="kept")
         assert reloader.changed
         assert reloader.reload() == [
             "yard: started anew, with other conf",
             "door: added",
-            "device: changed in the file, and taken when saccade is started again",
+            "store: changed in the file, and taken when saccade is started again",
         ]
         streams = front.supervisor.streams()
         assert (list(streams), streams["yard"].config["conf"]) == (["hall", "yard", "door"], 0.7)
@@ -44,5 +46,29 @@ def test_only_what_is_other_is_closed_opened_or_started_anew(tmp_path: Path) -> 
         write(YARD)
         assert set(reloader.reload()) >= {"hall: removed", "door: removed"}
         assert list(front.supervisor.streams()) == ["yard"]
-        with pytest.raises(ConfigError, match="not written"):
-            reloader.save()
+        write(YARD, model="other")
+        (line,) = reloader.reload()
+        assert line.startswith("model: changed; workers are replaced one after another")
+
+
+def test_what_was_drawn_is_written_into_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "cameras.yaml"
+    yard = {**YARD, "detect": ["person"]}
+    path.write_text("# two cameras\n" + yaml.safe_dump({"workers": 2, "streams": [HALL | {"point": ["face"]}, yard]}))
+    config = load(path, {})
+    with opened_front(config) as front:
+        for name, stream in front._first.items():
+            front.supervisor.open(stream.model_dump(mode="json", exclude_unset=True), name, or_similar=False)
+        reloader = FrontReloader(path, {}, config, front)
+        drawn = {"zones": {"desk": {"polygon": ".1,.1,.9,.1,.9,.9"}}, "rules": ["visitor=person in desk"]}
+        stream = ListedStream.model_validate({**yard, **drawn})
+        front.supervisor.streams()["yard"].config = stream.model_dump(mode="json", exclude_unset=True)
+        assert reloader.save() == path.name
+        assert not reloader.changed
+        assert path.read_text().startswith("# two cameras")
+        read = load(path, {}).streams[1]
+        assert (read.zones, read.rules) == (stream.zones, stream.rules)
+        assert reloader.reload() == [f"{path}: nothing has changed"]
+    reloader = FrontReloader(path, {"streams": []}, config, front)
+    with pytest.raises(ConfigError, match="on the command line"):
+        reloader.save()

@@ -1,0 +1,77 @@
+"""A changed model is taken by workers one after another, under cameras of a real RTSP server whose streams go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import saccade.engine.models
+from tests.e2e.workers.test_killed_workers import LONG_S, Program, running
+from tests.support.cameras import Camera, need_servers, wait_for
+
+pytestmark = pytest.mark.e2e
+
+STREAMS = 4
+RATE = 10  # frames a second, and frames from one key frame to the next
+KEYFRAME_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def camera() -> Iterator[Camera]:
+    need_servers()
+    with Camera("--fps", RATE, "--gop", RATE) as one:
+        yield one
+
+
+def change(program: Program, **values: Any) -> None:
+    config = json.loads(program.file.read_text()) | values
+    program.file.write_text(json.dumps(config))
+    program.process.send_signal(signal.SIGHUP)
+
+
+def names(program: Program) -> list[str]:
+    return [seat["name"] for seat in program.get("/workers")["workers"]]
+
+
+def largest_gaps(path: Path) -> dict[str, float]:
+    """The longest time between the frames of two records of each stream, in seconds."""
+    times: dict[str, list[float]] = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        times.setdefault(record["stream"], []).append(record["captured_at"])
+    for stream, taken in times.items():
+        assert taken == sorted(set(taken)), stream  # each frame once, in order
+    return {
+        stream: max(after - before for before, after in itertools.pairwise(taken)) for stream, taken in times.items()
+    }
+
+
+def test_a_model_is_replaced_while_streams_go_on(tmp_path: Path, camera: Camera) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(Path(saccade.engine.models.__file__).parent / "nano", model)
+    with running(tmp_path, camera, STREAMS, max_fps=None) as program:
+        assert names(program) == ["1", "2"]
+        change(program, model=str(tmp_path / "none"))
+        wait_for(lambda: "everything goes on as it was" in program.log.read_text(), LONG_S)
+        assert names(program) == ["1", "2"]
+        wait_for(program.all_run, LONG_S)
+        change(program, model=str(model), conf=0.3)
+        wait_for(lambda: "every worker was replaced" in program.log.read_text(), LONG_S)
+        assert names(program) == ["1.2", "2.2"]
+        wait_for(program.all_run, LONG_S)
+        assert {one["conf"] for one in program.get("/streams")["streams"]} == {0.3}
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(LONG_S) == 130
+    gaps = largest_gaps(tmp_path / "all.jsonl")
+    print("\nlongest gap of each stream in seconds:", gaps)
+    print(program.log.read_text())
+    assert len(gaps) == STREAMS
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert sorted(line["stream"] for line in lines if line["type"] == "begin") == sorted(gaps)  # they went on
