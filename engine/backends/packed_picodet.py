@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from saccade.engine.backends.replay import Replay, convolution, linear
 from saccade.engine.models.moondream.picodet import (
     Branch,
     ConvAct,
@@ -72,9 +73,14 @@ class PackedPicoDet(nn.Module):
         self._down = [_Separable(one, dtype) for one in _of(Separable, plain.down)]
         self._last_in, self._last_out = _Separable(plain.last_in, dtype), _Separable(plain.last_out, dtype)
         self._heads = [_Head(head, dtype) for head in _of(Head, plain.heads)]
+        self._run = Replay(self._evidence, self.__dict__)
 
     def forward(self, crops: torch.Tensor) -> Evidence:
         """As `PicoDet.forward`, in the detector's type of numbers."""
+        return Evidence(*self._run(crops))
+
+    def _evidence(self, crops: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The parts of `Evidence`."""
         x, size = _pool(self._first(crops.to(self.dtype)))
         reduced = []
         for stage, reduce in zip(self._stages, self._reduce, strict=True):
@@ -92,7 +98,7 @@ class PackedPicoDet(nn.Module):
             [head(x, at).view(n, -1, head.width) for head, (x, at) in zip(self._heads, maps, strict=True)], 1
         )
         features = torch.cat([x.view(n, -1, x.shape[1]) for x, _ in maps], dim=1)
-        return Evidence(features, out[..., : self.n_classes], out[..., self.n_classes :], _map(last, size32))
+        return features, out[..., : self.n_classes], out[..., self.n_classes :], _map(last, size32)
 
 
 class _Pointwise:
@@ -113,11 +119,9 @@ class _Pointwise:
         if len(x) < self._least or not x.is_contiguous():
             out = self.product(x)
             return F.hardswish(out, inplace=True) if self._act else out
-        ops = torch.ops.mkldnn
         if self._packed is None:
-            self._packed = ops._reorder_linear_weight(self.weight, len(x))
-        act = "hardswish" if self._act else "none"
-        return ops._linear_pointwise(x, self._packed, self.bias, act, [], "")  # type: ignore[no-any-return]
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, len(x))
+        return linear(x, self._packed, self.bias, "hardswish" if self._act else "none")
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same without its activation, written to `out` if that is given."""
@@ -141,10 +145,9 @@ class _Convolution:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `ConvAct.forward`."""
-        ops = torch.ops.mkldnn
         if self._packed is None:
-            self._packed = ops._reorder_convolution_weight(self._weight, *self._how, list(x.shape))
-        return ops._convolution_pointwise(x, self._packed, self._bias, *self._how, self._act, [], "")  # type: ignore[no-any-return]
+            self._packed = torch.ops.mkldnn._reorder_convolution_weight(self._weight, *self._how, list(x.shape))
+        return convolution(x, self._packed, self._bias, self._how, self._act)
 
     def rows(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         """The same from rows to rows."""

@@ -19,7 +19,7 @@ from saccade.pipeline.core.run_tasks import tasks_for
 if TYPE_CHECKING:
     from saccade.engine import Engine
 
-WARM_UP = 5
+WARM_UP = 20  # a CPU records what it does by then, see `engine.backends.replay`
 _PROMPT_TOKENS = 8  # about
 
 
@@ -85,7 +85,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
         tasks = tasks_for(engine, config)
         if objects is not None:
             tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]
-        for image in images[:WARM_UP]:
+        for image in islice(cycle(images), WARM_UP):
             engine.submit(image, tasks, config.tiles).result()
         total, prefill, decode, boxes = [], [], [], 0
         for image in islice(cycle(images), frames):
