@@ -317,6 +317,11 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         yield session
 
 
+def max_bytes_of(config: RunConfig) -> int | None:
+    """How many bytes of clips and snapshots a store may have; None for no limit."""
+    return None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
+
+
 @contextmanager
 def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
     """The store that is configured; None if none is. `keep_open` as in `EventStore`.
@@ -327,9 +332,10 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
     if config.store is None:
         yield None
         return
-    max_bytes = None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
     try:
-        store = EventStore(Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes, keep_open=keep_open)
+        store = EventStore(
+            Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes_of(config), keep_open=keep_open
+        )
     except StoreError as error:
         raise ConfigError(f"--store: {error}") from None
     with closing(store):

@@ -168,8 +168,7 @@ class Recorder:
         recording = self._begin(event)
         recording.saved_at = recording.quality = float("inf")
         recording.shown = True
-        if (clip := self._writer.path(event.id, "clip")).exists():
-            recording.before = clip
+        recording.before = self._writer.path(event.id, "clip")  # if there is one by then
 
     def note(self, event: Event, frame: Frame) -> None:
         """Take note of an event that goes on, or has just ended, with the frame that shows it."""

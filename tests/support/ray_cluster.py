@@ -23,6 +23,7 @@ from tests.support.cameras.rtsp import free_port
 from tests.support.command import environment
 
 HOST = "127.0.0.2"  # loopback, too; 127.0.0.1 Ray replaces by the machine's address
+OTHER = "127.0.0.3"
 _END_S = 20.0
 
 
@@ -31,15 +32,16 @@ class RayCluster:
 
     Args:
         cpus: how many processors it says it has.
+        variables: of its environment, besides this one's.
     """
 
-    def __init__(self, cpus: int = 2) -> None:
+    def __init__(self, cpus: int = 2, **variables: str) -> None:
         if sys.platform != "linux":
             pytest.skip("the cluster's processes are found in /proc")
         self._token = secrets.token_hex(16)
         self.address = f"{HOST}:{free_port()}"
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
-        self.environment = {**environment(), **quiet}
+        self.environment = {**environment(), **quiet, **variables}
         self._cpus = cpus
         self._folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)  # short: for its sockets
 
@@ -57,6 +59,13 @@ class RayCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def add_node(self, cpus: int) -> None:
+        """Another machine of it, at an address of its own."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={self.address}"]
+        command += [f"--node-ip-address={OTHER}", f"--num-cpus={cpus}", "--object-store-memory=80000000"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"no second node: {done.stdout[-500:]} {done.stderr[-500:]}"
 
     def processes(self, word: str = "") -> dict[int, str]:
         """Its processes, those of commands included, by id: their command lines that have a word in them."""

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE
+from saccade.pipeline.workers.cluster.store_actor import end_stores
 from saccade.pipeline.workers.cluster.supervisor_actor import GROUP, SUPERVISOR, SupervisorActor
 from saccade.pipeline.workers.protocol import Message
 
@@ -112,6 +113,7 @@ class RayCluster:
         for number in range(1, _MAX_WORKERS + 1):
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
                 ray.kill(ray.get_actor(f"worker-{number}", NAMESPACE))
+        end_stores(_ASK_S)
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             remove_placement_group(get_placement_group(GROUP))
         return finished

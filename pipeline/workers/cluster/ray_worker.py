@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from saccade.pipeline.core.errors import one_line
 from saccade.pipeline.workers.cluster.relay import Relay
+from saccade.pipeline.workers.cluster.store_actor import store_here
 from saccade.pipeline.workers.protocol import Message, WorkerState
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class WorkerActor:
     def __init__(self, folder: str, processors: float) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
+        self._folder = folder
         self._relay = Relay()
         self._processors = processors
 
@@ -58,6 +60,7 @@ class WorkerActor:
         """As `Relay.start`."""
         here = {"host": _address(), "index": 0, "processors": self._processors}
         here["threads"] = max(1, int(self._processors / 2))
+        here |= store_here(settings, self._folder, _address())
         self._relay.start({**settings, **here}, results)
 
     def attach(self, wanted: Sequence[str]) -> bool:

@@ -188,6 +188,7 @@ class SupervisorActor:
         on_message: Callable[[Worker, Message], None],
         on_results: Callable[[Connection], None] | None,
     ) -> Worker:
+        settings = {**settings, "front_node": ray.get_runtime_context().get_node_id()}
         attach = self._wanted if self._adopted.pop(name, None) is not None else None
 
         def actor() -> Any:

@@ -25,7 +25,7 @@ from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
-from saccade.pipeline.session import opened_store
+from saccade.pipeline.session import max_bytes_of, opened_store
 from saccade.pipeline.sink_targets import HEATMAP, WHEP, Target, check_targets, open_output, targets_of
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.api import FrontApi
@@ -120,6 +120,10 @@ class Front:
         self.supervisor = Supervisor(
             self._make, names, placement, events=self.events, on_lost=self._lost, on_machine=self._stores.meet
         )
+        self._keep: dict[str, Any] | None = None  # for the stores of other machines
+        if store is not None:
+            max_bytes = max_bytes_of(config)
+            self._keep = {"folder": config.store, "keep_s": config.store_keep, "max_bytes": max_bytes}
         self._server: HttpServer | None = None
         self._closed = False
 
@@ -253,6 +257,7 @@ class Front:
             "processors": processors() / config.workers,
             "secret": self._secret,
             "media": str(self._store.media_folder) if self._store else None,
+            "keep": self._keep,
             "open_by_default": is_loopback(parse_place(config.http)[0]) if config.http else True,
         }
         results = self._receiver.receive if self._outputs else None

@@ -60,7 +60,8 @@ def run_worker(settings: str, control: Connection, results: Connection | None) -
     Args:
         settings: as JSON: `config`, the values of a `RunConfig` without streams; `index` of the worker and `threads`
             of its engine on a CPU, 0 for those of the machine; `secret` of its HTTP server; `media`, the folder of the
-            files of events, or None; `open_by_default`, as in `SourcePolicy`;
+            files of events, or None; `machine` and `store`, as in the message `ready`, where its machine stores its
+            events; `open_by_default`, as in `SourcePolicy`;
             `processors`, its share of those of the machine; `host`, the address of its HTTP server if it is not
             127.0.0.1.
         control: to the supervisor.
@@ -115,7 +116,8 @@ class _WorkerProcess:
             with ExitStack() as stack:
                 self._session = self._open(stack)
                 self._usage = _usage()
-                self._channel.send({"is": "ready", "url": self._session.url, "pid": os.getpid()})
+                stored = {key: self._settings[key] for key in ("machine", "store") if key in self._settings}
+                self._channel.send({"is": "ready", "url": self._session.url, "pid": os.getpid(), **stored})
                 reported_at = 0.0
                 while not self._stopping.wait(_POLL_S):
                     faulthandler.dump_traceback_later(_HANGS_S, exit=True)

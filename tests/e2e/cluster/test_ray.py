@@ -9,14 +9,19 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.events.machine import RESUME_S
+from saccade.pipeline.events.store_reader import EventQuery, EventReader
 from tests.support.cameras import free_port
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 from tests.support.command import LONG_S, start_saccade
@@ -35,6 +40,7 @@ class Running:
     url: str
     folder: Path
     config: dict[str, Any]
+    away_s: list[float] = field(default_factory=list)
 
     def ask(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -47,6 +53,11 @@ class Running:
             return {one["name"]: one for one in self.ask("/streams")["streams"]}
         except OSError:
             return {}
+
+    def empty(self) -> dict[str, dict[str, Any]]:
+        """The events of a rule that always holds, those that go on."""
+        events = self.ask("/events?limit=500&rule=empty")["events"]
+        return {one["id"]: one for one in events if one["end_time"] is None}
 
     def until(self, wanted: Callable[[dict[str, dict[str, Any]]], bool], limit_s: float = LONG_S) -> float:
         begun = time.monotonic()
@@ -68,8 +79,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     place = f"127.0.0.1:{free_port()}"
     config = {
         "streams": [{"name": name, "source": f"rtsp://127.0.0.1:{camera.port}/live"} for name in sorted(NAMES)],
-        "zones": "table=.4,.5,.75,.5,.75,1,.4,1",
-        "rules": ["visitor=person in table"],
+        "zones": ["table=.4,.5,.75,.5,.75,1,.4,1", "corner=0,0,.02,0,.02,.02"],
+        "rules": ["visitor=person in table", "empty=any absent from corner for 1s"],
+        "clip_after": 1,
         "max_fps": 2,
         "store": str(folder / "kept"),
         "jsonl": str(folder / "all.jsonl"),
@@ -78,7 +90,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "device": "cpu",
     }
     (folder / "cameras.yaml").write_text(json.dumps(config))
-    with RayCluster(cpus=2) as cluster:
+    with RayCluster(cpus=1, SACCADE_STORE=str(folder / "kept-by-the-other")) as cluster:
+        cluster.add_node(1)  # on either of which the command, and so the supervisor, may be
         flags = ["--config", "cameras.yaml", "--ray", cluster.address, "--quiet"]
         process = start_saccade("run", *flags, cwd=folder, env=cluster.environment)
         try:
@@ -101,10 +114,46 @@ def test_streams_are_spread_over_the_actors(running: Running) -> None:
     assert state.stat().st_mode & 0o777 == 0o600
 
 
+def test_events_of_both_machines_are_listed_as_one(running: Running) -> None:
+    def stored(folder: str) -> set[str]:
+        with closing(EventReader(running.folder / folder)) as reader:
+            return {one["id"] for one in reader.search(EventQuery(limit=500))}
+
+    def with_clip(folder: str) -> list[str]:
+        return [name for name in stored(folder) if (running.folder / folder / "media" / f"{name}.mp4").exists()]
+
+    kept = ["kept", "kept-by-the-other"]
+    running.until(lambda _: all(with_clip(folder) for folder in kept))
+    ids, after = [], ""
+    while True:
+        page = running.ask(f"/events?limit=2{after}")
+        assert "away" not in page
+        ids += [one["id"] for one in page["events"]]
+        if page["after"] is None:
+            break
+        after = f"&after={quote(page['after'])}"
+    assert len(ids) == len(set(ids))
+    assert not stored("kept") & stored("kept-by-the-other")
+    assert set(ids) <= stored("kept") | stored("kept-by-the-other")
+    for folder in kept:
+        name = with_clip(folder)[0]
+        assert name in ids
+        request = urllib.request.Request(f"{running.url}/events/{name}/clip.mp4", headers={"Range": "bytes=4-7"})
+        with urllib.request.urlopen(request, timeout=LONG_S) as answer:
+            assert (answer.status, answer.read()) == (206, b"ftyp")
+
+
 def test_streams_of_a_killed_actor_are_back_soon(running: Running) -> None:
+    running.until(lambda _: len(running.empty()) == len(NAMES))
+    before = running.empty()
     os.kill(next(iter(running.cluster.processes("ray::WorkerActor"))), signal.SIGKILL)
-    running.until(lambda streams: any(one["state"] == "waiting" for one in streams.values()))
-    running.until(all_have_frames)
+    away_s = running.until(lambda streams: any(one["state"] == "waiting" for one in streams.values()))
+    lost = {name for name, one in running.streams().items() if one["state"] == "waiting"}
+    running.away_s.append(away_s + running.until(all_have_frames))
+    if running.away_s[0] < RESUME_S:  # their events go on, stored where they began
+        mine = {name for name, one in before.items() if one["stream"] in lost}
+        running.until(lambda _: all(running.empty()[name]["type"] == "update" for name in mine))
+        assert mine
 
 
 def test_no_stream_notices_that_the_supervisor_is_killed(running: Running) -> None:
@@ -134,12 +183,26 @@ def test_a_changed_file_restarts_the_changed_stream_alone(running: Running) -> N
     assert all(after[name]["frames_out"] >= before[name]["frames_out"] for name in ("a", "c", "d", "added"))
 
 
+def test_a_killed_store_of_a_machine_is_back(running: Running) -> None:
+    before = {one["id"] for one in running.ask("/events?limit=500")["events"]}
+    running.until(lambda _: bool(running.cluster.processes("ray::StoreActor")))
+    pids = set(running.cluster.processes("ray::StoreActor"))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    running.until(lambda _: not pids & running.cluster.processes("ray::StoreActor").keys())
+    running.until(lambda _: "away" not in running.ask("/events?limit=1"))
+    assert {one["id"] for one in running.ask("/events?limit=500")["events"]} >= before
+
+
 def test_events_are_stored_once(running: Running) -> None:
     events = running.ask("/events?limit=500")["events"]
     ids = [event["id"] for event in events]
     assert len(ids) == len(set(ids)) > 0
-    for name in NAMES:
-        mine = [event for event in events if event["stream"] == name]
+    if running.away_s[0] < RESUME_S:
+        begun = Counter(event["stream"] for event in events if event["rule"] == "empty")
+        assert {begun[name] for name in NAMES} == {1}
+    for name, rule in itertools.product(NAMES, ("visitor", "empty")):
+        mine = [event for event in events if (event["stream"], event["rule"]) == (name, rule)]
         assert sum(event["end_time"] is None for event in mine) <= 1
         times = sorted((event["start_time"], event["end_time"] or float("inf")) for event in mine)
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(times))
