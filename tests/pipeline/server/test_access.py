@@ -7,7 +7,6 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,18 +28,6 @@ from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support.cameras import free_port
 from tests.support.command import LONG_S, start_saccade
 from tests.support.sinks.feed import make_certificate
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load("nano", device="cpu") as loaded:
-        yield loaded
-
-
-@pytest.fixture
-def streams(engine: Engine) -> Iterator[Streams]:
-    with Streams(engine) as those:
-        yield those
 
 
 def ask_tls(url: str, path: str, context: ssl.SSLContext, **headers: str) -> tuple[int, Any]:

@@ -6,14 +6,12 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.build import CheckSource, add_stream
 from saccade.pipeline.core.config import StreamConfig
@@ -25,18 +23,6 @@ from saccade.pipeline.server.http_server import HttpServer
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 
 CLIP = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load("nano", device="cpu") as loaded:
-        yield loaded
-
-
-@pytest.fixture
-def streams(engine: Engine) -> Iterator[Streams]:
-    with Streams(engine) as those:
-        yield those
 
 
 @pytest.mark.parametrize("suffix", ["", ".mp4", ".jpg"])

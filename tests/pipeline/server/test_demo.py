@@ -32,12 +32,6 @@ PERSON = Prompts(detect=["person"])
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load("nano", device="cpu") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
 def demo(engine: Engine) -> Iterator[Demo]:
     with Demo(engine, PERSON, port=0) as opened:
         yield opened

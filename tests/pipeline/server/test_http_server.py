@@ -33,18 +33,6 @@ NOWHERE = "rtsp://me:secret@127.0.0.1:1/door"
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load("nano", device="cpu") as loaded:
-        yield loaded
-
-
-@pytest.fixture
-def streams(engine: Engine) -> Iterator[Streams]:
-    with Streams(engine) as those:
-        yield those
-
-
 @pytest.fixture
 def server(streams: Streams) -> Iterator[HttpServer]:
     one = HttpServer(streams, port=0)

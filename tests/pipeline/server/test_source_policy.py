@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from saccade.engine import Engine
 from saccade.pipeline import ConfigError, HttpServer, Streams
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support.cameras.scripted import Call, Request, ScriptedCamera
+from tests.support.http_server import serving
 
 REFUSED = "the HTTP API may not open this source; allow_sources lists those that it may"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load("nano", device="cpu") as loaded:
-        yield loaded
-
-
-@pytest.fixture
-def streams(engine: Engine) -> Iterator[Streams]:
-    with Streams(engine) as those:
-        yield those
 
 
 def allows(policy: SourcePolicy, source: str) -> bool:
@@ -173,18 +159,8 @@ def web_server(host: str, location: str | None = None) -> Iterator[tuple[str, li
                 self.end_headers()
                 self.wfile.write(DEMO_CLIP.read_bytes())
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer((host, 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"http://{host}:{server.server_port}", requested
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler, host) as port:
+        yield f"http://{host}:{port}", requested
 
 
 def test_a_redirect_leads_to_listed_sources_only(streams: Streams) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.loop.step_cycle import StepCycle
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.output_state import Sampled
@@ -25,6 +24,7 @@ from saccade.engine.scheduling.step import Sequence as Answer
 from saccade.engine.scheduling.text_output import TextOutput
 from saccade.pipeline.bench.cameras import CameraLog, CameraRow, CamerasBench, summarize
 from saccade.pipeline.bench.cameras.measure import LARGE, SETTLE_S, arrivals, name_special
+from tests.support.engine.untimed import Untimed
 
 CROPS_4K = 10  # a global one and 3 × 3: of 720p and up all are such
 
@@ -125,10 +125,8 @@ def _crops(step: Step[Frame]) -> float:
     return sum(1 + 0.26 * (request.image.camera.crops - 1) for request in step.requests if request.image)
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(Untimed):
     """`executor.Executor` whose steps only take time, one behind the other."""
-
-    streams: Mapping[str, Stream] = {}
 
     def __init__(self, sim: Simulation, cost: Cost) -> None:
         self._sim, self._cost = sim, cost
@@ -157,18 +155,6 @@ class SimulatedExecutor:
 
     def prepare(self, image: object) -> Frame:
         raise NotImplementedError
-
-    def time_step(self, rows: int, position: int, repeats: int) -> None:
-        return None
-
-    def time_sampling(self, rows: int) -> None:
-        return None
-
-    def experts_used(self, rows: int) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 class Simulation:

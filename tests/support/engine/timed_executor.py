@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -19,7 +19,6 @@ from saccade.engine import Engine
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import Model
 from saccade.engine.phase import Phase
-from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.runtime.sampling_inputs import with_scores
@@ -28,13 +27,14 @@ from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
 from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.step import Step, StepKind
+from tests.support.engine.untimed import Untimed
 
 Cost = Callable[[StepKind, int], float]
 """Seconds of a step, by its kind and its images or rows."""
 _PAGES, _PREPARERS = 4096, 4
 
 
-class TimedExecutor:
+class TimedExecutor(Untimed):
     """`executor.Executor` that samples the same objects for every prompt.
 
     Args:
@@ -43,8 +43,6 @@ class TimedExecutor:
         cost: what a step takes.
         objects: of an answer.
     """
-
-    streams: Mapping[str, Stream] = {}
 
     def __init__(self, model: Model, config: EngineConfig, cost: Cost, objects: int) -> None:
         limits, depth, rows, cpu = model.limits, config.depth, config.max_sequences, torch.device("cpu")
@@ -82,18 +80,6 @@ class TimedExecutor:
         if wait_s > 0:
             time.sleep(wait_s)
         return with_scores(self._host[slot], self._scores[slot], step)
-
-    def time_step(self, rows: int, position: int, repeats: int) -> None:
-        return None
-
-    def time_sampling(self, rows: int) -> None:
-        return None
-
-    def experts_used(self, rows: int) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 @contextmanager

@@ -1,0 +1,26 @@
+"""What an `executor.Executor` has beside steps, for executors whose own time is not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from saccade.engine.runtime.device_streams import Stream
+
+
+class Untimed:
+    """No streams of a device, no measurements, and nothing to close."""
+
+    streams: ClassVar[Mapping[str, Stream]] = {}
+
+    def time_step(self, rows: int, position: int, repeats: int) -> None:
+        return None
+
+    def time_sampling(self, rows: int) -> None:
+        return None
+
+    def experts_used(self, rows: int) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
