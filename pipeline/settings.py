@@ -52,6 +52,11 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def read_number(value: object) -> object:
+    """Read a number, as YAML has that of a webcam, as its text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def no_nul(value: str) -> str:
     """Return `value`.
 
@@ -64,6 +69,7 @@ def no_nul(value: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(no_nul)]
+Address = Annotated[Text, BeforeValidator(read_number)]
 Names = Annotated[list[Text], BeforeValidator(split_names), Field(max_length=64)]
 Questions = Annotated[list[Text], BeforeValidator(as_list), Field(max_length=64)]
 SkillText = Annotated[str, Field(pattern=r"^\s*[a-z_]+\s*=\s*\S", max_length=4096), AfterValidator(no_nul)]

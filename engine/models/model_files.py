@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.engine.errors import UnknownModelError
+from saccade.engine.errors import ModelFilesError, UnknownModelError
 
 _HERE = Path(__file__).parent
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-_HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", "synonyms.json", "moondream.py"]
+_SYNONYMS = "synonyms.json"
+_HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", _SYNONYMS, "moondream.py"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,7 +26,7 @@ class ModelEntry:
 
 EMBEDDED = (
     ModelEntry(
-        "nano", _HERE / "nano", "5 M parameters, 31 classes, boxes and points; runs on a CPU, needs no download"
+        "nano", _HERE / "nano", "3 M parameters, 31 classes, boxes and points; runs on a CPU, needs no download"
     ),
 )
 
@@ -53,6 +55,39 @@ def find(name: str) -> Path:
         return _download(name)
     names = ", ".join(entry.name for entry in EMBEDDED)
     raise UnknownModelError(f"no model '{name}': give one of {names}, a model folder, or a hub id such as owner/model")
+
+
+def read_synonyms(folder: Path) -> dict[str, list[str]]:
+    """Phrases that stand for one or several of a model's classes; none where its folder has no synonyms.json.
+
+    Raises:
+        ModelFilesError: if the file cannot be read.
+    """
+    path = folder / _SYNONYMS
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelFilesError(f"{path}: not an object of phrase: [names] ({error})") from error
+
+
+def read_names(name: str) -> tuple[list[str], dict[str, list[str]]] | None:
+    """The classes and synonyms of a model, without loading it; None if it takes any words, or is not on this machine.
+
+    Raises:
+        ModelFilesError: if its files cannot be read.
+    """
+    folder = next((entry.folder for entry in EMBEDDED if entry.name == name), Path(name).expanduser())
+    path = folder / _CONFIG
+    if not path.is_file():
+        return None
+    try:
+        classes = json.loads(path.read_text(encoding="utf-8")).get("classes")
+        return None if classes is None else ([str(name) for name in classes], read_synonyms(folder))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelFilesError(f"{path}: {error}") from error
 
 
 def weights_bytes(folder: Path) -> int:

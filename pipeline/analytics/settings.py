@@ -93,6 +93,8 @@ def _regions(points_key: str) -> BeforeValidator:
             named: dict[str, Any] = {}
             for one in value:
                 name, equals, points = one.partition("=") if isinstance(one, str) else ("", "", "")
+                if isinstance(one, Mapping):
+                    raise ValueError("should be a mapping of names, such as {door: [.1, .2, .5, .2, .5, .9]}")
                 if not (equals and name.strip()):
                     raise ValueError("should be NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
                 if name.strip() in named:

@@ -130,6 +130,8 @@ def _named(value: object) -> object:
     """Reads `name=condition` texts, as the command line has them."""
     if isinstance(value, str):
         value = [value]
+    if isinstance(value, Mapping):
+        raise ValueError("should be a list, such as [{name: visitor, when: person in door for 10s}]")
     if not isinstance(value, list):
         return value
     rules: list[Any] = []

@@ -165,7 +165,12 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("text", "code", "words"),
-    [(FILE, 0, "ok: 2 streams on nano"), ("sorce: 0\n", 2, "did you mean 'source'?")],
+    [
+        (FILE, 0, "ok: 2 streams on nano"),
+        ("sorce: 0\n", 2, "did you mean 'source'?"),
+        ("source: 0\ndetect: persn\n", 2, "did you mean 'person'?"),
+        ("source: 0\ndetect: person\nrules: [{name: a, when: trukc}]\n", 2, "did you mean 'truck'?"),
+    ],
 )
 def test_a_file_is_checked_without_opening_anything(text: str, code: int, words: str, tmp_path: Path) -> None:
     path = tmp_path / "cameras.yaml"

@@ -86,6 +86,9 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         "in quotes)"
     )
     assert (done.returncode, done.stderr.strip()) == (2, f"saccade: {tmp_path}/{message}")
+    rules.write_text(RULES.replace("person crosses", "persn crosses", 1))
+    done = saccade("rules", "check", rules, cwd=tmp_path)
+    assert (done.returncode, "did you mean 'person'?" in done.stderr) == (2, True)
     done = saccade("backtest", "rules.yaml", "none.mp4", cwd=tmp_path)
     assert done.returncode == 2
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from saccade.engine.errors import ModelFilesError
+from saccade.engine.models.model_files import read_synonyms
 from saccade.engine.models.moondream.costs import MoondreamCosts
 from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import load
@@ -33,7 +34,7 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
             if prompts.can(skill)
             for number, name in enumerate(config.classes or ())
         }
-    return LoadedModel(model, prompts, config.classes, _synonyms(folder), MoondreamCosts(config))
+    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), MoondreamCosts(config))
 
 
 def _refuse_older_prompts(folder: Path) -> None:
@@ -55,14 +56,3 @@ def _refuse_older_prompts(folder: Path) -> None:
             f"{folder}: a revision of before 2025-06, whose prompts are others and which config.json does not hold: "
             "take a newer one, such as vikhyatk/moondream2@2025-06-21"
         )
-
-
-def _synonyms(folder: Path) -> dict[str, list[str]]:
-    path = folder / "synonyms.json"
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelFilesError(f"{path}: not an object of phrase: [names] ({error})") from error

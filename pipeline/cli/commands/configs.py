@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from saccade.engine.models.model_files import read_names
+from saccade.engine.vocabulary import Vocabulary
 from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig
@@ -32,13 +34,32 @@ def read_config(name: str) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """What a configuration would run: a line for each stream, and one for the model."""
+    """What a configuration would run: a line for each stream, and one for the model.
+
+    Raises:
+        EngineError: if the model does not know a name that is looked for.
+    """
+    check_labels(config)
     lines = []
     for stream in config.each():
+        named = f"{stream.name}: " if stream.name else ""
         asked = ", ".join(f"{skill} {text}" for skill, text in stream.asked)
-        lines.append(f"{stream.name or '(named after it)':<16} {redact(stream.source)}  {asked}")
+        lines.append(f"{named}{redact(stream.source)}  {asked}")
     where = f", HTTP at {config.http}" if config.http else ""
     return "\n".join([*lines, f"ok: {len(lines)} stream{'s' * (len(lines) != 1)} on {config.model}{where}"])
+
+
+def check_labels(config: RunConfig) -> None:
+    """Check what is looked for against the names that the model knows, where that takes no loading.
+
+    Raises:
+        EngineError: if it does not know one.
+    """
+    names = read_names(config.model)
+    if names is not None:
+        vocabulary = Vocabulary(config.model, *names)
+        for stream in config.each():
+            vocabulary.resolve(text for skill, text in stream.asked if skill in ("detect", "point"))
 
 
 def _texts() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from saccade.pipeline.cli.commands.configs import check_labels
 from saccade.pipeline.core.config.file import load
 
 
@@ -12,9 +13,12 @@ def check(path: Path) -> str:
 
     Raises:
         ConfigError: if one is wrong, with line, column and what was expected.
+        EngineError: if one names what the model does not know.
     """
     lines = []
-    for stream in load(path, {}, source="video.mp4").each():
+    config = load(path, {}, source="video.mp4")
+    check_labels(config)
+    for stream in config.each():
         named = f"{stream.name or stream.source}: " if stream.source != "video.mp4" else ""
         lines += [f"{named}{rule.name}: {rule.when}" for rule in stream.rules]
     count = len(lines)

@@ -55,7 +55,11 @@ class Prompts(BaseModel):
     @property
     def nothing(self) -> str | None:
         """The complaint that there is nothing to find; None if there is something."""
-        return None if self.asked else "nothing to look for: give detect, point or query, such as detect: person"
+        return (
+            None
+            if self.asked
+            else "nothing to look for: give detect, point or query, such as `detect: person` or --detect person"
+        )
 
     @property
     def asked(self) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from saccade.pipeline.core.config.cluster import ClusterSettings
 from saccade.pipeline.core.config.http import HttpSettings
 from saccade.pipeline.core.config.stream import ListedStream, StreamConfig
 from saccade.pipeline.events.settings import KeepSettings, check_places
-from saccade.pipeline.settings import PlacedError, Text, setting, split_names
+from saccade.pipeline.settings import Address, PlacedError, Text, setting, split_names
 
 STREAM = "{stream}"
 """Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
@@ -24,7 +24,7 @@ STREAM = "{stream}"
 class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
 
-    source: Text = setting(
+    source: Address = setting(
         "",
         StreamConfig.model_fields["source"].description or "",
         more="A video file of any container and codec, an image, or a folder of images. The configurations rtsp and "
@@ -65,7 +65,10 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         metavar="FILE",
     )
     jsonl: Text | None = setting(
-        None, "Results to write, one JSON record a line and frame; - prints them.", metavar="FILE"
+        None,
+        "Results to write, one JSON record a line and frame; - prints them.",
+        more="An existing file is replaced.",
+        metavar="FILE",
     )
     sinks: list[Text] = setting(
         [],

@@ -15,7 +15,7 @@ from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.config.prompts import Prompts, ShareSettings
 from saccade.pipeline.core.stream_names import check_name
 from saccade.pipeline.events.settings import EventSettings
-from saccade.pipeline.settings import Names, Seconds, Text, setting
+from saccade.pipeline.settings import Address, Names, Seconds, Text, setting
 
 
 class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
@@ -27,7 +27,9 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         more="Letters, digits, '.', '_' and '-'.",
         metavar="NAME",
     )
-    source: Text = setting(..., "What to watch: a video file, an image, a folder, a live address or a webcam's number.")
+    source: Address = setting(
+        ..., "What to watch: a video file, an image, a folder, a live address or a webcam's number."
+    )
     tiles: int = setting(
         1,
         "Divide the image into N x N overlapping tiles as well, for small objects; slower.",

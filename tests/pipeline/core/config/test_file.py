@@ -40,6 +40,9 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\nconf: 1.5\n", ":2:1: conf: should be less than or equal to 1, got 1.5"),
         ("source: a\nconf: high\n", ":2:1: conf: should be a valid number"),
         ("source: a\ndetect:\n  - person\n  - 7\n", ":4:5: detect[1]: should be a valid string, got 7"),
+        ("source: true\n", ":1:1: source: should be a valid string"),
+        ("source: a\nzones: [{name: a}]\n", ":2:1: zones: should be a mapping of names, such as {door: "),
+        ("source: a\nrules: {a: person}\n", ":2:1: rules: should be a list, such as [{name: visitor, "),
         ("source: a\ndtype: int4\n", ":2:1: dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'int4'"),
         ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
         ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is not a queue policy"),
@@ -95,6 +98,12 @@ def test_a_flag_over_a_wrong_value_in_the_file_mends_it(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("source: a\nconf: 7\ndetect: cat\n")
     assert load(path, {"conf": 0.4}).conf == 0.4
+
+
+def test_a_webcam_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "webcams.yaml"
+    path.write_text("detect: person\nstreams:\n  - source: 0\n  - {source: 1}\n")
+    assert [stream.source for stream in load(path, {}).each()] == ["0", "1"]
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "."])
