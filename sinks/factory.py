@@ -91,7 +91,9 @@ def open_sink(
         raise SinkError("whep: needs the streams themselves; it belongs to `saccade run --sink whep:PORT`")
     if separator:
         known = ", ".join(kind.schemes[0] for kind in SINKS if kind.schemes)
-        raise SinkError(f"there are no {scheme.lower()}:// sinks: {redact_target(text)} should be {known}, or a file")
+        raise SinkError(
+            f"there are no {scheme.lower()}:// sinks: {redact_target(text)} should be {known}, whep:PORT, or a file"
+        )
     raise SinkError(f"cannot tell what to write to {text}: end it in .mp4 or .jsonl, or use '-' or 'display'")
 
 

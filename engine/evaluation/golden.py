@@ -186,11 +186,14 @@ def _corners(one: DecodedObject) -> dict[str, float]:
 
 
 def require_folder(path: Path) -> Path:
-    """The path, if it is a folder.
+    """The path, if it is a golden folder.
 
     Raises:
         EngineError: if it is not.
     """
     if not path.is_dir():
         raise EngineError(f"{path} is not a folder; give a folder with config.json, model.safetensors and cases.json")
+    for name in ("config.json", "cases.json"):
+        if not (path / name).is_file():
+            raise EngineError(f"{path} has no {name}; give a folder with config.json, model.safetensors and cases.json")
     return path

@@ -286,7 +286,7 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
     split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
-    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help=help_of("tiles"))] = 1,
+    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help=help_of("tiles"), show_default=False)] = 1,
     as_json: Json = False,
 ) -> None:
     """Score a model on labelled images: AP, precision, recall and empty answers, class by class."""

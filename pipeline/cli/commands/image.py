@@ -79,6 +79,8 @@ def process_image(config: RunConfig) -> ProcessedImage:
     """
     check_targets(targets_of(config), [config.source])
     with open_source(config.source) as source:
+        if source.info.live:
+            raise ConfigError(f"{source.info.url} is a live source; `saccade probe --out FILE` saves an image of it")
         if source.info.frames != 1:
             raise ConfigError(f"{source.info.url} is more than one image; use `saccade run` for it")
         frame = next(iter(source), None)

@@ -74,7 +74,7 @@ class Probe:
             )
         if self.transport:
             keys = f"every {self.key_interval_s:.1f} s" if self.key_interval_s else "fewer than two seen"
-            clock = "no RTCP clock" if self.clock_off_s is None else f"RTCP clock off by {self.clock_off_s:.1f} s"
+            clock = "no RTCP clock" if self.clock_off_s is None else f"RTCP clock off by {self.clock_off_s:z.1f} s"
             lines.append(f"over {self.transport}; key frames {keys}; {clock}")
         lines += [f"advice: {line}" for line in self.advice]
         return "\n".join(lines + ([f"→ {self.image}"] if self.image else []))

@@ -21,6 +21,7 @@ from tests.support.command import LONG_S, Command, environment, run_saccade, sta
 from tests.support.engine import TINY, one_thread, random_model, write_model
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
+GOLDEN = REPO / "tests" / "data" / "golden-tiny"
 
 MakeClip = Callable[..., Path]
 
@@ -52,7 +53,7 @@ BAD_INPUT = {
     "unknown dtype of an image": (["image", "photo.png", *PERSON, "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a demo": (["demo", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a score": (["eval", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
-    "unknown dtype of a reference": (["golden", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
+    "unknown dtype of a reference": (["golden", GOLDEN, "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a pipeline": (["bench", "pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a bubble": (["bench", "bubble", "--dtype", "int4"], "bfloat16, float16, fp8"),
@@ -73,7 +74,12 @@ BAD_INPUT = {
     "no number": (["run", "clip.mp4", *OUTPUTS, "--conf", "high"], "--conf"),
     "wrong size": (["bench", "frame", "--size", "big"], "640x360"),
     "no data pack": (["eval", "none"], "none"),
-    "no golden folder": (["golden", "none"], "none"),
+    "no golden folder": (["golden", "none"], "none is not a folder"),
+    "another folder as a golden one": (["golden", "."], ". has no config.json; give a folder with"),
+    "live source as an image": (
+        ["image", "http://me:secret@127.0.0.1:1/a.jpg", *PERSON],
+        "127.0.0.1:1/a.jpg is a live",
+    ),
 }
 
 
@@ -241,9 +247,8 @@ def test_benches_compute_in_the_dtype_given_and_report_it(
 
 
 def test_a_reference_is_compared_in_another_dtype(tmp_path: Path, saccade: Command) -> None:
-    folder = REPO / "tests" / "data" / "golden-tiny"
     with one_thread():
-        done = saccade("golden", folder, "--dtype", "fp8", "--tolerance", "0.001", cwd=tmp_path)
+        done = saccade("golden", GOLDEN, "--dtype", "fp8", "--tolerance", "0.001", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     table = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()}
     assert table["crops"][-2:] == ["0", "ok"]
