@@ -135,9 +135,10 @@ class RuleMachine:
         names: what the labels of the rule are called.
         gap_s: as in `Watch`.
         chance: returns random numbers from 0 to 1, for the ids.
-        resumed: the event that went on when the stream ran last, elsewhere. It goes on under its id if the first frame
-            here was captured within `RESUME_S` of the last one that showed it, and the condition holds within
-            `SETTLE_S` of that, whatever its `for`; else it ends when it was seen last.
+        resumed: the last event of when the stream ran last, elsewhere. If it went on, it does so under its id if the
+            first frame here was captured within `RESUME_S` of the last one that showed it, and the condition holds
+            within `SETTLE_S` of that, whatever its `for`; else it ends when it was seen last. If it had ended, its
+            cooldown goes on.
     """
 
     def __init__(
@@ -157,6 +158,9 @@ class RuleMachine:
         self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
         self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
+        self._ended_before, resumed = (
+            (None, resumed) if resumed is None or resumed.end_time is None else (resumed, None)
+        )
         self._event = resumed
         self._published = resumed
         self._resuming = resumed is not None  # its condition has not held here yet
@@ -184,6 +188,9 @@ class RuleMachine:
         changes: list[Change] = []
         if self._first_s is None:
             self._first_s = scene.seconds
+            if self._ended_before is not None and scene.capture_clock != "file":
+                passed_s = scene.captured_at - (self._ended_before.end_time or 0.0)
+                self._free_at = scene.seconds + self.rule.cooldown - max(0.0, passed_s)
             if self._event is not None and not _soon_after(self._event, scene):
                 changes += self._stop(scene.seconds - max(0.0, scene.captured_at - self._event.frame_time))
         elif scene.seconds < self._last_s or scene.seconds - self._last_s > self._gap_s:

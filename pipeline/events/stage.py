@@ -53,7 +53,7 @@ class EventStage:
         recorder: keeps clips and snapshots of the events; None for none.
         minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
             as well: its minutes, if it is live, and the paths of its tracks.
-        resumed: the events that went on when the stream ran last, elsewhere; as in `RuleMachine`.
+        resumed: the last event of each rule when the stream ran last, elsewhere; as in `RuleMachine`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EventStage:
         """Whether the stream will run elsewhere: then `close` leaves the events that go on to the stage there."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Before the first frame: go on with these, which went on when the stream ran last."""
+        """Before the first frame: go on with these, the last one of each rule when the stream ran last."""
         self._resumed = {event.rule: event for event in events}
 
     @property
@@ -115,7 +115,7 @@ class EventStage:
     def seen(self) -> dict[str, float]:
         """When each event that goes on was seen last, by its id. May be read from any thread."""
         going = [*self._resumed.values(), *(machine.event for machine in self._machines.values())]
-        return {event.id: event.frame_time for event in going if event is not None}
+        return {event.id: event.frame_time for event in going if event is not None and event.end_time is None}
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is, once its scene has been shown to every rule."""
@@ -185,6 +185,8 @@ class EventStage:
     def _end_resumed(self) -> None:
         """End what went on elsewhere by rules that the stream has no more."""
         for event in self._resumed.values():
+            if event.end_time is not None:
+                continue
             self._tell([Change("end", replace(event, end_time=max(event.start_time, event.frame_time), count=0))])
         self._resumed = {}
 
@@ -199,7 +201,7 @@ class EventStage:
             return old
         names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
         resumed = self._resumed.get(rule.name)
-        if resumed is not None and self._recorder is not None:
+        if resumed is not None and resumed.end_time is None and self._recorder is not None:
             self._media[resumed.id] = resumed.snapshot, resumed.clip
             self._recorder.resume(resumed)
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)

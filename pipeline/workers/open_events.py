@@ -35,6 +35,7 @@ class OpenEvents:
         self._open: dict[str, dict[str, Record]] = {}  # by stream and id: those that go on, as they were last
         self._files: dict[str, set[tuple[str, str]]] = {}  # by stream: id and kind of the files that are not whole yet
         self._homes: dict[str, str] = {}  # by id, of events that go on or have such files: the machine that stores it
+        self._last: dict[str, dict[str, Record]] = {}  # by stream and rule: the end of the last one, for cooldowns
         self._over: dict[str, None] = {}  # by id: the last ones that have ended; what comes of them later is dropped
         self._missed: dict[str, int] = {}  # by id: reports in a row that do not have it
 
@@ -74,10 +75,10 @@ class OpenEvents:
             elif kind == "update":
                 events[record["id"]] = record
                 self._homes.setdefault(record["id"], home)
-            elif kind == "end" and record["id"] in events:
-                self._drop(record)
             elif kind == "end":
-                self._note_over(record["id"])
+                if record["id"] in events:
+                    self._drop(record)
+                self._note_over(record)
             elif kind == "media":
                 self._files.get(stream, set()).discard((record["event"], record["kind"]))
                 self._forget(stream, record["event"])
@@ -106,9 +107,11 @@ class OpenEvents:
             self._publish(one, there)
 
     def of(self, stream: str) -> list[Record]:
-        """The events of a stream that go on, for the worker that is to have it."""
+        """The last event of each rule of a stream, for the worker that is to have it: those that go on, and ends."""
         with self._lock:
-            return list(self._open.get(stream, {}).values())
+            going = list(self._open.get(stream, {}).values())
+            rules = {record["rule"] for record in going}
+            return [*going, *(one for rule, one in self._last.get(stream, {}).items() if rule not in rules)]
 
     def leave(self, stream: str) -> None:
         """The stream has lost its worker, and another will have it: report the files of events that have ended.
@@ -125,8 +128,8 @@ class OpenEvents:
         with self._lock:
             events = [self._drop(record) for record in list(self._open.get(stream, {}).values())]
             files = self._take_files(stream, lambda event: True)
-            self._open.pop(stream, None)
-            self._files.pop(stream, None)
+            for known in (self._open, self._files, self._last):
+                known.pop(stream, None)
         for record, machine in events:
             self._publish(record, machine)
         self._report(stream, files)
@@ -143,14 +146,16 @@ class OpenEvents:
         stream, event = record["stream"], record["id"]
         del self._open[stream][event]
         self._missed.pop(event, None)
-        self._note_over(event)
         home = self._homes[event]
         self._forget(stream, event)
         end_time = max(record["start_time"], record["frame_time"])
-        return {**record, "type": "end", "end_time": end_time, "count": 0}, home
+        ended = {**record, "type": "end", "end_time": end_time, "count": 0}
+        self._note_over(ended)
+        return ended, home
 
-    def _note_over(self, event: str) -> None:
-        self._over[event] = None
+    def _note_over(self, record: Record) -> None:
+        self._last.setdefault(record["stream"], {})[record["rule"]] = record
+        self._over[record["id"]] = None
         if len(self._over) > _MOST_OVER:
             del self._over[next(iter(self._over))]
 

@@ -150,7 +150,7 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
             took.append(program.kill_worker(kill % 2))
             rss.append(program.rss_bytes())
             time.sleep(1.5)  # for the rule's condition to hold
-            if took[-1][1] < RESUME_S:
+            if took[-1][1] < RESUME_S - 2:
                 wait_for(lambda before=before: program.going_on() >= before, LONG_S)
         workers = program.get("/workers")["workers"]
         assert [seat["starts"] for seat in workers] == [1 + KILLS // 2] * 2
@@ -171,7 +171,7 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
     assert max(begins.values()) == max(ends.values()) == 1
     assert begins.keys() == ends.keys() >= stored
     print("events begun, in", STREAMS, "streams:", len(begins))
-    if all(back_s < RESUME_S for _, back_s in took):
+    if all(back_s < RESUME_S - 2 for _, back_s in took):  # reports of when events were seen come each second
         assert len(begins) == STREAMS
     records = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert {record["stream"] for record in records} == {f"c{number}" for number in range(STREAMS)}
