@@ -158,9 +158,9 @@ class RuleMachine:
         self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
         self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
-        self._ended_before, resumed = (
-            (None, resumed) if resumed is None or resumed.end_time is None else (resumed, None)
-        )
+        ended = resumed is not None and resumed.end_time is not None
+        self._ended_before = resumed if ended else None
+        resumed = None if ended else resumed
         self._event = resumed
         self._published = resumed
         self._resuming = resumed is not None  # its condition has not held here yet
