@@ -5,7 +5,8 @@
                                     {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
 
 The texts of all messages are the question, as the model has no memory of turns; several images become one, in rows.
-With a JSON schema of boxes in `response_format` the answer is what is detected, see `box_schema`.
+With a JSON schema of boxes in `response_format` the answer is what is detected, see `box_schema`; with one of a choice
+it is one of these, see `choice_schema`, and `logprobs` with `top_logprobs` gives the probability of each.
 `stream`, `max_tokens`, `temperature` (0 by default), `top_p`, `stop` and `seed` work; what does not is refused.
 """
 
@@ -15,16 +16,17 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Text
 from saccade.engine.tasks import Detect, Point, Query
 from saccade.pipeline.server.api.asker import Asker, as_http
 from saccade.pipeline.server.api.box_schema import BoxSchema
+from saccade.pipeline.server.api.choice_schema import ChoiceSchema
 from saccade.pipeline.server.api.images import MAX_IMAGES, contact_sheet, decode_image
 from saccade.pipeline.server.api.server_sent_events import EventStream
 from saccade.sources.frame import RgbImage
@@ -101,7 +103,8 @@ class _Chat(BaseModel):
     n: Literal[1] | None = None
     response_format: _Format | None = None
     tools: Any = None
-    logprobs: Literal[False] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
 
     @field_validator("tools")
     @classmethod
@@ -109,6 +112,12 @@ class _Chat(BaseModel):
         if value:
             raise ValueError("are not supported: ask in words")
         return value
+
+    @model_validator(mode="after")
+    def _with_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
 
 
 class OpenAiApi:
@@ -132,19 +141,27 @@ class OpenAiApi:
             chat = await self._asker.read(request, _Chat)
             image, images = await self._image(chat)
             wanted = chat.response_format
-            finds = bool(wanted and wanted.type == "json_schema" and wanted.json_schema)
+            schema = (
+                wanted.json_schema.schema_ if wanted and wanted.type == "json_schema" and wanted.json_schema else None
+            )
+            choice = None if schema is None else _choice_in(schema)
+            if chat.logprobs and choice is None:
+                reason = (
+                    'logprobs: only choices have them; give a JSON schema with one, such as {"enum": ["yes", "no"]}'
+                )
+                raise refusal(web.HTTPBadRequest, reason)
+            finds = schema is not None and choice is None
             answer = _Answer(chat, (self._asker if finds else self._talker).model_name)
-            if wanted and wanted.type == "json_schema" and wanted.json_schema:
-                pieces = await self._boxes(chat, wanted.json_schema.schema_, image, images)
+            if choice is not None:
+                pieces = await self._chosen(chat, choice, image, answer)
+            elif schema is not None:
+                pieces = await self._boxes(chat, schema, image, images)
             elif wanted and wanted.type == "json_object":
                 reason = "response_format json_object is not supported: give a JSON schema of boxes"
                 raise refusal(web.HTTPBadRequest, reason)
             else:
                 task = _query(chat)
-                try:
-                    answer.prompt_tokens = self._talker.engine.prompt_tokens(task)
-                except EngineError as error:
-                    raise as_http(error) from None
+                answer.prompt_tokens = self._prompt_tokens(task)
                 pieces = self._talker.pieces(image, task, answer.take)
             if not chat.stream:
                 try:
@@ -167,6 +184,22 @@ class OpenAiApi:
             raise refusal(web.HTTPBadRequest, f"messages: at most {MAX_IMAGES} images, got {len(urls)}")
         image = await self._asker.decode(lambda: contact_sheet([decode_image(url) for url in urls]))
         return image, len(urls)
+
+    def _prompt_tokens(self, task: Query) -> int:
+        try:
+            return self._talker.engine.prompt_tokens(task)
+        except EngineError as error:
+            raise as_http(error) from None
+
+    async def _chosen(self, chat: _Chat, schema: ChoiceSchema, image: RgbImage, answer: _Answer) -> AsyncGenerator[str]:
+        """The choice that is right, as JSON that the schema describes."""
+        task = _query(chat, schema.choices)
+        answer.prompt_tokens = self._prompt_tokens(task)
+        text = (await self._talker.result(image, [task])).texts[0]
+        answer.take(text)
+        if chat.logprobs:
+            answer.logprobs = schema.logprobs(text, chat.top_logprobs or 0)
+        return _one(schema.answer(text.text))
 
     async def _boxes(self, chat: _Chat, schema: dict[str, Any], image: RgbImage, images: int) -> AsyncGenerator[str]:
         """What is detected, as JSON that the schema describes."""
@@ -191,6 +224,7 @@ class _Answer:
         self._begun = False
         self._text: Text | None = None
         self.prompt_tokens: int | None = None
+        self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
         """The whole text, when it is written; none where boxes are the answer."""
@@ -198,14 +232,16 @@ class _Answer:
 
     def whole(self, text: str) -> dict[str, Any]:
         """The completion of a text."""
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": self._reason}
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "logprobs": self.logprobs, "finish_reason": self._reason}
         return {**self._about, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunk(self, piece: str) -> dict[str, Any]:
         """The chunk of a piece of the text."""
         role = {} if self._begun else {"role": "assistant"}
         self._begun = True
-        return self._chunk([{"index": 0, "delta": {**role, "content": piece}, "finish_reason": None}])
+        delta = {**role, "content": piece}
+        return self._chunk([{"index": 0, "delta": delta, "logprobs": self.logprobs, "finish_reason": None}])
 
     def end(self) -> list[Any]:
         """What follows the last piece."""
@@ -249,7 +285,14 @@ def _most_tokens(chat: _Chat) -> int:
     return chat.max_completion_tokens or chat.max_tokens or MAX_TOKENS
 
 
-def _query(chat: _Chat) -> Query:
+def _choice_in(schema: dict[str, Any]) -> ChoiceSchema | None:
+    try:
+        return ChoiceSchema.of(schema)
+    except ValueError as error:
+        raise refusal(web.HTTPBadRequest, f"response_format: {error}") from None
+
+
+def _query(chat: _Chat, choices: tuple[str, ...] = ()) -> Query:
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop or []
     try:
         return Query(
@@ -259,6 +302,7 @@ def _query(chat: _Chat) -> Query:
             top_p=1.0 if chat.top_p is None else chat.top_p,
             stop=tuple(stop),
             seed=chat.seed,
+            choices=choices,
         )
     except ValueError as error:
         raise refusal(web.HTTPBadRequest, str(error)) from None

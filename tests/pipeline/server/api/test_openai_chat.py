@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any, Literal
 
 import pytest
@@ -21,6 +23,10 @@ def client_of(url: str) -> Any:
 def about(question: str, *photos: Image.Image) -> list[dict[str, Any]]:
     images = [{"type": "image_url", "image_url": {"url": data_url(photo)}} for photo in photos]
     return [{"role": "user", "content": [{"type": "text", "text": question}, *images]}]
+
+
+def schema_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
 
 def test_a_question_is_answered_whole_and_streamed(talker: str, photo: Image.Image) -> None:
@@ -71,6 +77,39 @@ def test_a_schema_of_boxes_gets_boxes(finder: str, photo: Image.Image) -> None:
         assert 1 < y1 < y2 <= photo.height
 
 
+class Door(BaseModel):
+    state: Literal["öpen", 'clo"sed', "ajar"]
+
+
+def test_a_choice_has_a_probability_for_each(talker: str, photo: Image.Image) -> None:
+    chat = client_of(talker).chat.completions
+    asked = {"model": "tiny", "messages": about("How is the door?", photo), "logprobs": True, "top_logprobs": 5}
+    answer = chat.parse(**asked, response_format=Door)
+    choice = answer.choices[0]
+    tokens = choice.logprobs.content
+    assert "".join(token.token for token in tokens) == choice.message.content
+    assert [token.logprob for token in tokens[::2]] == [0, 0]
+    ranked = tokens[1].top_logprobs
+    assert {json.loads(f'"{one.token}"') for one in ranked} == {"öpen", 'clo"sed', "ajar"}
+    assert [one.logprob for one in ranked] == sorted((one.logprob for one in ranked), reverse=True)
+    assert sum(math.exp(one.logprob) for one in ranked) == pytest.approx(1)
+    assert (tokens[1].token, tokens[1].logprob) == (ranked[0].token, ranked[0].logprob)
+    assert json.loads(f'"{tokens[1].token}"') == choice.message.parsed.state
+    assert bytes(tokens[1].bytes).decode() == tokens[1].token
+    assert answer.usage.prompt_tokens > 1
+
+
+def test_a_choice_is_streamed_with_its_probability(talker: str, photo: Image.Image) -> None:
+    chat = client_of(talker).chat.completions
+    schema = schema_of({"enum": ["yes", "no"]})
+    asked = {"model": "tiny", "messages": about("Is it?", photo), "response_format": schema}
+    whole = chat.create(**asked, logprobs=True).choices[0]
+    first, last = (chunk.choices[0] for chunk in chat.create(**asked, logprobs=True, stream=True))
+    assert (first.delta.content, first.logprobs.model_dump()) == (whole.message.content, whole.logprobs.model_dump())
+    assert (whole.message.content in ('"yes"', '"no"'), last.finish_reason) == (True, "stop")
+    assert chat.create(**asked).choices[0].logprobs is None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -84,6 +123,11 @@ def test_a_schema_of_boxes_gets_boxes(finder: str, photo: Image.Image) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
             "array of boxes",
         ),
+        ({"response_format": schema_of({"type": "string", "enum": []})}, "from 1 to 64 values"),
+        ({"response_format": schema_of({"enum": ["a", 1]})}, "should be a list of texts"),
+        ({"response_format": schema_of({"enum": ["yes", "no"]})}, "nano can detect and point, not query"),
+        ({"logprobs": True}, "only choices have them"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
     ],
 )
 def test_what_it_cannot_is_one_clear_error(finder: str, photo: Image.Image, change: dict[str, Any], words: str) -> None:

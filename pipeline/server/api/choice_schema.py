@@ -1,0 +1,87 @@
+"""A JSON schema of one choice, as clients of chat completions ask for: which answers there are, and how one is written.
+
+Understood is a string with an `enum`, alone or as the only property of an object. The probabilities of the choices are
+written as OpenAI's `logprobs`: a token for what is before the choice, which is certain, one for the choice, whose
+alternatives are the other choices, and one for what is behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.engine.results import Text
+
+_MAX_CHOICES = 64
+_IMPOSSIBLE = -9999.0  # OpenAI's number for the logarithm of 0
+
+
+@dataclass(slots=True, frozen=True)
+class ChoiceSchema:
+    """What a schema asks for.
+
+    Attributes:
+        choices: the answers that there are.
+        key: the property that holds the one that is right; None if it is all.
+    """
+
+    choices: tuple[str, ...]
+    key: str | None
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
+        """Read a schema; None if it is of anything else than a choice.
+
+        Raises:
+            ValueError: if its choices are none, more than 64 or not all strings.
+        """
+        definitions = schema.get("$defs") or schema.get("definitions") or {}
+        properties = schema.get("properties")
+        key, part = None, schema
+        if isinstance(properties, Mapping) and len(properties) == 1:
+            key, part = next(iter(properties.items()))
+        if isinstance(part, Mapping) and isinstance(part.get("$ref"), str) and isinstance(definitions, Mapping):
+            part = definitions.get(part["$ref"].rpartition("/")[2], {})
+        if not isinstance(part, Mapping) or "enum" not in part:
+            return None
+        values = part["enum"]
+        if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
+            raise ValueError("the enum should be a list of texts")
+        if not 1 <= len(values) <= _MAX_CHOICES:
+            raise ValueError(f"the enum should have from 1 to {_MAX_CHOICES} values, got {len(values)}")
+        return cls(tuple(values), key)
+
+    def answer(self, choice: str) -> str:
+        """A choice, as the schema describes it."""
+        return "".join(self._parts(choice))
+
+    def logprobs(self, text: Text, most: int) -> dict[str, Any]:
+        """The probabilities of an answer as `logprobs`, with the likeliest `most` of its choices."""
+        before, _, behind = self._parts(text.text)
+        probabilities = dict(text.probabilities or {text.text: 1.0})
+        ranked = sorted(probabilities.items(), key=lambda one: -one[1])[:most]
+        chosen = _token(_escaped(text.text), probabilities[text.text])
+        alternatives = [_token(_escaped(choice), probability) for choice, probability in ranked]
+        content = [
+            {**_token(before, 1.0), "top_logprobs": []},
+            {**chosen, "top_logprobs": alternatives},
+            {**_token(behind, 1.0), "top_logprobs": []},
+        ]
+        return {"content": content, "refusal": None}
+
+    def _parts(self, choice: str) -> tuple[str, str, str]:
+        if self.key is None:
+            return '"', _escaped(choice), '"'
+        return f'{{{json.dumps(self.key)}: "', _escaped(choice), '"}'
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _token(text: str, probability: float) -> dict[str, Any]:
+    logprob = math.log(probability) if probability > 0 else _IMPOSSIBLE
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
