@@ -26,8 +26,9 @@ class EngineConfig:
             any image with what a detector has found in it, see `scheduling.drafts`.
             `Engine.load` leaves it off on a GPU by default: that drafted answers are the plain ones is tested on CPUs,
             and in FP8, where a prefill rounds otherwise than a decode step, 1 of 24 of random weights was.
-        exact: on a CPU, a tower that is a detector computes in the model's dtype, too, and sees what Pillow's resize
-            gives; else in bfloat16 where the CPU has products of it, and torch resizes: faster, at no cost in AP.
+        exact: on a CPU, a model whose tower is a detector computes all in the model's dtype, and sees what Pillow's
+            resize gives; else detector and prefixes in bfloat16 where the CPU has products of it, and torch resizes:
+            faster, at no cost in AP.
 
     Raises:
         ValueError: if one of them is out of its range.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from saccade.engine.backends.cpu_paged_cache import CpuPagedLayer, CpuPagedRows
 from saccade.engine.backends.onednn import Linear
-from saccade.engine.models.moondream.text import Block, Temperature, TextDecoder, join, run_blocks
+from saccade.engine.models.moondream.text import Block, Joined, Temperature, TextDecoder, join, run_blocks
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
@@ -23,11 +23,17 @@ class FusedDecoder:
     """A decoder whose attention and MLP read through one matrix, and write through another.
 
     Args:
-        text: the decoder. Its modules are views of the joined weights from here on: nothing is stored twice.
+        text: the decoder. Its modules are views of the joined weights from here on: nothing is stored twice, but for
+            prefixes.
+        prefixes: what these are multiplied in, the decoder's own type by default. In bfloat16 nano's take 3.9 ms, not
+            5.3, and answers on val have the same AP50 and AP to .001 (`saccade eval`).
     """
 
-    def __init__(self, text: TextDecoder) -> None:
-        self._layers = [_Layer(block) for block in text.blocks if isinstance(block, Block)]
+    def __init__(self, text: TextDecoder, prefixes: torch.dtype | None = None) -> None:
+        blocks = [(block, join(block)) for block in text.blocks if isinstance(block, Block)]
+        self._layers = [_Layer(*block, text.wte.dtype) for block in blocks]
+        rounded = prefixes not in (None, text.wte.dtype)
+        self._for_prefixes = [_Layer(*block, prefixes) for block in blocks] if rounded else self._layers
         self._cosine = text.cosine.unsqueeze(1)
         self._sine = torch.stack([-text.sine, text.sine], dim=1)
 
@@ -46,7 +52,7 @@ class FusedDecoder:
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
         positions = torch.arange(length)
         ops = _FusedOps(x, positions, rotation, None)
-        run_blocks(self._layers, cache.layers(positions.expand(rows, -1)), ops, kv_only=True)
+        run_blocks(self._for_prefixes, cache.layers(positions.expand(rows, -1)), ops, kv_only=True)
 
 
 class _Layer:
@@ -54,17 +60,17 @@ class _Layer:
 
     __slots__ = ("experts", "into", "into_kv", "kept", "norm", "out", "queries", "split", "temperature", "width")
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, joined: Joined, dtype: torch.dtype | None) -> None:
         config = block.attn.config
         self.norm: nn.LayerNorm = block.ln
         self.temperature: Temperature | None = block.temperature
         self.width, self.queries, self.kept = config.head_dim, config.n_heads, config.n_kv_heads
         self.split = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
-        joined = join(block)
-        self.into, self.out = Linear(joined.into, joined.into_bias), Linear(joined.out, joined.out_bias)
+        self.into = Linear(joined.into, joined.into_bias, dtype)
+        self.out = Linear(joined.out, joined.out_bias, dtype)
         # Where keys and values are all that is wanted; a temperature is computed from the queries, too.
         start = 0 if self.temperature is not None else self.queries * self.width
-        self.into_kv = Linear(joined.into[start : self.split], joined.into_bias[start : self.split])
+        self.into_kv = Linear(joined.into[start : self.split], joined.into_bias[start : self.split], dtype)
         self.experts = joined.experts
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.backends.packed_picodet import PackedPicoDet
+from saccade.engine.backends.replay import linear
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.moondream.picodet import PicoDet
 
@@ -28,29 +29,41 @@ class Linear:
     Args:
         weight: (out, in); not to be written to any more.
         bias: (out,).
+        dtype: what rows are multiplied in, whatever they come in and are given back in; by default the weight's.
     """
 
-    __slots__ = ("_packed", "_packs", "bias", "weight")
+    __slots__ = ("_dtype", "_packed", "_packs", "bias", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        self._dtype = weight.dtype if dtype is None else dtype
+        self.weight, self.bias = weight.to(self._dtype), bias.to(self._dtype)
         self._packs = _LEAST_PACKED <= weight.numel() <= _MOST_PACKED
         self._packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """Product (..., out) of x (..., in), plus `add` if that is given."""
+        if self._dtype is not x.dtype:
+            given = x.to(self._dtype)
+            if _available():
+                out = linear(given, self._weight(), self.bias, "none")
+            else:
+                out = F.linear(given, self.weight, self.bias)
+            return out.to(x.dtype) if add is None else add + out
         rows = x.shape[:-1].numel()
         if rows <= (_FEW_PACKED if self._packs else _FEW) or not _usable(x):
             out = F.linear(x, self.weight, self.bias)
             return out if add is None else out + add
-        ops, weight = torch.ops.mkldnn, self.weight
-        if self._packs:
-            if self._packed is None:
-                self._packed = ops._reorder_linear_weight(weight.contiguous(), _ROWS)
-            weight = self._packed
+        ops, weight = torch.ops.mkldnn, self._weight()
         if add is None:
             return ops._linear_pointwise(x, weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
         return ops._linear_pointwise.binary(x, add, weight, self.bias, "add")  # type: ignore[no-any-return]
+
+    def _weight(self) -> torch.Tensor:
+        if not self._packs:
+            return self.weight
+        if self._packed is None:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), _ROWS)
+        return self._packed
 
 
 def fuse(model: nn.Module, detector: torch.dtype = torch.float32) -> None:
@@ -95,5 +108,8 @@ class FusedLinear(nn.Module):
 
 
 def _usable(x: torch.Tensor) -> bool:
-    there = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    return bool(there) and x.dtype == torch.float32 and x.device.type == "cpu"
+    return _available() and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _available() -> bool:
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)

@@ -25,11 +25,13 @@ def cpu_decoder(model: Model, exact: bool) -> FusedDecoder | TextDecoder:
         model: the model.
         exact: see `EngineConfig.exact`.
     """
+    prefixes: torch.dtype | None = None
     if isinstance(model.vision, nn.Module):
         fuse(model.vision, torch.float32 if exact else fast_dtype())
-        if isinstance(model.vision, DetectorTower):
-            model.vision.quick_crops = not exact
-    return FusedDecoder(model.text) if isinstance(model, Moondream) else model.text
+        if isinstance(model.vision, DetectorTower) and not exact:
+            model.vision.quick_crops = True
+            prefixes = fast_dtype()
+    return FusedDecoder(model.text, prefixes) if isinstance(model, Moondream) else model.text
 
 
 def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:

@@ -81,3 +81,19 @@ def test_joined_weights_are_held_once_and_change_no_output() -> None:
     x, positions = random(1, PREFIX + 3, TINY.text.dim), torch.arange(PREFIX + 3).unsqueeze(0)
     with torch.inference_mode():
         assert torch.allclose(text(x, positions), MODEL.text(x, positions), atol=1e-5)
+
+
+@torch.inference_mode()
+def test_prefixes_can_be_rounded_and_nothing_else() -> None:
+    model = copy.deepcopy(MODEL)
+    exact, rounded = FusedDecoder(model.text), FusedDecoder(model.text, torch.bfloat16)
+    pages = torch.tensor([[9, 2, 31, 4]])
+    caches = [CpuPagedCache(model, 40, PAGE) for _ in range(2)]
+    image, prompt, at = random(1, PREFIX, TINY.text.dim), random(1, 3, TINY.text.dim), PREFIX + torch.arange(3)[None]
+    for text, cache in zip((exact, rounded), caches, strict=True):
+        text.write_kv(image, CpuPagedRows(cache, pages, PREFIX))
+    wanted, got = (cache.both for cache in caches)
+    assert 1e-4 < (got - wanted).norm() / wanted.norm() < 2e-2
+    rows = CpuPagedRows(caches[0], torch.cat([pages, torch.tensor([[5]])], dim=1), PREFIX + 3)
+    hidden = [text(prompt, at, rows, rows.before(at)) for text in (exact, rounded)]
+    assert torch.equal(*hidden)
