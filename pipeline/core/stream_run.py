@@ -117,11 +117,11 @@ class Run:
         self._awaited: InFlight | None = None  # the oldest frame that the engine has not answered yet
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += self._delivery.work()
-        self._on_end, self._left, self._abandoned = on_end, len(work), False
-        self._ended = threading.Event()
+        self._on_end, self._left, self._writing, self._abandoned = on_end, len(work), len(work) - 1, False
+        self._ended, self._written = threading.Event(), threading.Event()
         # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
         self._threads = [
-            threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
+            threading.Thread(target=self._part, args=(part, what == "source"), name=f"saccade {what}", daemon=True)
             for what, part in work
         ]
 
@@ -200,6 +200,10 @@ class Run:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def wait_written(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds until all is written that will be; its source may still be closing."""
+        return self._written.wait(timeout_s)
+
     @property
     def error(self) -> Exception | None:
         """The first thing that went wrong, if anything did; the run ends by itself then."""
@@ -222,13 +226,16 @@ class Run:
         """The status of each sink that is this run's own."""
         return self._delivery.statuses()
 
-    def _part(self, work: Callable[[], None]) -> None:
+    def _part(self, work: Callable[[], None], reads: bool) -> None:
         try:
             work()
         finally:
             with self._lock:
                 self._left -= 1
-                last = not self._left
+                self._writing -= not reads
+                last, written = not self._left, not self._writing
+            if written:
+                self._written.set()
             if last:
                 self._stream.close()
                 self._ended.set()

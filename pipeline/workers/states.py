@@ -35,6 +35,11 @@ class RefusedError(Exception):
         self.kind = kind
 
 
+def number_of(worker: str) -> int:
+    """The number of a worker, from 1, whatever it was replaced by: 1 of `1.2`."""
+    return int(worker.partition(".")[0])
+
+
 def settle(future: Future[Any], outcome: object) -> None:
     """Give a future its result, or its exception if it is one, unless the one who waited has given up."""
     with suppress(InvalidStateError):

@@ -23,7 +23,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from saccade.pipeline.core.errors import one_line
 from saccade.pipeline.workers.cluster.relay import Relay
 from saccade.pipeline.workers.cluster.store_actor import store_here
+from saccade.pipeline.workers.process.memory import available_bytes, room_for, rss_bytes
 from saccade.pipeline.workers.protocol import Message, WorkerState
+from saccade.pipeline.workers.states import number_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ def _address() -> str:
 
 
 class WorkerActor:
-    """What runs in the actor: a relay and its worker.
+    """What runs in the actor: a relay and its worker, by that one's name; two while the one takes the other's place.
 
     Args:
         folder: that relative paths of the configuration begin in; left as it is where this machine has no such folder.
@@ -53,60 +55,75 @@ class WorkerActor:
         with contextlib.suppress(OSError):
             os.chdir(folder)
         self._folder = folder
-        self._relay = Relay()
+        self._lock = threading.Lock()
+        self._relays: dict[str, Relay] = {}
         self._processors = processors
 
-    def start(self, settings: Mapping[str, Any], results: bool) -> None:
-        """As `Relay.start`."""
+    def start(self, name: str, settings: Mapping[str, Any], results: bool) -> None:
+        """As `Relay.start`.
+
+        Raises:
+            RuntimeError: if another worker runs here, and there is no memory for one more.
+        """
+        others = [relay.pid for other, relay in list(self._relays.items()) if other != name]
+        needed = max((rss_bytes(pid) for pid in others if pid is not None), default=0)
+        if problem := room_for(needed, available_bytes()):
+            raise RuntimeError(problem)
         here = {"host": _address(), "index": 0, "processors": self._processors}
         here["threads"] = max(1, int(self._processors / 2))
         here |= store_here(settings, self._folder, _address())
-        self._relay.start({**settings, **here}, results)
+        self._relay(name).start({**settings, **here}, results)
 
-    def attach(self, wanted: Sequence[str]) -> bool:
+    def attach(self, name: str, wanted: Sequence[str]) -> bool:
         """As `Relay.attach`."""
-        return self._relay.attach(wanted)
+        return self._relay(name).attach(wanted)
 
-    def send(self, command: Message) -> None:
+    def send(self, name: str, command: Message) -> None:
         """As `Relay.send`."""
-        self._relay.send(command)
+        self._relay(name).send(command)
 
-    def poll(self, wait_s: float) -> tuple[list[Message], list[bytes]]:
+    def poll(self, name: str, wait_s: float) -> tuple[list[Message], list[bytes]]:
         """As `Relay.poll`."""
-        return self._relay.poll(wait_s)
+        return self._relay(name).poll(wait_s)
 
-    def kill(self) -> None:
+    def kill(self, name: str) -> None:
         """As `Relay.kill`."""
-        self._relay.kill()
+        self._relay(name).kill()
 
-    def about(self) -> dict[str, Any]:
-        """Where it is, for tests and lists."""
-        return {
-            "node": _address(),
-            "pid": os.getpid(),
-            "worker": self._relay.pid,
-            "streams": list(self._relay.streams),
-        }
+    def forget(self, name: str) -> None:
+        """A worker has ended for good, or is not wanted: kill it if it runs."""
+        with self._lock:
+            relay = self._relays.pop(name, None)
+        if relay is not None:
+            relay.kill()
+
+    def streams(self) -> dict[str, list[str]]:
+        """The streams that each worker has which runs here."""
+        return {name: list(relay.streams) for name, relay in list(self._relays.items()) if relay.pid is not None}
+
+    def _relay(self, name: str) -> Relay:
+        with self._lock:
+            return self._relays.setdefault(name, Relay())
 
 
 def actor_of(name: str, group: PlacementGroup, folder: str, cpus: float, gpus: float) -> Any:
     """The actor of a worker, made if there is none: in its bundle of the placement group, started again if it dies."""
     options = {
-        "name": f"worker-{name}",
+        "name": f"worker-{number_of(name)}",
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
         "max_restarts": -1,
         "num_cpus": cpus,
         "num_gpus": gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, int(name) - 1),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, number_of(name) - 1),
     }
     methods = {}
-    for method in ("start", "attach", "send", "kill"):
+    for method in ("start", "attach", "send", "kill", "forget"):
         methods[method] = ray.method(concurrency_group="control")(getattr(WorkerActor, method))
     methods["poll"] = ray.method(concurrency_group="messages")(WorkerActor.poll)
     remote: Any = ray.remote  # whose types lack the groups
-    made = remote(concurrency_groups={"control": 1, "messages": 1})(type("WorkerActor", (WorkerActor,), methods))
+    made = remote(concurrency_groups={"control": 2, "messages": 3})(type("WorkerActor", (WorkerActor,), methods))
     return made.options(**options).remote(folder, cpus)
 
 
@@ -140,6 +157,7 @@ class RayWorker:
         self._attach = attach
         self._state: WorkerState = "starting"
         self._killed = threading.Event()
+        self._stopped = False
         self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
 
     @property
@@ -162,6 +180,7 @@ class RayWorker:
 
     def stop(self) -> None:
         """Have it close everything and end."""
+        self._stopped = True
         self.send({"do": "stop"})
 
     def kill(self) -> None:
@@ -180,8 +199,8 @@ class RayWorker:
                 threads.append(threading.Thread(target=self._receive, args=(theirs,), daemon=True))
             threads.append(threading.Thread(target=self._send, args=(actor,), daemon=True))
             wanted = self._attach
-            if wanted is None or not ray.get(actor.attach.remote(list(wanted)), timeout=START_S):
-                ray.get(actor.start.remote(self._settings, self._on_results is not None), timeout=START_S)
+            if wanted is None or not ray.get(actor.attach.remote(self._name, list(wanted)), timeout=START_S):
+                ray.get(actor.start.remote(self._name, self._settings, self._on_results is not None), timeout=START_S)
             for thread in threads:
                 thread.name = "saccade worker"
                 thread.start()
@@ -192,6 +211,9 @@ class RayWorker:
                 ray.kill(actor, no_restart=False)  # where its machine is there, another takes its place
         except Exception as error:
             reason = _reason_of(error)
+        if actor is not None and self._stopped:
+            with contextlib.suppress(Exception):
+                actor.forget.remote(self._name)
         self._commands.put(None)
         if ours is not None:
             ours.close()
@@ -210,7 +232,7 @@ class RayWorker:
         """Hand on what the worker says until it has ended; returns the reason."""
         reason = ""
         while not self._killed.is_set():
-            messages, found = ray.get(actor.poll.remote(POLL_S), timeout=POLL_S + SILENT_S)
+            messages, found = ray.get(actor.poll.remote(self._name, POLL_S), timeout=POLL_S + SILENT_S)
             for data in found:
                 if results is not None:
                     results.send_bytes(data)
@@ -222,13 +244,13 @@ class RayWorker:
                 elif message["is"] == "failed":
                     reason = message["error"]
                 self._on_message(self, message)
-        ray.get(actor.kill.remote(), timeout=SILENT_S)
+        ray.get(actor.kill.remote(self._name), timeout=SILENT_S)
         return "it did not answer"
 
     def _send(self, actor: Any) -> None:
         while (command := self._commands.get()) is not None:
             try:
-                ray.get(actor.send.remote(command), timeout=SILENT_S)
+                ray.get(actor.send.remote(self._name, command), timeout=SILENT_S)
             except Exception as error:  # `_follow` sees it, too
                 log.debug("worker %s: %s", self._name, error)
 

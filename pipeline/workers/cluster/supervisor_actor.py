@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -29,9 +29,10 @@ from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, ac
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState
 from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front, streams_of
-from saccade.pipeline.workers.front.reload import change_streams, rolled_keys
+from saccade.pipeline.workers.front.reload import Changer
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import Message, Worker
+from saccade.pipeline.workers.states import number_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class SupervisorActor:
         self._file = StateFile(Path(state))
         self._stack = ExitStack()
         self._front: Front | None = None
-        self._applied: RunConfig | None = None  # the configuration that streams run by
+        self._changer: Changer | None = None
         self._warnings: deque[str] = deque(maxlen=_MAX_WARNINGS)
         self._closing = threading.Event()
         self._saving = threading.Lock()  # over the state, from reading it to keeping it
@@ -83,19 +84,18 @@ class SupervisorActor:
     def update(self, values: Mapping[str, Any]) -> list[str]:
         """Run what another configuration says; returns a line for each change.
 
-        Streams that are other than before are started anew, where they are; all others go on.
+        Where workers are replaced for it, they go on to be when this returns.
         """
-        if self._front is None or self._applied is None:
-            return []
-        wanted = RunConfig.model_validate(dict(values))
+        return [] if self._changer is None else self._changer.apply(RunConfig.model_validate(dict(values)))
+
+    def _taken(self, config: RunConfig) -> None:
+        """What is configured now runs: it is to run again, too."""
+        assert self._front is not None
+        values = config.model_dump(mode="json", exclude_unset=True)
         with self._saving:
-            lines = change_streams(self._front.supervisor, self._applied, wanted)
-            if later := rolled_keys(self._applied, wanted):
-                lines.append(f"{', '.join(later)}: changed in the file, and taken when saccade is started again")
-            self._applied = wanted
-            state = self._file.state.with_setting("config", dict(values))
-            self._file.save(state.with_setting("configured", sorted(streams_of(wanted)[0])))
-        return lines
+            state = desired_of(self._file.state, self._front).with_setting("config", values)
+            state = state.with_setting("workers", [seat.name for seat in self._front.supervisor.seats()])
+            self._file.save(state.with_setting("configured", sorted(streams_of(config)[0])))
 
     def status(self) -> dict[str, Any]:
         """How things are: for the command, several times a second."""
@@ -145,13 +145,17 @@ class SupervisorActor:
             configured = set(state.settings.get("configured", []))
             kept = {name: dict(one) for name, one in state.streams.items() if again or name not in configured}
             secret = state.settings.get("secret") or secrets.token_urlsafe(32)
-            self._adopted, placement = self._find_workers(config.workers), Placement()
+            workers = state.settings.get("workers", [])
+            if len(workers) != config.workers:
+                workers = [str(number) for number in range(1, config.workers + 1)]
+            self._adopted, placement = self._find_workers(workers), Placement()
             placement.adopt({stream: worker for worker, streams in self._adopted.items() for stream in streams})
             opening = config.model_copy(update={"source": "", "streams": []}) if again else config
-            self._config = self._applied = config
+            self._config = config
             self._front = self._stack.enter_context(
-                opened_front(opening, make=self._make, secret=secret, placement=placement)
+                opened_front(opening, make=self._make, secret=secret, placement=placement, names=workers)
             )
+            self._changer = Changer(self._front, config, self._taken)
             names = state.settings.get("configured", []) if again else self._front.first_names
             state = state.with_setting("config", dict(values)).with_setting("secret", secret)
             self._file.save(state.with_setting("configured", sorted(names)))
@@ -167,18 +171,20 @@ class SupervisorActor:
             self._front = None
             self._error = type(error).__name__, one_line(str(error))
 
-    def _find_workers(self, count: int) -> dict[str, list[str]]:
-        """The streams that each worker runs already."""
-        asked: dict[Any, str] = {}
-        for number in range(1, count + 1):
+    def _find_workers(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The streams that each worker runs already; others, which were to take the place of one, are ended."""
+        asked: dict[Any, Any] = {}
+        for name in names:
             with contextlib.suppress(ValueError):
-                asked[ray.get_actor(f"worker-{number}", NAMESPACE).about.remote()] = str(number)
+                actor = ray.get_actor(f"worker-{number_of(name)}", NAMESPACE)
+                asked[actor.streams.remote()] = actor
         found: dict[str, list[str]] = {}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ASK_S) if asked else ([], [])
         for answer in answered:
             with contextlib.suppress(ray.exceptions.RayError):
-                about: Any = ray.get(answer)
-                found[asked[answer]] = about["streams"]
+                workers: Any = ray.get(answer)
+                found |= {name: streams for name, streams in workers.items() if name in names}
+                ray.get([asked[answer].forget.remote(name) for name in workers.keys() - set(names)], timeout=_ASK_S)
         return found
 
     def _make(
@@ -206,7 +212,10 @@ class SupervisorActor:
                 return
             try:
                 with self._saving:
-                    self._file.save(desired_of(self._file.state, front))
+                    state = desired_of(self._file.state, front)
+                    if self._changer is not None and not self._changer.rolling:
+                        state = state.with_setting("workers", [seat.name for seat in front.supervisor.seats()])
+                    self._file.save(state)
                 failed = False
             except (OSError, ValueError) as error:
                 if not failed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -41,7 +41,7 @@ from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorke
 from saccade.pipeline.workers.process.results import ResultReceiver
 from saccade.pipeline.workers.protocol import Message, Worker
 from saccade.pipeline.workers.rolling import replace_workers
-from saccade.pipeline.workers.states import RefusedError, WorkerSeat
+from saccade.pipeline.workers.states import RefusedError, WorkerSeat, number_of
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sources import SourceError
@@ -88,6 +88,7 @@ class Front:
         method: how processes are started.
         secret: that workers know it by; made up if None.
         placement: decides where streams run.
+        names: of the workers, such as run already; () for 1, 2, ….
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Front:
         method: StartMethod = METHOD,
         secret: str | None = None,
         placement: Placement | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self._config, self._method = config, method
         self._make_elsewhere = make
@@ -116,7 +118,7 @@ class Front:
         self._stores = MachineStores(store, self._secret, self.events.load)
         self._failing: set[int] = set()
         self._receiver = ResultReceiver(outputs, self._is_live)
-        names = [str(number) for number in range(1, config.workers + 1)]
+        names = names or [str(number) for number in range(1, config.workers + 1)]
         self.supervisor = Supervisor(
             self._make, names, placement, events=self.events, on_lost=self._lost, on_machine=self._stores.meet
         )
@@ -252,7 +254,7 @@ class Front:
         config = config or self._config
         settings = {
             "config": worker_values(config),
-            "index": int(name.partition(".")[0]) - 1,
+            "index": number_of(name) - 1,
             "threads": threads_each(config.workers),
             "processors": processors() / config.workers,
             "secret": self._secret,
@@ -301,6 +303,7 @@ def opened_front(
     make: MakeElsewhere | None = None,
     secret: str | None = None,
     placement: Placement | None = None,
+    names: Sequence[str] = (),
 ) -> Iterator[Front]:
     """Open what all streams share; yield the front, with no worker started; close everything in the end.
 
@@ -333,7 +336,7 @@ def opened_front(
             for target in shared:
                 outputs.append(open_output(target))
                 on_failure.callback(outputs[-1].sink.close)
-            front = Front(config, streams, outputs, store, make, method, secret, placement)
+            front = Front(config, streams, outputs, store, make, method, secret, placement, names)
             on_failure.pop_all()
         stack.callback(front.close)
         if place:

@@ -95,6 +95,11 @@ class Changer:
         self._rolling = False
         self._next: RunConfig | None = None
 
+    @property
+    def rolling(self) -> bool:
+        """Whether workers are being replaced."""
+        return self._rolling
+
     def apply(self, wanted: RunConfig) -> list[str]:
         """Run by another; returns a line for each change. Where workers are replaced, the rest is logged later."""
         with self._lock:

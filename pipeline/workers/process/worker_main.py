@@ -11,7 +11,6 @@ import faulthandler
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -41,6 +40,7 @@ from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.placement import demand
 from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.held_streams import HeldStreams
+from saccade.pipeline.workers.process.memory import rss_bytes
 from saccade.pipeline.workers.process.results import RelaySink
 from saccade.pipeline.workers.protocol import Message, StreamReport, WorkerReport
 from saccade.sinks.video.broadcast import BroadcastSink
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 _POLL_S = 0.1
+_LEAVE_S = 15.0  # for a stream that moves to have everything written
 _ENGINE_S = 1.5  # for the engine to finish what it has, at the end
 _LIMIT_S = 4.0  # from the command to stop to the end of the process, whatever hangs
 _HANGS_S = 120.0  # without Python running, after which the process ends: a library that never returns keeps the lock
@@ -100,6 +101,7 @@ class _WorkerProcess:
         self._runs: dict[str, tuple[Run, int]] = {}  # with the key of their opening
         self._sent: dict[str, Any] = {}  # the configuration of each stream as it was reported
         self._counted: dict[str, tuple[int, int]] = {}  # frames of each stream, processed and lost, as last reported
+        self._leaving: dict[str, Run] = {}  # the newest run of each that has moved: its source may still be closing
         self._held = HeldStreams(self._send)
         self._work = {"open": self._open_stream, "begin": self._begin_stream, "close": self._close_stream}
         self._usage = _usage()
@@ -204,7 +206,7 @@ class _WorkerProcess:
                 self._held.add(message["stream"], message["key"], stream)
                 return
             if message.get("again"):
-                self._keep_outputs(config)
+                self._await_end(config)
             resumed = [read_event(record) for record in message.get("events", ())]
             self._opened(message, self._session.add(config, check=check, repeat=repeat, resumed=resumed))
         except Exception as error:
@@ -220,12 +222,15 @@ class _WorkerProcess:
                     stream.held.after = message.get("after")
                 stream.resume([read_event(record) for record in message.get("events", ())])
                 assert isinstance(stream.config, ListedStream)
-                self._keep_outputs(stream.config)
+                self._await_end(stream.config)
                 self._opened(message, self._session.begin(stream))
         except Exception as error:
             self._refuse(message, error)
 
-    def _keep_outputs(self, config: ListedStream) -> None:
+    def _await_end(self, config: ListedStream) -> None:
+        """Wait for the stream's last run here, if it is ending, and move files aside that it has left."""
+        if (run := self._leaving.pop(config.name or "", None)) is not None:
+            run.join(_LEAVE_S)
         each = [Target(text) for text in self._settings["config"].get("sinks", [])]
         keep_outputs(config.name or "", config, each)
 
@@ -248,16 +253,26 @@ class _WorkerProcess:
                 run, _ = self._runs.pop(name, (None, 0))
             if run is not None and (stage := event_stage(run.stages)) is not None:
                 stage.moves = bool(message.get("moves"))
-            try:
-                assert self._session is not None
-                self._session.streams.remove(name)
-            except Exception as problem:
-                if self._session is not None and name in self._session.streams.names:
-                    error = one_line(str(problem))
+            if run is not None and message.get("moves"):  # the next begins when all is written: sources close slowly
+                run.stop()
+                self._leaving[name] = run
+                error = None if run.wait_written(_LEAVE_S) else f"'{name}' was stopped, but has not ended"
+            else:
+                error = self._remove(name)
             captured = run.captured if run else None
             self._session_flush()
         answer = {"is": "closed", "stream": name, "key": message["key"], "error": error, "captured": captured}
         self._channel.send(answer)
+
+    def _remove(self, name: str) -> str | None:
+        """End a stream; returns why it has not."""
+        try:
+            assert self._session is not None
+            self._session.streams.remove(name)
+        except Exception as error:
+            if self._session is not None and name in self._session.streams.names:
+                return one_line(str(error))
+        return None
 
     # ---- reports
 
@@ -319,7 +334,7 @@ class _WorkerProcess:
             stage = event_stage(runs[name].stages)
             how = name, status.state, status.reason, status.live
             streams.append(StreamReport(*how, report.frames, fps, cost, settings, stage.seen if stage else {}))
-        return WorkerReport(round(busy, 4), _rss_bytes(), tuple(streams))
+        return WorkerReport(round(busy, 4), rss_bytes(os.getpid()), tuple(streams))
 
     def _send(self, message: Message) -> None:
         self._channel.send(message)
@@ -378,10 +393,3 @@ def _plain(run: Run) -> dict[str, Any]:
 def _usage() -> tuple[float, float]:
     """When, and the processor time of the process so far, in seconds."""
     return time.monotonic(), time.process_time()
-
-
-def _rss_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not Linux: the most so far
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

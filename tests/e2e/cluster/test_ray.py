@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -19,6 +20,7 @@ from urllib.parse import quote
 
 import pytest
 
+import saccade.engine.models
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.events.machine import RESUME_S
 from saccade.pipeline.events.store_reader import EventQuery, EventReader
@@ -192,6 +194,29 @@ def test_a_killed_store_of_a_machine_is_back(running: Running) -> None:
     running.until(lambda _: not pids & running.cluster.processes("ray::StoreActor").keys())
     running.until(lambda _: "away" not in running.ask("/events?limit=1"))
     assert {one["id"] for one in running.ask("/events?limit=500")["events"]} >= before
+
+
+def test_a_changed_model_is_taken_while_streams_go_on(running: Running) -> None:
+    model = running.folder / "model"
+    shutil.copytree(Path(saccade.engine.models.__file__).parent / "nano", model)
+    path = running.folder / "cameras.yaml"
+    actors = set(running.cluster.processes("ray::WorkerActor"))
+    records = running.folder / "all.jsonl"
+    before = len(records.read_text().splitlines())
+    (running.folder / "new.yaml").write_text(json.dumps(json.loads(path.read_text()) | {"model": str(model)}))
+    (running.folder / "new.yaml").replace(path)
+    begun = time.monotonic()
+    while [one["name"] for one in running.ask("/workers")["workers"]] != ["1.2", "2.2"]:
+        assert time.monotonic() < begun + LONG_S, running.ask("/workers")
+        time.sleep(0.3)
+    running.until(all_have_frames)
+    assert set(running.cluster.processes("ray::WorkerActor")) == actors
+    lines = [json.loads(line) for line in records.read_text().splitlines()[before:]]
+    times = {name: [line["captured_at"] for line in lines if line["stream"] == name] for name in NAMES}
+    assert all(taken == sorted(set(taken)) for taken in times.values())  # each frame once, in order
+    print(
+        "\nlongest gaps in seconds:", {name: max(b - a for a, b in itertools.pairwise(times[name])) for name in NAMES}
+    )
 
 
 def test_events_are_stored_once(running: Running) -> None:
