@@ -165,6 +165,9 @@ class SupervisorActor:
             for name, one in kept.items():
                 with contextlib.suppress(StreamError):  # it is configured now, under the same name
                     self._front.supervisor.open(one, name, or_similar=False)
+            if again:  # also those without a worker now have events
+                for machine, url in state.settings.get("machines", {}).items():
+                    self._front.stores.meet(machine, url)
             threading.Thread(target=self._save, name="saccade state", daemon=True).start()
         except Exception as error:
             self._stack.close()
@@ -224,7 +227,7 @@ class SupervisorActor:
 
 
 def desired_of(state: DesiredState, front: Front) -> DesiredState:
-    """The state with the live streams that are to run now."""
+    """The state with the live streams that are to run now, and the machines that store events."""
     streams = front.supervisor.streams()
     wanted = {
         name: dict(stream.config) for name, stream in streams.items() if not stream.removed and stream.live is not False
@@ -234,7 +237,7 @@ def desired_of(state: DesiredState, front: Front) -> DesiredState:
             state = state.without_stream(name)
     for name, config in wanted.items():
         state = state.with_stream(name, config)
-    return state
+    return state.with_setting("machines", front.stores.remote_urls())
 
 
 class _Lines(logging.Handler):

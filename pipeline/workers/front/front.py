@@ -76,6 +76,7 @@ class Front:
     Attributes:
         supervisor: runs them.
         events: hands the events of their rules on.
+        stores: where those are stored.
         endless: whether it goes on when no stream runs any more, since others may be added.
         config_api: the configuration file over HTTP, once `actions` of it are set.
 
@@ -111,16 +112,17 @@ class Front:
         self._secret = secret or secrets.token_urlsafe(32)
         self.endless = not streams
         self._first = dict(streams)
+        self._also: set[str] = set()
         self._waiting: list[Any] = []
         self.events = OpenEvents(self._publish)
         if store is not None:
             self.events.load(store.going_on())
-        self._stores = MachineStores(store, self._secret, self.events.load)
+        self.stores = MachineStores(store, self._secret, self._load)
         self._failing: set[int] = set()
         self._receiver = ResultReceiver(outputs, self._is_live)
         names = names or [str(number) for number in range(1, config.workers + 1)]
         self.supervisor = Supervisor(
-            self._make, names, placement, events=self.events, on_lost=self._lost, on_machine=self._stores.meet
+            self._make, names, placement, events=self.events, on_lost=self._lost, on_machine=self.stores.meet
         )
         self._keep: dict[str, Any] | None = None  # for the stores of other machines
         if store is not None:
@@ -147,6 +149,7 @@ class Front:
         Args:
             also: streams that are opened soon, besides those to start with.
         """
+        self._also = set(also)
         for name in self.events.streams - {*self._first, *also}:
             self.events.end(name)
         self.supervisor.start()
@@ -186,8 +189,8 @@ class Front:
         api = FrontApi(self.supervisor, forwarder, auth, metrics, events=self._store is not None)
         merged = None
         if self._store is not None and self._make_elsewhere is not None:  # which may be on other machines
-            self._stores.serve_local()
-            merged = MergedEvents(self._stores.urls, forwarder, auth)
+            self.stores.serve_local()
+            merged = MergedEvents(self.stores.urls, forwarder, auth)
         self._server = HttpServer(
             None,
             *place,
@@ -219,7 +222,7 @@ class Front:
                 for output in self._outputs:
                     everything.callback(output.sink.close)
                 everything.callback(self._receiver.close)
-                everything.callback(self._stores.close)
+                everything.callback(self.stores.close)
                 everything.callback(self._end_events)
                 everything.callback(self._end_workers, timeout_s)
                 if self._server:
@@ -271,6 +274,13 @@ class Front:
         found = self.supervisor.streams().get(stream)
         return found is None or found.live is not False
 
+    def _load(self, records: Sequence[Mapping[str, Any]], machine: str) -> None:
+        """Take over what goes on in the store of a machine; where its stream is no more, it ends."""
+        self.events.load(records, machine)
+        wanted = {*self._first, *self._also, *self.supervisor.streams()}
+        for stream in {record["stream"] for record in records} - wanted:
+            self.events.end(stream)
+
     def _lost(self, stream: str, worker_ended: bool) -> None:
         """A stream runs no more where it did."""
         if worker_ended:
@@ -281,7 +291,7 @@ class Front:
     def _publish(self, record: Mapping[str, Any], machine: str) -> None:
         listeners: list[Callable[[Mapping[str, Any]], None]] = []
         if self._store is not None:
-            listeners.append(lambda record: self._stores.write(record, machine))
+            listeners.append(lambda record: self.stores.write(record, machine))
         if record["type"] in _CHANGES:
             listeners += [one.sink.write_event for one in self._outputs if isinstance(one.sink, SupportsEvents)]
         for number, listener in enumerate(listeners):

@@ -146,9 +146,13 @@ class MachineStores:
 
     def urls(self) -> dict[str, str]:
         """The addresses of all stores by their machines' names, "" the front's own."""
+        own = {} if self._server is None else {"": self._server.url}
+        return own | self.remote_urls()
+
+    def remote_urls(self) -> dict[str, str]:
+        """The addresses of the stores of other machines, by the machines' names."""
         with self._lock:
-            own = {} if self._server is None else {"": self._server.url}
-            return own | {machine: remote.url for machine, remote in self._remote.items()}
+            return {machine: remote.url for machine, remote in self._remote.items()}
 
     def write(self, record: Record, machine: str) -> None:
         """Store a record on its machine."""

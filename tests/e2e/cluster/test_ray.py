@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 import urllib.request
@@ -136,6 +137,9 @@ def test_events_of_both_machines_are_listed_as_one(running: Running) -> None:
         after = f"&after={quote(page['after'])}"
     assert len(ids) == len(set(ids))
     assert not stored("kept") & stored("kept-by-the-other")
+    with closing(sqlite3.connect(running.folder / "saccade-state" / "desired.db")) as state:
+        (machines,) = state.execute("SELECT value FROM settings WHERE name = 'machines'").fetchone()
+    assert len(json.loads(machines)) == 1  # so that it is known to be away, also to a supervisor that starts anew
     assert set(ids) <= stored("kept") | stored("kept-by-the-other")
     for folder in kept:
         name = with_clip(folder)[0]
