@@ -23,8 +23,15 @@ from saccade.pipeline.cli.options import (
     sources_in,
     with_settings,
 )
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.cli.sections import sections
 from saccade.pipeline.core.errors import ConfigError, RunFailed
+
+_PANELS = {
+    key: heading.capitalize()
+    for heading, keys in sections().items()
+    for key in keys
+    if key not in ("source", "streams")
+}
 
 app = typer.Typer(
     help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
@@ -60,7 +67,7 @@ def root(
 
 
 @app.command()
-@with_settings(*(key for key in RunConfig.model_fields if key not in ("source", "streams")))
+@with_settings(*_PANELS, panels=_PANELS)
 def run(
     given: Settings,
     source: Annotated[

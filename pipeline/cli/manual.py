@@ -9,10 +9,8 @@ import textwrap
 
 import yaml
 
-from saccade.pipeline.analytics.settings import AnalyticsSettings
+from saccade.pipeline.cli.sections import sections
 from saccade.pipeline.core.config import RunConfig, flags_of
-from saccade.pipeline.core.config.cluster import ClusterSettings
-from saccade.pipeline.events.settings import EventSettings
 
 _WIDTH = 120
 _HEADER = """\
@@ -24,26 +22,13 @@ _HEADER = """\
 # command is run. Keys that are left out keep the value shown here, but for `source`, which is needed, and detect, point
 # and query, of which at least one is.
 """
-_SECTIONS = {
-    "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "hwaccel"],
-    "how cameras are reached": ["rtsp_transport", "loss", "tls"],
-    "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
-    "over time": list(AnalyticsSettings.model_fields),
-    "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
-    "with what": ["model", "device", "dtype", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
-    "on several processes": ["workers", *ClusterSettings.model_fields],
-    "where results go": ["out", "jsonl", "sinks", "display"],
-}
-_LAST_SECTION = "what other programs can ask"
 _EXAMPLES = {"source": "pipeline/assets/demo.mp4", "detect": ["person"]}
 
 
 def manual() -> str:
     """The text of the manual."""
-    listed = {key for keys in _SECTIONS.values() for key in keys}
-    sections = {**_SECTIONS, _LAST_SECTION: [key for key in RunConfig.model_fields if key not in listed]}
     parts = [_HEADER]
-    for heading, keys in sections.items():
+    for heading, keys in sections().items():
         parts.append(f"# ---- {heading}\n")
         parts += [_entry(key) for key in keys]
     return "\n".join(parts)

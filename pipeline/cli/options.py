@@ -12,6 +12,7 @@ import typer
 
 from saccade.pipeline.core.config import RunConfig, flags_of, takes_commas
 
+Command = Callable[..., Any]
 Settings = dict[str, Any]
 """The settings that were given on the command line, by their keys in a configuration."""
 
@@ -26,10 +27,15 @@ def help_of(key: str) -> str:
     return f"{field.description}{f' (default {field.default})' if shown else ''}"
 
 
-def with_settings(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command a flag for each of these settings; it is called with those given, as its first argument."""
+def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
+    """Give a command a flag for each of these settings; it is called with those given, as its first argument.
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+    Args:
+        keys: of the settings, in the order of the help.
+        panels: the heading of the help that a setting is below, by its key; by default all are below one.
+    """
+
+    def decorate(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
         @wraps(command)
@@ -40,7 +46,7 @@ def with_settings(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., An
         # Arguments come first on the command line, and the command's own flags last in the help.
         arguments = [one for one in own if isinstance(one.annotation.__metadata__[0], typer.models.ArgumentInfo)]
         others = [one for one in own if one not in arguments]
-        parameters = [*arguments, *map(_flag, keys), *others]
+        parameters = [*arguments, *(_flag(key, (panels or {}).get(key)) for key in keys), *others]
         keyword = inspect.Parameter.KEYWORD_ONLY
         call.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in parameters])  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -73,7 +79,7 @@ def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
     return load(config, given)
 
 
-def _flag(key: str) -> inspect.Parameter:
+def _flag(key: str, panel: str | None) -> inspect.Parameter:
     field = RunConfig.model_fields[key]
     extra = field.json_schema_extra
     assert isinstance(extra, dict)
@@ -82,7 +88,11 @@ def _flag(key: str) -> inspect.Parameter:
     if isinstance(field.default, list | dict):
         kind = list[str]
     option = typer.Option(
-        *([] if kind is bool else flags_of(key)), help=help_of(key), metavar=text["metavar"], envvar=text["env"]
+        *([] if kind is bool else flags_of(key)),
+        help=help_of(key),
+        metavar=text["metavar"],
+        envvar=text["env"],
+        rich_help_panel=panel,
     )
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import typer
 from click import Parameter
 
 from saccade.pipeline.cli.main import app
+from saccade.pipeline.cli.sections import sections
 from saccade.pipeline.core.config import RunConfig, flags_of
+from tests.support.command import Command
 
 NOT_SETTINGS = {"config", "trace", "quiet", "help"}
 
@@ -29,6 +32,14 @@ def test_every_flag_of_run_is_a_setting_and_helps_with_its_text() -> None:
     assert {key: parameters[key].opts for key in parameters.keys() - NOT_SETTINGS - {"source"}} == {
         key: flags_of(key) for key in parameters.keys() - NOT_SETTINGS - {"source"}
     }
+
+
+def test_the_help_of_run_is_in_sections(tmp_path: Path, saccade: Command) -> None:
+    shown = saccade("run", "--help", cwd=tmp_path).stdout
+    places = [shown.find(f"─ {heading.capitalize()} ─") for heading in sections()]
+    assert places[0] > 0
+    assert places == sorted(places)
+    assert sorted(key for keys in sections().values() for key in keys) == sorted(RunConfig.model_fields)
 
 
 def test_no_command_declares_a_setting_a_second_time() -> None:
