@@ -27,9 +27,12 @@ class Vocabulary:
 
         Raises:
             UnknownClassError: for the first phrase that means none of the names.
+            ValueError: for what is no text.
         """
         found: dict[str, None] = {}
         for label in labels:
+            if not isinstance(label, str):
+                raise ValueError(f"a label is one text, such as 'person' or 'truck or bus'; got {label!r:.100}")
             phrases = [p for p in _SEPARATORS.split(label) if p.strip()]
             for phrase in [label] if self._lookup(label) or not phrases else phrases:
                 names = self._lookup(phrase)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from saccade.engine.results import Result
-from saccade.sinks.base import SinkClosedError
+from saccade.sinks.base import SinkClosedError, SinkError
 from saccade.sinks.record import Latency
 from saccade.sources.frame import Frame
 
@@ -22,11 +22,16 @@ class CallbackSink:
 
     Args:
         function: called in a thread of the pipeline. It should return quickly or hand its work on: results wait for it.
+
+    Raises:
+        SinkError: if it cannot be called.
     """
 
     shared: ClassVar[bool] = True
 
     def __init__(self, function: Callable[[Frame, Result, Latency], object]) -> None:
+        if not callable(function):
+            raise SinkError(f"function is called for every frame, so it should be callable; got {function!r:.100}")
         self._function = function
         self._lock = threading.Lock()
         self._closed = False

@@ -41,7 +41,7 @@ class JsonlSink:
         events: write the events of rules, and no records of frames.
 
     Raises:
-        SinkError: if the file cannot be written.
+        SinkError: if the file cannot be written, or a limit is out of range.
     """
 
     shared: ClassVar[bool] = True
@@ -55,6 +55,10 @@ class JsonlSink:
         retention: Retention | None = None,
         events: bool = False,
     ) -> None:
+        if max_bytes is not None and max_bytes < 1:
+            raise SinkError(f"max_bytes is 1 or more, or None for one file without end; got {max_bytes!r}")
+        if keep is not None and keep < 0:
+            raise SinkError(f"keep is 0 or more old files, or None for any number; got {keep!r}")
         self._path = os.fspath(path)
         self._max_bytes = None if self._path == "-" else max_bytes
         self._keep = keep

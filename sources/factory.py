@@ -30,7 +30,7 @@ _STREAMS = ("http", "https", "rtmp", "rtmps", "srt", "tcp", "udp")
 
 
 def open_source(
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | int,
     *,
     stream: str | None = None,
     vid_stride: int = 1,
@@ -48,7 +48,7 @@ def open_source(
     A live source connects when it is iterated; a camera that cannot be reached is retried until it can.
 
     Args:
-        target: what the user typed.
+        target: what the user typed; a number is that of a webcam.
         stream: name of the stream; made from `target` if None.
         vid_stride: hand on every `vid_stride`-th frame.
         start: skip frames before this time, in seconds from the beginning; not for live sources.
@@ -64,7 +64,10 @@ def open_source(
     Raises:
         SourceError: if `target` cannot be used, in one line for the user.
     """
-    text = os.fspath(target)
+    try:
+        text = os.fspath(str(target) if isinstance(target, int) else target)
+    except TypeError:
+        raise SourceError(f"a source is a path, an address or a webcam's number, not {target!r:.100}") from None
     if text.startswith("webrtc:"):
         if start is not None or end is not None:
             raise SourceError("webrtc: is live: start and end are for files")

@@ -98,6 +98,12 @@ def test_a_label_without_a_name_is_refused_not_forgotten(typed: str) -> None:
         NANOS.resolve([typed])
 
 
+@pytest.mark.parametrize("label", [5, None, ["person", "dog"]])
+def test_a_label_is_one_text(label: object) -> None:
+    with pytest.raises(ValueError, match="a label is one text"):
+        NANOS.resolve([label])  # type: ignore[list-item]
+
+
 def test_a_class_name_wins_over_a_synonym_and_over_a_list() -> None:
     odd = Vocabulary("odd", ["salt and pepper", "salt", "glasses", "glass"], {"glass": ["salt"], "Pepper": ["salt"]})
     assert odd.resolve(["salt and pepper"]) == ["salt and pepper"]

@@ -10,6 +10,7 @@ import pytest
 from saccade.sinks import (
     CallbackSink,
     SinkClosedError,
+    SinkError,
 )
 from tests.support.sinks.results import FRAME, LATENCY, RESULT
 
@@ -53,3 +54,8 @@ def test_an_exception_of_a_callback_is_passed_on() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         CallbackSink(callback).write(FRAME, RESULT, LATENCY)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(SinkError, match="should be callable; got 5"):
+        CallbackSink(5)  # type: ignore[arg-type]

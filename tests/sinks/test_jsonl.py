@@ -235,3 +235,12 @@ def test_an_impossible_rotation_is_one_line(tmp_path: Path) -> None:
     sink.write(FRAME, RESULT, LATENCY)
     sink.close()
     assert [len(path.read_bytes().splitlines()) for path in sorted(tmp_path.iterdir())] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"), [({"max_bytes": 0}, "max_bytes is 1 or more"), ({"keep": -1}, "keep is 0")]
+)
+def test_a_limit_out_of_range_is_refused(tmp_path: Path, limits: dict[str, int], words: str) -> None:
+    with pytest.raises(SinkError, match=words):
+        JsonlSink(tmp_path / "out.jsonl", **limits)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []

@@ -353,3 +353,9 @@ def test_what_is_no_source_says_so_and_repeats_no_password(target: str, expected
     with pytest.raises(SourceError, match=expected) as caught:
         open_source(target)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("target", [None, 1.5, ["a.mp4"]])
+def test_what_is_no_target_is_refused_in_one_line(target: object) -> None:
+    with pytest.raises(SourceError, match="a source is a path, an address or a webcam's number"):
+        open_source(target)  # type: ignore[arg-type]
