@@ -51,11 +51,13 @@ class HeldFrames:
 
     def _drop(self) -> None:
         came = False
-        last = interval = 0.0
+        last: float | None = None
+        interval = 0.0  # smoothed: frames may arrive in bursts
         try:
             decode_behind_the_model()
             for frame in self._frames:
-                interval, last = frame.captured_at - last, frame.captured_at
+                passed = 0.0 if last is None else frame.captured_at - last
+                interval, last = (interval + (passed - interval) / 4 if interval else passed), frame.captured_at
                 if self._wanted.is_set() and is_newer(frame, self.after, interval):
                     self._first.append(frame)
                     break

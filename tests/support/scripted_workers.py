@@ -88,7 +88,7 @@ class Scene:
 
     def _make(self, name: str, on_message: Callable[[Worker, Message], None]) -> ScriptedWorker:
         worker = ScriptedWorker(name, on_message)
-        self.made[name].append(worker)
+        self.made.setdefault(name, []).append(worker)
         return worker
 
     def worker(self, name: str, number: int = -1) -> ScriptedWorker:

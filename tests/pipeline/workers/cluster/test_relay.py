@@ -134,6 +134,22 @@ def test_unread_reports_keep_what_changed_before_the_newest() -> None:
     assert hall["settings"] is None
 
 
+def test_a_held_stream_begins_or_is_closed_with_its_supervisor(relay: Relay, camera: str) -> None:
+    relay.attach([])
+    relay.send({**opening("room", 7, config(camera)), "held": True})
+    answer(relay, "held", 7)
+    assert relay.streams == {}
+    relay.send({"do": "begin", "stream": "room", "key": 7, "after": None, "events": []})
+    assert answer(relay, "opened", 7)["live"]
+    relay.send({**opening("room", 8, config(camera, conf=0.9)), "held": True})
+    answer(relay, "held", 8)
+    assert relay.attach(["room"])  # by one that knows nothing of that
+    assert answer(relay, "closed", 8)["error"] is None
+    assert relay.streams["room"].get("conf") is None
+    relay.send({"do": "close", "stream": "room", "key": 7, "moves": True})
+    assert answer(relay, "closed", 7)["error"] is None
+
+
 def test_an_opening_under_way_is_answered_to_the_next_supervisor(relay: Relay, camera: str) -> None:
     relay.attach([])
     relay.send(opening("yard", 5, config(camera, "yard")))
