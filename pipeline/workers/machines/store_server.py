@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,8 @@ from saccade.pipeline.server.api.events import query_of
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.sources.http.auth import refusal
+
+log = logging.getLogger(__name__)
 
 
 class StoreServer:
@@ -81,6 +84,9 @@ class StoreServer:
 
     def _store_all(self, records: Sequence[dict[str, Any]]) -> None:
         for record in records:
-            self._store.write(record)
+            try:
+                self._store.write(record)
+            except (KeyError, TypeError, ValueError) as error:  # one that is none must not keep the others waiting
+                log.warning("a record could not be stored: %s", error)
         with suppress(StoreError):  # its disk is full: it keeps them until they can be written
             self._store.flush()

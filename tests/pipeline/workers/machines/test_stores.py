@@ -48,6 +48,7 @@ def test_records_go_to_the_machine_that_made_them(tmp_path: Path) -> None:
             stores.meet("north", server.url)
             for number in range(300):
                 stores.write(event(100 + number, "begin"), "north")
+            stores.write({"type": "rules"}, "north")
             stores.write(event(7), "north")
             stores.write(event(8), "")
             assert set(stores.urls()) == {"", "north"}
