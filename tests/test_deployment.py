@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.cli.main import app
 from saccade.pipeline.core.config.file import load
 from tests.support import REPO
 
 CHART = REPO / "configs" / "helm"
 NODE = REPO / "configs" / "gpu-node"
-FLAGS = {"--quiet", "--config"} | {f"--{key.replace('_', '-')}" for key in RunConfig.model_fields}
+README = REPO / "pipeline" / "workers" / "README.md"
 
 
 def render(template: str, values: dict[str, Any]) -> str:
@@ -52,10 +53,16 @@ def rendered(**changed: Any) -> dict[str, dict[str, Any]]:
 
 
 def flags_of(command: list[str]) -> dict[str, str]:
-    """The flags of a command and their values; each is one of the program's."""
+    """The flags of a command and their values, which the program itself takes, but for a file that is not here."""
     assert command[0] == "run"
+    filled = [re.sub(r"\$\{\w+:-(.*?)}", r"\1", word) for word in command]  # as Compose does
+    saccade = typer.main.get_command(app)
+    with saccade.make_context("saccade", filled) as context:
+        name, run, rest = saccade.resolve_command(context, filled)
+        with run.make_context(name, rest, parent=context) as parsed:
+            given = {key: value for key, value in parsed.params.items() if value not in (None, [], ())}
     flags = {flag: after for flag, after in zip(command, [*command[1:], ""], strict=True) if flag.startswith("--")}
-    assert flags.keys() <= FLAGS
+    assert {flag[2:].replace("-", "_") for flag in flags} <= given.keys()
     return flags
 
 
@@ -106,3 +113,29 @@ def test_the_node_s_compose_file_runs_workers_on_its_gpus() -> None:
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     target = service["build"]["target"]
     assert re.search(rf"^FROM \S+ AS {target}$", (REPO / "Dockerfile").read_text(), re.MULTILINE)
+
+
+def test_a_flag_that_the_program_does_not_have_is_found() -> None:
+    with pytest.raises(typer.TyperException, match="--worker"):
+        flags_of(["run", "--worker", "2"])
+    with pytest.raises(typer.TyperException, match="valid integer"):
+        flags_of(["run", "--workers", "many"])
+
+
+def test_the_values_that_are_documented_are_the_chart_s() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    used = set(re.findall(r"\.Values\.(\w+)", (CHART / "templates" / "saccade.yaml").read_text()))
+    assert used == values.keys()
+    documented = set(re.findall(r"--set(?:-file)? (\w+)=", README.read_text() + (CHART / "values.yaml").read_text()))
+    assert documented
+    assert documented <= used
+
+
+def test_a_changed_list_of_cameras_reaches_a_pod_that_runs() -> None:
+    objects = rendered()
+    pod = objects["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
+    assert "subPath" not in mount  # such a file stays what it was when the pod began
+    assert container["args"][container["args"].index("--config") + 1].startswith(mount["mountPath"] + "/")
+    assert "checksum" not in json.dumps(pod["metadata"])  # by which another would take its place
