@@ -62,13 +62,12 @@ def wait_listening(url: str, process: subprocess.Popen[str]) -> None:
     wait_for(listens, 2 * LONG_S)
 
 
-def test_file(tmp_path: Path, saccade: Command) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "pipeline").symlink_to(REPO / "pipeline")
-    done = saccade("run", "--config", CONFIGS / "file.yaml", "--end", 2, cwd=tmp_path)
+def test_file_runs_as_it_is_printed_in_an_empty_folder(tmp_path: Path, saccade: Command) -> None:
+    (tmp_path / "mine.yaml").write_text(saccade("configs", "file", cwd=tmp_path).stdout)
+    done = saccade("run", "--config", "mine.yaml", "--end", 2, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len((tmp_path / "out" / "file.jsonl").read_text().splitlines()) == 20
-    with av.open(str(tmp_path / "out" / "file.mp4")) as container:
+    assert len((tmp_path / "file.jsonl").read_text().splitlines()) == 20
+    with av.open(str(tmp_path / "file.mp4")) as container:
         assert sum(1 for _ in container.decode(video=0)) == 20
 
 
