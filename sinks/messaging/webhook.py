@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -289,7 +290,9 @@ class WebhookSink:
         except TimeoutError:
             return f"no answer within {self._timeout_s:g} s", 0.0
         except aiohttp.ClientConnectorError as error:
-            return error.strerror or "cannot connect", 0.0
+            # asyncio's own text is "Connect call failed ('192.0.2.9', 443)"; that of a name not found has errno < 0
+            known = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            return known or "cannot connect", 0.0
         except aiohttp.ClientError as error:
             return type(error).__name__, 0.0  # its text may hold the address, and that a password
 

@@ -69,6 +69,7 @@ def test_a_server_that_restarts_gets_every_message(receiver: Receiver, caplog: p
     sink.close()
     assert [body["frame"] for body in receiver.bodies] == [10 * n for n in range(50)]
     assert 1 <= caplog.text.count("trying again") <= 2
+    assert ": Connection refused; trying again" in caplog.text
     assert "works" in caplog.text
 
 
