@@ -7,8 +7,9 @@ Knows no runs and no workers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
+from saccade.pipeline.core.stats import Captured, captured
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model
 
@@ -19,7 +20,7 @@ class HeldFrames:
     """Begins to iterate a source at once; is iterated itself once at most.
 
     Attributes:
-        after: when the last frame was captured that another has had, and by which clock; that one does not come again.
+        after: the last frame that another has had, which does not come again.
 
     Args:
         source: a live one. To close it ends this.
@@ -30,7 +31,7 @@ class HeldFrames:
     def __init__(
         self, source: Source, on_frame: Callable[[], None], on_end: Callable[[Exception | None], None]
     ) -> None:
-        self.after: Sequence[object] | None = None
+        self.after: Captured | None = None
         self._frames = iter(source)
         self._on_frame, self._on_end = on_frame, on_end
         self._wanted = threading.Event()
@@ -70,17 +71,19 @@ class HeldFrames:
             self._on_end(self._error)
 
 
-def is_newer(frame: Frame, after: Sequence[object] | None, interval_s: float) -> bool:
+def is_newer(frame: Frame, after: Captured | None, interval_s: float) -> bool:
     """Whether a frame is another than the last one that was had, and a later one.
 
     Two connections get one frame at times that differ by the network alone: less than half a frame's interval.
 
     Args:
         frame: of a live source.
-        after: when that one was captured, and by which clock; None if it is not known.
+        after: when that one was captured; None if it is not known.
         interval_s: between two frames.
     """
-    if after is None or after[1] != frame.capture_clock or not isinstance(after[0], (int, float)):
+    if after is None:
         return True
-    ahead_s = after[0] - frame.captured_at
+    now = captured(frame)
+    # One connection may know the camera's clock before the other does.
+    ahead_s = after[0] - now[0] if after[1] == now[1] else after[2] - now[2]
     return not -min(0.5, max(0.0, interval_s / 2)) < ahead_s < _CLOCK_S

@@ -30,7 +30,7 @@ from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, Queu
 from saccade.pipeline.core.delivery import Delivery, OutputDelivery
 from saccade.pipeline.core.engine_stream import EngineStream, Flights, InFlight, Share
 from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stats import Report, Stats, latency_of
+from saccade.pipeline.core.stats import Captured, Report, Stats, latency_of
 from saccade.sinks import SinkStatus
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model
@@ -218,8 +218,8 @@ class Run:
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
     @property
-    def captured(self) -> tuple[float, str] | None:
-        """When the newest frame with a result was captured, and by which clock; None before the first."""
+    def captured(self) -> Captured | None:
+        """When the newest frame with a result was captured; None before the first."""
         return self._stats.captured
 
     def sink_statuses(self) -> list[SinkStatus]:

@@ -22,11 +22,11 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
 
 The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
 where the stream ran before: its files are not replaced; `held` where another worker has it still: its source is opened,
-and no more; all four may be left out. `captured` and `after` are when the last frame with a result was captured, and by
-which clock: what comes `after` it is new. `key` is that of an opening: an answer has that of its command. A worker on a
-machine that stores its events has `machine`, its name, and `store`, the address of that, in `ready`. `events` are the
-records of those that went on where the stream ran last, and are to go on here, or to end; `moves` is true where the
-stream will be opened elsewhere, so that its events do not end.
+and no more; all four may be left out. `captured` and `after` are when the last frame with a result was captured, by
+which clock, and when it arrived: what comes `after` it is new. `key` is that of an opening: an answer has that of its
+command. A worker on a machine that stores its events has `machine`, its name, and `store`, the address of that, in
+`ready`. `events` are the records of those that went on where the stream ran last, and are to go on here, or to end;
+`moves` is true where the stream will be opened elsewhere, so that its events do not end.
 """
 
 from __future__ import annotations

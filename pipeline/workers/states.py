@@ -90,7 +90,7 @@ class StreamState:
         opening, closing: who waits for it to be open, or closed.
         removed: it is to end.
         successor: where it goes on when its worker has let go; None if it does not move.
-        captured: of the last result of the worker that it had, when its frame was captured, and by which clock.
+        captured: the last frame with a result where it was, as in `protocol`.
         stays: why it could not move to where it belongs; None if it could.
     """
 
@@ -110,7 +110,7 @@ class StreamState:
     closing: list[Future[None]] = field(default_factory=list)
     removed: bool = False
     successor: Successor | None = None
-    captured: tuple[float, str] | None = None
+    captured: tuple[float, str, float] | None = None
     stays: str | None = None
 
     @property

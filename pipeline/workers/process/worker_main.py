@@ -218,8 +218,8 @@ class _WorkerProcess:
         try:
             assert self._session is not None
             with self._held.take(message["key"]) as stream:
-                if stream.held is not None:
-                    stream.held.after = message.get("after")
+                if stream.held is not None and (after := message.get("after")) is not None:
+                    stream.held.after = (after[0], after[1], after[2])
                 stream.resume([read_event(record) for record in message.get("events", ())])
                 assert isinstance(stream.config, ListedStream)
                 self._await_end(stream.config)

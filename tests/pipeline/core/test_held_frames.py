@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -16,9 +17,10 @@ LONG_S = 20.0
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 
 
-def frame(number: int, captured_at: float, clock: str = "rtcp") -> Frame:
+def frame(number: int, captured_at: float, clock: str = "rtcp", ago_s: float = 0.0) -> Frame:
     times: dict[str, Any] = {"captured_at": captured_at, "capture_clock": clock}
-    return Frame(IMAGE, "door", number, number, Fraction(1, 10), decoded_at=0.0, decode_ms=0.0, **times)
+    arrived = time.monotonic() - ago_s
+    return Frame(IMAGE, "door", number, number, Fraction(1, 10), decoded_at=arrived, decode_ms=0.0, **times)
 
 
 class Fed(Source):
@@ -47,7 +49,7 @@ def test_frames_are_dropped_until_they_are_wanted() -> None:
         source.given.put(frame(number, number / 10))
     wait_for(source.given.empty, LONG_S)
     wait_for(lambda: heard == ["frame"], LONG_S)
-    frames.after = [0.2, "rtcp"]
+    frames.after = (0.2, "rtcp", 0.0)
     for number in (2, 3, 4):  # the second connection has the same frame again
         source.given.put(frame(number, number / 10))
     source.given.put(None)
@@ -76,9 +78,14 @@ def test_a_source_that_ends_is_reported(error: Exception | None) -> None:
         (10.06, "rtcp", True),
         (9.5, "rtcp", False),
         (7.0, "rtcp", True),
-        (10.0, "arrival", True),
     ],
 )
 def test_a_frame_that_another_had_is_not_newer(captured_at: float, clock: str, newer: bool) -> None:
-    assert is_newer(frame(0, captured_at, clock), [10.0, "rtcp"], 0.1) == newer
+    assert is_newer(frame(0, captured_at, clock), (10.0, "rtcp", 0.0), 0.1) == newer
     assert is_newer(frame(0, captured_at, clock), None, 0.1)
+
+
+@pytest.mark.parametrize(("ago_s", "newer"), [(0.0, True), (1.02, False)])
+def test_clocks_that_differ_are_compared_by_arrival(ago_s: float, newer: bool) -> None:
+    after = (10.0, "rtcp", time.time() - 1.0)
+    assert is_newer(frame(0, after[2], "arrival", ago_s), after, 0.1) == newer
