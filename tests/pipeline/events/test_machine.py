@@ -12,6 +12,7 @@ from saccade.pipeline.events.record import Change, make_event_record
 from saccade.pipeline.events.scene import Scene
 from saccade.pipeline.events.settings import RuleSettings
 from tests.pipeline.events.scripted import scene
+from tests.support.sinks.rule_events import BEGIN
 
 
 def machine(when: str, **settings: object) -> RuleMachine:
@@ -149,39 +150,11 @@ def test_the_record_of_an_event() -> None:
     changes += rule.end()
     first, second, last = (make_event_record(change) for change in changes)
     assert first == {
-        "schema": "saccade/event/1",
-        "type": "begin",
-        "id": "1002.000000-aaaaaa",
+        **BEGIN,  # what the tests of sinks are given
         "rule": "rule",
-        "stream": "door",
-        "label": "person",
-        "sub_label": None,
-        "tracks": [7],
-        "count": 1,
-        "zones": ["hall"],
-        "current_zones": ["hall"],
-        "entered_zones": ["hall"],
-        "since": 1000.0,
-        "start_time": 1002.0,
-        "end_time": None,
-        "frame_time": 1002.0,
-        "capture_clock": "arrival",
-        "score": 0.9,
-        "top_score": 0.9,
-        "width": 200,
-        "height": 100,
         "box": [80.0, 20.0, 120.0, 80.0],
         "box_norm": [0.4, 0.2, 0.6, 0.8],
         "area": 2400,
-        "speed": 0.1,
-        "stationary": False,
-        "p_yes": None,
-        "answers": {},
-        "attributes": {},
-        "has_snapshot": False,
-        "has_clip": False,
-        "snapshot": None,
-        "clip": None,
     }
     assert (second["type"], second["top_score"], second["entered_zones"]) == ("update", 0.96, ["hall", "door"])
     assert (last["type"], last["id"], last["start_time"], last["end_time"]) == ("end", first["id"], 1002.0, 1003.0)
