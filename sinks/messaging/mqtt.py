@@ -254,7 +254,9 @@ class MqttSink:
     def _client(self) -> aiomqtt.Client:
         import aiomqtt
 
-        return aiomqtt.Client(
+        from saccade.sinks.messaging.mqtt_client import MqttClient
+
+        return MqttClient(
             self._address.host,
             self._address.port,
             identifier=self._client_id,
