@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._trace import TracerWarning
 
 RECORDED_AFTER = 16  # calls: the first lays weights out; recording takes 0.2 s, as much as is saved on 100 images
 _MOST = 8  # shapes that are recorded
+# Of numbers that a record takes as fixed, which depend on shapes alone here; and `catch_warnings` knows no threads.
+warnings.filterwarnings("ignore", category=TracerWarning)
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
@@ -48,12 +51,10 @@ class Replay:
         return self._function(*tensors)
 
     def _record(self, tensors: tuple[torch.Tensor, ...]) -> Function:
-        with warnings.catch_warnings():  # of numbers that a record takes as fixed, and in favour of a compiler
-            warnings.simplefilter("ignore")
-            try:
-                return torch.jit.trace(_Recorded(self._function, self._owner), tensors, check_trace=False)  # type: ignore[no-any-return]
-            except (RuntimeError, NotImplementedError):
-                return self._function
+        try:
+            return torch.jit.trace(_Recorded(self._function, self._owner), tensors, check_trace=False)  # type: ignore[no-any-return]
+        except (RuntimeError, NotImplementedError):
+            return self._function
 
 
 class _Recorded(nn.Module):
