@@ -24,7 +24,7 @@ from tests.support.webrtc import leaving_no_thread
 
 pytestmark = pytest.mark.e2e
 
-SECONDS = 1800 if os.environ.get("SACCADE_LONG") == "1" else 30
+SECONDS = 1800 if os.environ.get("SACCADE_LONG") == "1" else 20
 BACK_S = 5.0
 SLACK_S = 2.0  # for a machine with other things to do
 FRAMES = coded_frames(50, gop=25)

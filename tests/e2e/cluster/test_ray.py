@@ -71,6 +71,10 @@ class Running:
         return time.monotonic() - begun
 
 
+def whole_lines(path: Path) -> list[str]:
+    return path.read_text().rpartition("\n")[0].splitlines()
+
+
 def all_have_frames(streams: dict[str, dict[str, Any]]) -> bool:
     return streams.keys() >= NAMES and all(one["state"] == "live" and one["frames_out"] for one in streams.values())
 
@@ -111,8 +115,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_streams_are_spread_over_the_actors(running: Running) -> None:
     assert sorted(one["worker"] for one in running.streams().values()) == ["1", "1", "2", "2"]
     assert len(running.cluster.processes("ray::WorkerActor")) == 2
-    lines = [json.loads(line) for line in (running.folder / "all.jsonl").read_text().splitlines()]
-    assert {line["stream"] for line in lines} == NAMES
+    # What a worker has found comes to the shared output by the next call of its actor.
+    running.until(lambda _: {json.loads(line)["stream"] for line in whole_lines(running.folder / "all.jsonl")} == NAMES)
     state = running.folder / "saccade-state" / "desired.db"
     assert state.stat().st_mode & 0o777 == 0o600
 
