@@ -34,6 +34,7 @@ POLL_S = 1.0
 SILENT_S = 3.0
 """Without an answer of its actor, beyond `POLL_S`, after which a worker is taken to have ended: with 2 s of grace
 (`placement`) and the time to a key frame, its streams are back within 10 s. Ray itself takes longer to notice."""
+_LOADING_S = 30.0  # likewise until the worker is ready: on a busy machine others that load torch keep its actor waiting
 START_S = 180.0  # for an actor to be scheduled and its module loaded, on a busy machine
 
 
@@ -232,7 +233,8 @@ class RayWorker:
         """Hand on what the worker says until it has ended; returns the reason."""
         reason = ""
         while not self._killed.is_set():
-            messages, found = ray.get(actor.poll.remote(self._name, POLL_S), timeout=POLL_S + SILENT_S)
+            silent_s = SILENT_S if self._state == "ready" else _LOADING_S
+            messages, found = ray.get(actor.poll.remote(self._name, POLL_S), timeout=POLL_S + silent_s)
             for data in found:
                 if results is not None:
                     results.send_bytes(data)
