@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
-from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.events.store_reader import StoreError
@@ -102,31 +101,17 @@ class Session:
             del self._waiting[name]
         return runs
 
-    def add(
-        self,
-        config: StreamConfig,
-        *,
-        check: CheckSource | None = None,
-        repeat: bool = False,
-        resumed: Iterable[Event] = (),
-    ) -> Run:
+    def add(self, config: StreamConfig, *, check: CheckSource | None = None, repeat: bool = False) -> Run:
         """Start another stream, whose results go where those of every stream go; `check`, … as in `open_stream`.
 
         Raises:
             ConfigError, SourceError, EngineError, SinkError: if something it names cannot be used.
             StreamError: if its name is taken, or too many streams run.
         """
-        with self.open(config, check=check, repeat=repeat, resumed=resumed) as stream:
+        with self.open(config, check=check, repeat=repeat) as stream:
             return self.begin(stream)
 
-    def open(
-        self,
-        config: StreamConfig,
-        *,
-        check: CheckSource | None = None,
-        repeat: bool = False,
-        resumed: Iterable[Event] = (),
-    ) -> OpenedStream:
+    def open(self, config: StreamConfig, *, check: CheckSource | None = None, repeat: bool = False) -> OpenedStream:
         """Open another stream, to be given to `begin` or closed; arguments as in `open_stream`.
 
         Raises:
@@ -141,7 +126,6 @@ class Session:
             history=self._history,
             media=self._media,
             ask=self._ask,
-            resumed=resumed,
         )
 
     def begin(self, stream: OpenedStream) -> Run:

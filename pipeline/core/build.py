@@ -82,7 +82,7 @@ class OpenedStream:
             set_asker(stage, ask or engine, self.config, wait=not self.source.info.live)
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Go on with the events that went on when the stream ran last, as in `EventStage`."""
+        """Go on with the events that went on when the stream ran last, as in `EventStage.resume`."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 
@@ -159,7 +159,6 @@ def open_stream(
     history: bool = False,
     media: MediaWriter | None = None,
     ask: Engine | None = None,
-    resumed: Iterable[Event] = (),
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
@@ -173,7 +172,6 @@ def open_stream(
         ask: answers the questions of rules; None for the engine itself.
         media: writes clips and snapshots of events; None for none.
         history: have the paths of tracks and the counts of minutes go there as well.
-        resumed: events that went on when the stream ran last, as in `EventStage`.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -202,7 +200,6 @@ def open_stream(
                     minutes=minutes,
                     recorder=recorder,
                     gap_s=max(GAP_S, 2 * config.motion_heartbeat),
-                    resumed=resumed,
                 )
             )
         elif config.rules:

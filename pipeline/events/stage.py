@@ -53,7 +53,6 @@ class EventStage:
         recorder: keeps clips and snapshots of the events; None for none.
         minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
             as well: its minutes, if it is live, and the paths of its tracks.
-        resumed: the last event of each rule when the stream ran last, elsewhere; as in `RuleMachine`.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class EventStage:
         minutes: Callable[[float], list[Minute]] | None = None,
         recorder: Recorder | None = None,
         gap_s: float = GAP_S,
-        resumed: Iterable[Event] = (),
     ) -> None:
         self._publish = publish
         self._flush = flush
@@ -87,12 +85,11 @@ class EventStage:
         self._shown: tuple[RuleSettings, ...] = ()  # those that are known to who takes events
         self._machines: dict[str, RuleMachine] = {}
         self._resumed: dict[str, Event] = {}
-        self.resume(resumed)
         self.moves = False
         """Whether the stream will run elsewhere: then `close` leaves the events that go on to the stage there."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Before the first frame: go on with these, the last one of each rule when the stream ran last."""
+        """Before the first frame: go on with these, the last one of each rule when the stream ran last, elsewhere."""
         self._resumed = {event.rule: event for event in events}
 
     @property

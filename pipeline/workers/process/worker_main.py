@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.pipeline.core.bounded_queue import NEWEST
+from saccade.pipeline.core.build import OpenedStream
 from saccade.pipeline.core.config import ListedStream, RunConfig
 from saccade.pipeline.core.errors import one_line
 from saccade.pipeline.core.output import Output
@@ -200,15 +201,15 @@ class _WorkerProcess:
             if message.get("checked"):
                 policy.check(config.source)
                 check = policy.check if policy.restricted else None
-            repeat = bool(message.get("repeat"))
-            if message.get("held"):
-                stream = self._session.open(config, check=check, repeat=repeat)
+            held = bool(message.get("held"))
+            if message.get("again") and not held:
+                self._await_end(config)
+            stream = self._session.open(config, check=check, repeat=bool(message.get("repeat")))
+            if held:
                 self._held.add(message["stream"], message["key"], stream)
                 return
-            if message.get("again"):
-                self._await_end(config)
-            resumed = [read_event(record) for record in message.get("events", ())]
-            self._opened(message, self._session.add(config, check=check, repeat=repeat, resumed=resumed))
+            with stream:
+                self._begin(message, stream)
         except Exception as error:
             self._held.drop(message["key"])
             self._refuse(message, error)
@@ -216,16 +217,20 @@ class _WorkerProcess:
     def _begin_stream(self, message: Message) -> None:
         """Have a stream begin that is open: another worker has let go of it."""
         try:
-            assert self._session is not None
             with self._held.take(message["key"]) as stream:
                 if stream.held is not None and (after := message.get("after")) is not None:
                     stream.held.after = (after[0], after[1], after[2])
-                stream.resume([read_event(record) for record in message.get("events", ())])
                 assert isinstance(stream.config, ListedStream)
                 self._await_end(stream.config)
-                self._opened(message, self._session.begin(stream))
+                self._begin(message, stream)
         except Exception as error:
             self._refuse(message, error)
+
+    def _begin(self, message: Message, stream: OpenedStream) -> None:
+        """Start a stream, with the events that went on where it ran last."""
+        assert self._session is not None
+        stream.resume(read_event(record) for record in message.get("events", ()))
+        self._opened(message, self._session.begin(stream))
 
     def _await_end(self, config: ListedStream) -> None:
         """Wait for the stream's last run here, if it is ending, and move files aside that it has left."""

@@ -112,7 +112,8 @@ def test_events_go_on_from_one_stage_to_the_next() -> None:
     first.moves = True
     first.close()
     assert len(heard) == 3  # nothing has ended
-    second = EventStage(rules("a=person"), heard.append, resumed=going)
+    second = EventStage(rules("a=person"), heard.append)
+    second.resume(going)
     run(second, ACROSS, 3)
     second.close()
     steps = [(one.kind, one.event.id) for one in heard[4:] if isinstance(one, Change)]
@@ -125,7 +126,9 @@ def test_events_of_a_stream_without_frames_are_ended() -> None:
     first = EventStage(rules("a=person"), heard.append)
     run(first, ACROSS, 2)
     (event,) = [one.event for one in heard if isinstance(one, Change)]
-    EventStage(rules("a=person"), heard.append, resumed=[event]).close()
+    third = EventStage(rules("a=person"), heard.append)
+    third.resume([event])
+    third.close()
     last = heard[-1]
     assert isinstance(last, Change)
     assert (last.kind, last.event.id, last.event.end_time) == ("end", event.id, event.frame_time)
