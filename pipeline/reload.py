@@ -67,6 +67,10 @@ class FileStamp:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+EditedRegions = dict[int | None, Regions]
+EditedRules = dict[int | None, Sequence[RuleSettings]]
+
+
 class FileReloader(ABC):
     """A configuration file that is read anew. Every method is callable from any thread.
 
@@ -96,13 +100,27 @@ class FileReloader(ABC):
             except _ERRORS as error:
                 return [f"{error}; everything goes on as it was"]
 
-    @abstractmethod
     def save(self) -> str:
-        """Write what was changed while it runs into the file; returns its name.
+        """Write the zones, lines and rules of the running streams into the file; returns its name.
 
         Raises:
             ConfigError: if it cannot be written.
         """
+        with self._lock:
+            if self._overrides.keys() & {"source", "streams"}:
+                raise ConfigError("the streams were given on the command line, and are not in the file")
+            save_settings(self._path, *self._edited(), lambda path: load(path, self._overrides))
+            self._stamp.take()
+            self._take(load(self._path, self._overrides))
+            return self._path.name
+
+    @abstractmethod
+    def _edited(self) -> tuple[EditedRegions, EditedRules]:
+        """What running streams have other than the configuration says, by their number in it; None for the only one."""
+
+    @abstractmethod
+    def _take(self, saved: RunConfig) -> None:
+        """The file says what runs: take it for the configuration."""
 
     @abstractmethod
     def _apply(self, wanted: RunConfig) -> list[str]:
@@ -125,33 +143,25 @@ class ConfigReloader(FileReloader):
         self._session = session
         self._names: list[str | None] = list(session.first_names)
 
-    def save(self) -> str:
-        """Write the zones, lines and rules of the running streams into the file; returns its name.
+    def _edited(self) -> tuple[EditedRegions, EditedRules]:
+        single = bool(self._config.source)
+        regions: EditedRegions = {}
+        rules: EditedRules = {}
+        for number, (name, stream) in enumerate(zip(self._names, self._config.each(), strict=True)):
+            if name is None or name not in self._session.streams.names:
+                continue
+            stages, place = self._session.streams.get(name).stages, None if single else number
+            analysis, watching = analyze_stage(stages), event_stage(stages)
+            if analysis is not None and analysis.regions != Regions.model_construct(
+                zones=stream.zones, lines=stream.lines
+            ):
+                regions[place] = analysis.regions
+            if watching is not None and list(watching.rules) != stream.rules:
+                rules[place] = watching.rules
+        return regions, rules
 
-        Raises:
-            ConfigError: if it cannot be written.
-        """
-        with self._lock:
-            if self._overrides.keys() & {"source", "streams"}:
-                raise ConfigError("the streams were given on the command line, and are not in the file")
-            single = bool(self._config.source)
-            regions: dict[int | None, Regions] = {}
-            rules: dict[int | None, Sequence[RuleSettings]] = {}
-            for number, (name, stream) in enumerate(zip(self._names, self._config.each(), strict=True)):
-                if name is None or name not in self._session.streams.names:
-                    continue
-                stages, place = self._session.streams.get(name).stages, None if single else number
-                analysis, watching = analyze_stage(stages), event_stage(stages)
-                if analysis is not None and analysis.regions != Regions.model_construct(
-                    zones=stream.zones, lines=stream.lines
-                ):
-                    regions[place] = analysis.regions
-                if watching is not None and list(watching.rules) != stream.rules:
-                    rules[place] = watching.rules
-            save_settings(self._path, regions, rules, lambda path: load(path, self._overrides))
-            self._stamp.take()
-            self._config = load(self._path, self._overrides)
-            return self._path.name
+    def _take(self, saved: RunConfig) -> None:
+        self._config = saved
 
     def _apply(self, wanted: RunConfig) -> list[str]:
         before, after = self._config.each(), wanted.each()

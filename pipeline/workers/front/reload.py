@@ -15,11 +15,8 @@ from typing import Any
 
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.core.config import ListedStream, RunConfig
-from saccade.pipeline.core.config.edit import save_settings
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError, StreamError
-from saccade.pipeline.events.settings import RuleSettings
-from saccade.pipeline.reload import FileReloader, run_differences, stream_differences
+from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.reload import EditedRegions, EditedRules, FileReloader, run_differences, stream_differences
 from saccade.pipeline.sink_targets import targets_of
 from saccade.pipeline.workers.front.front import Front, streams_of, worker_values
 from saccade.pipeline.workers.rolling import RollError
@@ -43,31 +40,23 @@ class FrontReloader(FileReloader):
         self._changer = Changer(front, config)
         self._front = front
 
-    def save(self) -> str:
-        """Write the zones, lines and rules of the running streams into the file; returns its name.
+    def _edited(self) -> tuple[EditedRegions, EditedRules]:
+        config = self._changer.config
+        regions: EditedRegions = {}
+        rules: EditedRules = {}
+        running = self._front.supervisor.streams()
+        for number, (name, stream) in enumerate(streams_of(config)[0].items()):
+            if name not in running:
+                continue
+            now, place = ListedStream.model_validate(running[name].config), None if config.source else number
+            if (now.zones, now.lines) != (stream.zones, stream.lines):
+                regions[place] = Regions.model_construct(zones=now.zones, lines=now.lines)
+            if now.rules != stream.rules:
+                rules[place] = now.rules
+        return regions, rules
 
-        Raises:
-            ConfigError: if it cannot be written.
-        """
-        with self._lock:
-            if self._overrides.keys() & {"source", "streams"}:
-                raise ConfigError("the streams were given on the command line, and are not in the file")
-            config = self._changer.config
-            regions: dict[int | None, Regions] = {}
-            rules: dict[int | None, list[RuleSettings]] = {}
-            running = self._front.supervisor.streams()
-            for number, (name, stream) in enumerate(streams_of(config)[0].items()):
-                if name not in running:
-                    continue
-                now, place = ListedStream.model_validate(running[name].config), None if config.source else number
-                if (now.zones, now.lines) != (stream.zones, stream.lines):
-                    regions[place] = Regions.model_construct(zones=now.zones, lines=now.lines)
-                if now.rules != stream.rules:
-                    rules[place] = now.rules
-            save_settings(self._path, regions, rules, lambda path: load(path, self._overrides))
-            self._stamp.take()
-            self._changer.config = load(self._path, self._overrides)
-            return self._path.name
+    def _take(self, saved: RunConfig) -> None:
+        self._changer.config = saved
 
     def _apply(self, wanted: RunConfig) -> list[str]:
         return self._changer.apply(wanted)
