@@ -53,10 +53,9 @@ class Linear:
         if rows <= (_FEW_PACKED if self._packs else _FEW) or not _usable(x):
             out = F.linear(x, self.weight, self.bias)
             return out if add is None else out + add
-        ops, weight = torch.ops.mkldnn, self._weight()
         if add is None:
-            return ops._linear_pointwise(x, weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
-        return ops._linear_pointwise.binary(x, add, weight, self.bias, "add")  # type: ignore[no-any-return]
+            return linear(x, self._weight(), self.bias, "none")
+        return torch.ops.mkldnn._linear_pointwise.binary(x, add, self._weight(), self.bias, "add")  # type: ignore[no-any-return]
 
     def _weight(self) -> torch.Tensor:
         if not self._packs:
