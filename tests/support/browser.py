@@ -86,7 +86,7 @@ class Tab:
 
     def eval(self, script: str) -> Any:
         """The value of an expression in the page, a promise's when it has come."""
-        answer = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        answer = self._evaluate(script)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -94,7 +94,7 @@ class Tab:
         """The first value of an expression that is true; what it needs may not be there yet."""
         deadline = time.monotonic() + seconds
         while True:
-            answer = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+            answer = self._evaluate(script)
             raised = answer.get("exceptionDetails")
             if not raised and (value := answer["result"].get("value")):
                 return value
@@ -115,6 +115,9 @@ class Tab:
     def close(self) -> None:
         """Let go of the page, which stays open."""
         self._socket.close()
+
+    def _evaluate(self, script: str) -> dict[str, Any]:
+        return self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
 
     def _note(self, message: dict[str, Any]) -> None:
         parameters = message.get("params", {})

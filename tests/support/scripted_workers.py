@@ -54,6 +54,10 @@ class ScriptedWorker:
             self.held.clear()
             self.tell("ended", reason=reason)
 
+    def refuse(self, command: Message, kind: str, error: str) -> None:
+        """Do not open what a command says."""
+        self.tell("refused", stream=command["stream"], key=command["key"], kind=kind, error=error)
+
     def answer(self, live: bool = True) -> None:
         """Do everything that was asked."""
         while self.asked and self.state != "ended":

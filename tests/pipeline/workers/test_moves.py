@@ -57,8 +57,7 @@ def test_a_worker_that_dies_while_a_stream_moves_costs_no_stream(dies: str) -> N
 def test_a_stream_stays_that_the_other_worker_refuses() -> None:
     with scene() as made:
         first, second = moving(made)
-        key = second.asked.pop()["key"]
-        second.tell("refused", stream="door", key=key, kind="EngineError", error="no such class")
+        second.refuse(second.asked.pop(), "EngineError", "no such class")
         made.place()
         assert (first.asked, second.asked) == ([], [])
         assert made.supervisor.streams()["door"].stays == "no such class"
@@ -67,8 +66,7 @@ def test_a_stream_stays_that_the_other_worker_refuses() -> None:
 def test_a_source_that_is_there_once_moves_with_a_gap() -> None:
     with scene() as made:
         first, second = moving(made)
-        key = second.asked.pop()["key"]
-        second.tell("refused", stream="door", key=key, kind="SourceError", error="busy")
+        second.refuse(second.asked.pop(), "SourceError", "busy")
         first.answer()
         made.place()
         assert [(one["do"], "held" in one) for one in second.asked] == [("open", False)]
@@ -82,8 +80,7 @@ def test_another_configuration_is_tried_before_the_old_one_ends() -> None:
         worker = made.worker("1")
         worker.answer()
         done = made.supervisor.restart("door", {**CONFIG, "detect": ["cat"]})
-        key = worker.asked.pop()["key"]
-        worker.tell("refused", stream="door", key=key, kind="EngineError", error="no cats")
+        worker.refuse(worker.asked.pop(), "EngineError", "no cats")
         with pytest.raises(RefusedError, match="no cats"):
             done.result(LONG_S)
         assert (made.phase("door"), made.supervisor.streams()["door"].config["detect"]) == ("open", ["person"])
@@ -106,9 +103,7 @@ def work(made: Scene, refuses: str = "", fails: str = "") -> None:
         elif name == refuses:
             for command in [one for one in worker.asked if one["do"] == "open"]:
                 worker.asked.remove(command)
-                worker.tell(
-                    "refused", stream=command["stream"], key=command["key"], kind="EngineError", error="no cats"
-                )
+                worker.refuse(command, "EngineError", "no cats")
         worker.answer()
 
 

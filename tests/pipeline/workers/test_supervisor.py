@@ -36,7 +36,7 @@ def test_a_stream_that_is_refused_is_forgotten() -> None:
     with scene("1") as made:
         opening = made.supervisor.open(CONFIG, "door")
         command = made.worker("1").asked.pop()
-        made.worker("1").tell("refused", stream="door", key=command["key"], kind="SourceError", error="no such file")
+        made.worker("1").refuse(command, "SourceError", "no such file")
         with pytest.raises(RefusedError, match="no such file") as refused:
             opening.result(LONG_S)
         assert refused.value.kind == "SourceError"
