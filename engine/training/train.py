@@ -321,7 +321,9 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """What `Trainer.save` left."""
+    """What `Trainer.save` left; of a model that is finished, its weights as the average."""
+    if not any(folder.glob("checkpoint.*")):
+        return {"average": load_file(folder / "model.safetensors", device=str(device))}
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("checkpoint.*")))
     state: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     return state
@@ -364,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=Path, default=here / "config.json", help="beside tokenizer.json")
     parser.add_argument("--coco", type=Path, required=True, help="start-picodet-s.safetensors")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
-    parser.add_argument("--resume", type=Path, help="folder with a checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="folder with a checkpoint to go on from, or with a model: needs --restart")
     parser.add_argument("--restart", action="store_true", help="with --resume: its weights, but a schedule of its own")
     parser.add_argument("--budget", type=float, default=420, help="seconds of the whole schedule")
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds of this run")
