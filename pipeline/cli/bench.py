@@ -244,7 +244,7 @@ def bench_cameras(
 
 
 @bench.command("scale")
-@with_settings("detect", "model", "device", "dtype", "vid_stride")
+@with_settings("detect", "model", "device", "dtype", "vid_stride", "max_fps", "hwaccel")
 def bench_scale(
     given: Settings,
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="What the cameras play.", show_default=False)] = str(
@@ -272,7 +272,8 @@ def bench_scale(
     """Measure what 1, 2, 4 workers of this machine carry, or with --simulate predict it for many machines.
 
     Measured are frames a second, latency, and how fast a killed worker and its streams are back; the cameras play
-    CLIP, or the demo clip. Simulated are frames, recovery after failures, moves and the volume of metrics, of a model
+    CLIP, or the demo clip, each at its own pace; --max-fps is how many of its frames a second the model is offered.
+    Simulated are frames, recovery after failures, moves and the volume of metrics, of a model
     whose speed is known (nano, moondream-2); --gpus and what follows is for that.
     """
     if not simulated:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from saccade.pipeline.core.config import ListedStream, RunConfig
 from saccade.pipeline.core.errors import RunFailed
 from saccade.pipeline.workers.front.front import Front, opened_front
+from saccade.pipeline.workers.process.process_worker import processors
 
 _LONG_S = 300.0  # for workers to start: a large model, on a slow machine
+_FIRST_S = 60.0  # for the streams' first results; those that have none by then are counted as silent
+_IN_TIME_S = 0.1
 _POLL_S = 0.05
 
 
@@ -27,24 +34,33 @@ class Row:
     Attributes:
         workers: how many.
         frames_per_s: results of all streams together.
-        dropped: share of the frames that was dropped, from 0 to 1.
-        p50_ms, p99_ms: the median of the streams' latencies, and the worst of their 99th percentiles.
-        cameras_each: how many cameras of the clip's rate a worker would keep up with, by its frames a second.
-        start_s: from the command to the first result of every stream.
+        dropped: share of the frames offered that has no result, from 0 to 1.
+        in_time: share of the results that came within 100 ms of their frame, decoding included, from 0 to 1.
+        silent: streams without a result; the latencies are those of the others.
+        p50_ms, p99_ms: the median of the streams' latencies, and the worst of their 99th percentiles; None without
+            results.
+        cameras_each: how many such cameras a worker would keep up with, by its frames a second.
+        cores: processors that the workers keep busy.
+        decoders: how many streams are decoded by what, such as {"h264 (cuda)": 64}.
+        start_s: from the command to the first result of every stream; None if some have none after a minute.
         ready_s: from the end of a worker killed by SIGKILL until the next takes streams.
-        back_s: until every stream has results again.
+        back_s: until every stream that had results has some again; None if that takes more than five minutes.
         rss_mib: resident memory of the workers together.
     """
 
     workers: int
     frames_per_s: float
     dropped: float
-    p50_ms: float
-    p99_ms: float
+    in_time: float
+    silent: int
+    p50_ms: float | None
+    p99_ms: float | None
     cameras_each: float
-    start_s: float
+    cores: float
+    decoders: dict[str, int]
+    start_s: float | None
     ready_s: float
-    back_s: float
+    back_s: float | None
     rss_mib: float
 
 
@@ -54,7 +70,7 @@ class ScaleTimes:
 
     Attributes:
         cameras: how many streams there were.
-        fps: frames a second of each.
+        fps: frames a second of each that the model is offered.
         rows: one for each number of workers.
     """
 
@@ -68,12 +84,16 @@ class ScaleTimes:
 
     def as_text(self) -> str:
         """A table."""
-        head = "workers  frames/s  dropped   p50 ms   p99 ms  cameras each  start s  killed: ready s  all back s   MiB"
-        lines = [f"{self.cameras} cameras at {self.fps:g} fps, on {os.cpu_count()} processors", head]
+        head = "workers  frames/s  dropped  in 100 ms  silent   p50 ms   p99 ms  cameras each  cores  start s"
+        lines = [f"{self.cameras} cameras at {self.fps:g} fps, on {os.cpu_count()} processors"]
+        lines.append(f"{head}  killed: ready s  all back s   MiB  decoded by")
         for row in self.rows:
-            times = f"{row.start_s:7.1f}  {row.ready_s:15.2f}  {row.back_s:10.2f}  {row.rss_mib:4.0f}"
-            speed = f"{row.frames_per_s:8.1f}  {100 * row.dropped:6.1f} %  {row.p50_ms:6.0f}   {row.p99_ms:6.0f}"
-            lines.append(f"{row.workers:7}  {speed}  {row.cameras_each:12.1f}  {times}")
+            p50, p99 = (_shown(ms, 6, 0) for ms in (row.p50_ms, row.p99_ms))
+            shares = f"{100 * row.dropped:5.1f} %    {100 * row.in_time:5.1f} %  {row.silent:6}"
+            times = f"{_shown(row.start_s, 7, 1)}  {row.ready_s:15.2f}  {_shown(row.back_s, 10, 2)}  {row.rss_mib:4.0f}"
+            speed = f"{row.frames_per_s:8.1f}  {shares}   {p50}   {p99}  {row.cameras_each:12.1f}  {row.cores:5.1f}"
+            decoders = ", ".join(f"{name} x {count}" for name, count in row.decoders.items())
+            lines.append(f"{row.workers:7}  {speed}  {times}  {decoders}")
         return "\n".join(lines)
 
 
@@ -88,7 +108,7 @@ def time_scale(settings: RunConfig, counts: list[int], *, cameras: int, seconds:
 
     Raises:
         ConfigError, EngineError, SourceError: if something it names cannot be used.
-        RunFailed: if streams do not come up within some minutes.
+        RunFailed: if no stream comes up within a minute, or a killed worker does not come back.
     """
     from saccade.pipeline.core.build import open_stream  # brings FFmpeg
 
@@ -96,6 +116,7 @@ def time_scale(settings: RunConfig, counts: list[int], *, cameras: int, seconds:
     with open_stream(stream) as opened:
         rate = opened.source.info.average_rate
     fps = float(rate or 25) / stream.vid_stride
+    fps = min(fps, stream.max_fps or fps)
     rows = [_time(settings, stream, count, fps, cameras, seconds) for count in counts]
     return ScaleTimes(cameras, fps, rows)
 
@@ -112,40 +133,55 @@ def _time(settings: RunConfig, stream: ListedStream, workers: int, fps: float, c
                 front.check()
                 time.sleep(_POLL_S)
             one.result()
-        _wait(lambda: all(one["frames_out"] for one in _streams(front)), "streams have no results")
-        start_s = time.monotonic() - begun
-        before, since = _streams(front), time.monotonic()
+        start_s: float | None = None
+        if _comes(lambda: all(one["frames_out"] for one in _streams(front)), _FIRST_S):
+            start_s = time.monotonic() - begun
+        elif not any(one["frames_out"] for one in _streams(front)):
+            raise RunFailed(f"no stream has a result after {_FIRST_S:g} s")
+        before, early, since = _streams(front), _totals(front), time.monotonic()
         time.sleep(seconds)
-        after, took_s = _streams(front), time.monotonic() - since
+        after, late, took_s = _streams(front), _totals(front), time.monotonic() - since
         seats = front.supervisor.seats()
-        rss = sum(seat.report.rss_bytes for seat in seats if seat.report)
+        reports = [seat.report for seat in seats if seat.report]
         ready_s, back_s = _kill_one(front)
-    done = sum(one["frames_out"] for one in after) - sum(one["frames_out"] for one in before)
-    lost = sum(sum(one["dropped"].values()) for one in after) - sum(sum(one["dropped"].values()) for one in before)
+    known = {one["name"]: one["frames_out"] for one in before}
+    heard = [one for one in after if one["frames_out"] > known.get(one["name"], 0)]
+    latencies = [one["latency_ms"] for one in heard if one["latency_ms"]["p50"] is not None]
+    done, in_time = (new - old for new, old in zip(late, early, strict=True))
+    rate = done / took_s
     return Row(
         workers=workers,
-        frames_per_s=done / took_s,
-        dropped=lost / (done + lost) if done + lost else 0.0,
-        p50_ms=median(one["latency_ms"]["p50"] for one in after),
-        p99_ms=max(one["latency_ms"]["p99"] for one in after),
-        cameras_each=done / took_s / workers / fps,
+        frames_per_s=rate,
+        dropped=max(0.0, 1 - rate / (cameras * fps)),
+        in_time=in_time / done if done else 0.0,
+        silent=cameras - len(heard),
+        p50_ms=median(one["p50"] for one in latencies) if latencies else None,
+        p99_ms=max(one["p99"] for one in latencies) if latencies else None,
+        cameras_each=rate / workers / fps,
+        cores=sum(report.busy for report in reports) * processors() / max(1, len(reports)),
+        decoders=dict(Counter((one["detail"] or "?").rpartition(" by ")[2] for one in after)),
         start_s=start_s,
         ready_s=ready_s,
         back_s=back_s,
-        rss_mib=rss / (1 << 20),
+        rss_mib=sum(report.rss_bytes for report in reports) / (1 << 20),
     )
 
 
-def _kill_one(front: Front) -> tuple[float, float]:
-    """Kill the first worker; seconds until it is ready again, and until all streams have results."""
+def _kill_one(front: Front) -> tuple[float, float | None]:
+    """Kill the first worker; seconds until it is ready again, and until all streams with results have some again."""
     seat = front.supervisor.seats()[0]
     assert seat.pid is not None
+    names = {one["name"] for one in _streams(front) if one["frames_out"]}
     killed, starts = time.monotonic(), seat.starts
     os.kill(seat.pid, signal.SIGKILL)
-    _wait(lambda: seat.starts > starts and seat.ready, "the worker does not come back")
+    if not _comes(lambda: seat.starts > starts and seat.ready, _LONG_S):
+        raise RunFailed(f"the worker does not come back within {_LONG_S:g} s")
     ready_s = time.monotonic() - killed
-    _wait(lambda: all(one["worker"] and one["frames_out"] for one in _streams(front)), "streams do not come back")
-    return ready_s, time.monotonic() - killed
+
+    def back() -> bool:
+        return names <= {one["name"] for one in _streams(front) if one["worker"] and one["frames_out"]}
+
+    return ready_s, time.monotonic() - killed if _comes(back, _LONG_S) else None
 
 
 def _streams(front: Front) -> list[dict[str, Any]]:
@@ -154,9 +190,30 @@ def _streams(front: Front) -> list[dict[str, Any]]:
     return listed
 
 
-def _wait(until: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _LONG_S
+def _totals(front: Front) -> tuple[float, float]:
+    """Results of all streams so far, and how many of them came in time."""
+    with urllib.request.urlopen(f"{front.url}/metrics", timeout=_LONG_S) as answer:
+        text = answer.read().decode()
+    done = in_time = 0.0
+    for family in text_string_to_metric_families(text):
+        if family.name == "saccade_latency_seconds":
+            for sample in family.samples:
+                if sample.labels.get("stage") == "total" and "le" in sample.labels:
+                    edge = float(sample.labels["le"])
+                    done += sample.value if math.isinf(edge) else 0.0
+                    in_time += sample.value if edge == _IN_TIME_S else 0.0
+    return done, in_time
+
+
+def _comes(until: Callable[[], bool], limit_s: float) -> bool:
+    """Wait for something; False if it does not come in time."""
+    deadline = time.monotonic() + limit_s
     while not until():
         if time.monotonic() > deadline:
-            raise RunFailed(f"{what} after {_LONG_S:g} s")
+            return False
         time.sleep(_POLL_S)
+    return True
+
+
+def _shown(number: float | None, width: int, digits: int) -> str:
+    return f"{'-' if number is None else format(number, f'.{digits}f'):>{width}}"

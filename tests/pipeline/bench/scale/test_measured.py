@@ -15,7 +15,12 @@ def test_workers_are_measured_and_one_is_killed() -> None:
     (row,) = times.rows
     assert times.fps == 1
     assert row.frames_per_s > 0
+    assert row.p50_ms is not None
+    assert row.p99_ms is not None
     assert row.p99_ms >= row.p50_ms > 0
+    assert 0 <= row.in_time <= 1
+    assert row.silent == 0
+    assert row.back_s is not None
     assert 0 < row.ready_s <= row.back_s
     assert ScaleTimes(**json.loads(times.as_json())).cameras == 2
     assert len(times.as_text().splitlines()) == 3
