@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_IMAGES_PER_PREFILL = 8
-"""What the CUDA graphs and buffers of images are made for."""
-MAX_DRAFTED_TOKENS = 128
-"""Tokens of a prefill's prompts and drafts together, up to which it is drafted: so many cost next to nothing."""
+MAX_IMAGES_PER_PREFILL = 64
+"""Each size is a CUDA graph more, and memory of its own."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,13 +17,15 @@ class EngineConfig:
         max_sequences: most prompts being answered at a time.
         page_size: tokens of a page of the KV cache.
         n_pages: pages of the KV cache; None for what fits the device.
-        images_per_prefill: most images in one prefill, 1 to 8; a CPU takes one at a time.
+        images_per_prefill: most images in one prefill, 1 to 64; a CPU takes one at a time.
+        drafted_tokens: of a prefill, prompts and drafts together, up to which it is drafted: so many cost next to
+            nothing beside its images.
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
-        drafts: begin the answers about a stream's frame with those about the one before it, and on a CPU those about
-            any image with what a detector has found in it, see `scheduling.drafts`.
-            `Engine.load` leaves it off on a GPU by default: that drafted answers are the plain ones is tested on CPUs,
-            and in FP8, where a prefill rounds otherwise than a decode step, 1 of 24 of random weights was.
+        drafts: begin the answers about a stream's frame with those about the one before it, and those about any image
+            with what a detector has found in it, see `scheduling.drafts`. In float32 the answers are those without;
+            in half precision and FP8 a prefill rounds otherwise than a decode step, so that where two values are as
+            likely but for a rounding, either may come out, as it may of a batch of another size.
         exact: on a CPU, a model whose tower is a detector computes all in the model's dtype, and sees what Pillow's
             resize gives; else detector and prefixes in bfloat16 where the CPU has products of it, and torch resizes:
             faster, at no cost in AP.
@@ -39,6 +39,7 @@ class EngineConfig:
     page_size: int = 16
     n_pages: int | None = None
     images_per_prefill: int = 8
+    drafted_tokens: int = 128
     adapter_slots: int = 4
     adapter_rank: int = 32
     drafts: bool = True
@@ -48,6 +49,7 @@ class EngineConfig:
         if self.depth not in (1, 2):
             raise ValueError(f"depth is 1 or 2; got {self.depth!r}")
         least = {"max_sequences": 1, "page_size": 1, "images_per_prefill": 1, "adapter_slots": 0, "adapter_rank": 1}
+        least["drafted_tokens"] = 0
         for name, lowest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < lowest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,7 +16,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.encoded_image import EncodedImage
 from saccade.engine.image import Image, LazyImage
 from saccade.engine.model_loader import ModelInfo, open_model
-from saccade.engine.models.protocol import LoadedModel, ModelCosts, ModelLimits
+from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Detections, Points, Result, Text
 from saccade.engine.runtime.executor import Progress
@@ -60,7 +61,7 @@ class Engine:
         depth: int | None = None,
         adapter_slots: int = 4,
         adapter_rank: int = 32,
-        drafts: bool | None = None,
+        drafts: bool = True,
         progress: Progress | None = None,
     ) -> Engine:
         """Load a model.
@@ -76,8 +77,8 @@ class Engine:
                 default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
             adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
-            drafts: begin answers with what the model's detector finds, or those on a stream's last frame; by default on
-                a CPU only, see `EngineConfig`.
+            drafts: begin answers with what the model's detector finds, or those on a stream's last frame, see
+                `EngineConfig`.
             progress: called with (done, of how many) while a GPU is prepared, which takes some seconds.
 
         Raises:
@@ -88,10 +89,12 @@ class Engine:
         """
         loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype)
         cuda = loaded.model.device.type == "cuda"
-        depth, drafts = (1 + cuda if depth is None else depth), (not cuda if drafts is None else drafts)
+        depth = 1 + cuda if depth is None else depth
         config = EngineConfig(
             depth, adapter_slots=adapter_slots, adapter_rank=adapter_rank, drafts=drafts, exact=dtype is not None
         )
+        if cuda and isinstance(loaded.model.vision, DraftingEncoder):
+            config = replace(config, max_sequences=128, images_per_prefill=16, drafted_tokens=256)
         return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:

@@ -30,7 +30,7 @@ def start(
     """
     n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences)
     executor: Executor[Any]
-    from_images = False
+    from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
     if model.device.type == "cuda":
         from saccade.engine.runtime.cuda_executor import CudaExecutor
 
@@ -39,7 +39,6 @@ def start(
     else:
         keep_freed_memory()
         executor = CpuExecutor(model, config, n_pages)
-        from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
         together = preparers = 1  # on a CPU a batch of images is no faster than one by one
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is where the executor writes what is never read
@@ -52,6 +51,7 @@ def start(
         config.adapter_slots,
         drafts=config.drafts,
         from_images=from_images,
+        drafted_tokens=config.drafted_tokens,
     )
     loop = StepLoop(executor, scheduler, config.depth, preparers)
     loop.monitor.attach(executor.streams)

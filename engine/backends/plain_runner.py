@@ -196,6 +196,28 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
     return torch.where(kind == Phase.TOKEN, model.text.embed(ids.to(torch.int64)), x)
 
 
+def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """What is fed of objects that a vision encoder has seen, see `embed_fed`.
+
+    Args:
+        objects: (images, n, 5) float32, see `DraftingEncoder.features_and_drafts`.
+        which: (tokens, 4) int32: the image; the class, -1 for none of this; which of its objects; 0 for x, 1 for y, 2
+            for width and height.
+        others: (tokens, 2) float32, what is fed where there is no class.
+
+    Returns:
+        (tokens, 2); zeros where there are fewer objects.
+    """
+    image, label, number, part = which.unsqueeze(-1).unbind(1)
+    of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
+    same = of[..., 0] == label
+    wanted = same & (same.cumsum(1) == number + 1)  # one at most
+    x, y, width, height = torch.where(wanted.unsqueeze(-1), of[..., 1:], 0.0).sum(1).split(1, dim=1)
+    first = torch.where(part == 0, x, torch.where(part == 1, y, width))
+    values = torch.cat([first, torch.where(part == 2, height, 0.0)], dim=1)
+    return torch.where(label == -1, others, values)
+
+
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Logits (rows, vocab), in place with those of `ids` (n,) at -inf where a row's phase is LATER_TOKEN."""
     later = (phases == Phase.LATER_TOKEN).unsqueeze(1)

@@ -50,6 +50,7 @@ def _sample_kernel(
     size_bias,
     coord_features,
     size_features,
+    size_values,
     sampled,
     features,
     rows,
@@ -73,8 +74,8 @@ def _sample_kernel(
     if phase == _SIZE:
         w_bin = _best_bin(sizes, size_bias, row, rows, 0, 2 * SIZES, SIZES, SIZE_SPLIT_K)
         h_bin = _best_bin(sizes, size_bias, row, rows, SIZES, 2 * SIZES, SIZES, SIZE_SPLIT_K)
-        w = tl.exp2(w_bin.to(tl.float32) / (SIZES - 1) * 10.0 - 10.0)
-        h = tl.exp2(h_bin.to(tl.float32) / (SIZES - 1) * 10.0 - 10.0)
+        w = tl.load(size_values + w_bin)
+        h = tl.load(size_values + h_bin)
         tl.store(out, w)
         tl.store(out + 1, h)
         tl.store(out + 2, 0.0)
@@ -162,6 +163,7 @@ def sample(
     sizes: Scores,
     coord_features: torch.Tensor,
     size_features: torch.Tensor,
+    size_values: torch.Tensor,
     sampled: torch.Tensor,
     features: torch.Tensor,
     *,
@@ -178,6 +180,7 @@ def sample(
         sizes: of (rows, 2 · bins), read where it is SIZE.
         coord_features: float32 (1, n).
         size_features: float32 (2, m).
+        size_values: (bins,) float32, the side that each bin of a size stands for.
         sampled: (rows, 3) float32, written as `output_state.Skill.commit` takes it.
         features: (rows, 2 m), written with cosines and sines, of coordinates 2 n of them.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`.
@@ -196,6 +199,7 @@ def sample(
         size_bias,
         coord_features,
         size_features,
+        size_values,
         sampled,
         features,
         len(hidden),

@@ -6,9 +6,9 @@ know an architecture may run it in a faster form; the engine itself uses nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,12 +241,23 @@ class VisionEncoder(Protocol):
 class DraftingEncoder(Protocol):
     """A vision encoder that has seen most of an answer before the text decoder writes it."""
 
-    def features_and_finds(self, crops: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What `VisionEncoder.features` gives, and what `draft` reads."""
+    @property
+    def asked(self) -> Mapping[tuple[int, ...], int]:
+        """The class that each prompt asks for."""
         ...
 
-    def draft(self, finds: Any, number: int, prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[float, ...]]]:
-        """What is likely fed behind some prompts on one of the crops: (coordinate,) or (width, height), in order."""
+    @property
+    def n_drafts(self) -> int:
+        """Objects of a crop that `features_and_drafts` gives."""
+        ...
+
+    def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `VisionEncoder.features` gives, and what answers about each crop are likely to say.
+
+        Returns:
+            Features, and (n, n_drafts, 5) float32: each object's class, -1 for none, x, y, width and height as they are
+            fed, those of a class in the order of its answer.
+        """
         ...
 
 

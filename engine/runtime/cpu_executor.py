@@ -26,7 +26,8 @@ from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
-from saccade.engine.scheduling.output_state import FROM_IMAGE, MAX_SCORED, FedValue, Sampled
+from saccade.engine.scheduling.drafts import Rows, drafted_from_images, put_found
+from saccade.engine.scheduling.output_state import MAX_SCORED, FedValue, Sampled
 from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
@@ -111,7 +112,7 @@ class CpuExecutor:
             prompts = torch.tensor(
                 [[*row.sequence.prompt, *[0] * (longest - len(row.sequence.prompt))] for row in firsts]
             )
-            imaged, images = step.imaged, step.images
+            imaged, images, drafted = step.imaged, step.images, drafted_from_images(step)
             values = {
                 number * longest + place: numbers
                 for number, row in enumerate(firsts)
@@ -120,7 +121,7 @@ class CpuExecutor:
 
             def forward() -> None:
                 self._rows[slot] = rows
-                self._write_prefixes(step, imaged, images)
+                self._write_prefixes(step, imaged, images, drafted)
                 self._use_threads(len(positions) * longest)
                 at, cache = positions + torch.arange(longest), CpuPagedRows(self.cache, table, length)
                 x = model.text.embed(prompts)
@@ -202,8 +203,12 @@ class CpuExecutor:
         step: Step[ImageCrops],
         requests: abc.Sequence[ImageRequest[ImageCrops]],
         images: abc.Sequence[ImageCrops],
+        drafted: abc.Sequence[tuple[int, Rows]] = (),
     ) -> None:
-        """Encode the images of some requests, and write the keys and values of their prefixes to their pages."""
+        """Encode the images of some requests, and write the keys and values of their prefixes to their pages.
+
+        What is found in them is put in place of the drafts of some rows, given with the number of their image.
+        """
         slots = [request.adapter_slot for request in requests]
         decoder = self._text(torch.tensor(slots) if any(slots) else None)
         for request in step.requests:
@@ -219,14 +224,16 @@ class CpuExecutor:
         for i, image in enumerate(images):
             if image.tiling == (1, 1):
                 single.setdefault(image.pixels.shape[1:], []).append(i)
-        drafted = any(row.value is FROM_IMAGE for row in step.sequences)
         for alike in single.values():  # the encoder runs once over all images that are a single crop of a shape
             pixels = torch.from_numpy(np.concatenate([images[i].pixels[:1] for i in alike]))
             crops = vision.normalize(pixels)
             if drafted and isinstance(vision, DraftingEncoder):
-                features, finds = vision.features_and_finds(crops)
-                for number, i in enumerate(alike):
-                    _draft(step, requests[i], partial(vision.draft, finds, number))
+                features, objects = vision.features_and_drafts(crops)
+                seen = dict(zip(alike, objects.tolist(), strict=True))
+                for number, rows in drafted:
+                    if number in seen:
+                        label = vision.asked.get(rows[0].sequence.prompt)
+                        put_found(rows, (one for one in seen[number] if one[0] == label))
             else:
                 features = vision.features(crops)
             for i, one in zip(alike, vision.project(features, features), strict=True):
@@ -301,20 +308,3 @@ class _Cells:
     def fed(self) -> dict[int, FedValue]:
         """The values that come from the host, by line · `longest` + place; once drafts are read from the images."""
         return {at: row.value for row, ats in self._drafts for at in ats if row.value is not None}
-
-
-def _draft(
-    step: Step[ImageCrops],
-    request: ImageRequest[ImageCrops],
-    draft: abc.Callable[[list[tuple[int, ...]]], list[list[tuple[float, ...]]]],
-) -> None:
-    """Put what is found in a request's image in place of `FROM_IMAGE`, and zeros where there is no more of it."""
-    groups = [group for group in step.groups if len(group) > 1 and group[0].sequence.request is request]
-    for group, values in zip(groups, draft([group[0].sequence.prompt for group in groups]), strict=True):
-        sequence = group[0].sequence
-        sequence.found = tuple(
-            (Phase.Y, one[0], 0.0) if len(one) == 1 else (Phase.SIZE, one[0], one[1]) for one in values
-        )
-        for number, row in enumerate(group[1:]):
-            nothing = Phase.SIZE if group[number].phase is Phase.SIZE else Phase.Y, 0.0, 0.0
-            row.value = sequence.found[number] if number < len(sequence.found) else nothing

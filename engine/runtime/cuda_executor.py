@@ -23,46 +23,32 @@ from torch.nn import functional as F
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import (
-    SAMPLED,
     PlainRunner,
     Runner,
     embed_fed,
     put_values,
+    seen_values,
     suppress,
     take_tokens,
 )
 from saccade.engine.backends.select import cuda_runner
 from saccade.engine.config import EngineConfig
-from saccade.engine.models.protocol import Model
+from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES, CudaCrops, CudaImageEncoder, Graphs, bucket_of
-from saccade.engine.runtime.device_streams import CudaStream, Event, Stream
+from saccade.engine.runtime.cuda_images import CudaCrops, CudaImageEncoder, Graphs, bucket_of
+from saccade.engine.runtime.cuda_slot import CudaSlot
+from saccade.engine.runtime.device_streams import CudaStream, Stream
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
-from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
+from saccade.engine.scheduling.drafts import drafted_from_images
+from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128, 256, 512)  # as is a prefill in tokens of prompts; more run without a graph
 _COORDS, _SIZES, _TEXT, _DRAFTED = 1, 2, 4, 8  # what a graph samples, as bits; whether the host says what is fed
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
-
-
-class _Slot:
-    """A step's outputs, on the device and on the host, and the graphs that write them."""
-
-    def __init__(self, rows: int, vocab: int, model: Model) -> None:
-        device, dim = model.device, model.limits.dim
-        self.sampled = torch.zeros(rows, SAMPLED, device=device)
-        self.logits = torch.zeros(rows, vocab, device=device)
-        self.hidden = torch.zeros(rows, dim, dtype=model.dtype, device=device)  # what the logits were made of
-        self.scores = torch.zeros(rows, MAX_SCORED, device=device)
-        self.host = torch.zeros(rows, SAMPLED, pin_memory=True)
-        self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=True)
-        self.decode: Graphs = {}
-        self.first: Graphs = {}
-        self.ready: Event | None = None
 
 
 class CudaExecutor:
@@ -84,7 +70,8 @@ class CudaExecutor:
         self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
         self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
-        self._images = CudaImageEncoder(model)
+        self._images = CudaImageEncoder(model, config.images_per_prefill)
+        self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most the rest of the context.
         width = self.cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
@@ -93,11 +80,12 @@ class CudaExecutor:
             depth,
             device,
             rows,
-            IMAGE_BATCH_SIZES[-1],
+            config.images_per_prefill,
             PROMPT_TOKEN_SIZES[-1],
             self.cache.prefix_pages,
             width,
             self.cache.prefix_length,
+            self._asked,
         )
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
@@ -109,7 +97,7 @@ class CudaExecutor:
         self._state = buffer(rows + 1, limits.dim)
         self._last = buffer(rows, limits.dim)  # hidden states at the ends of a prefill's prompts
         vocab = limits.vocab_size if texts else 1
-        self._slots = [_Slot(rows, vocab, model) for _ in range(depth)]
+        self._slots = [CudaSlot(rows, vocab, model, self._images.objects) for _ in range(depth)]
         self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
@@ -131,6 +119,7 @@ class CudaExecutor:
 
     def launch(self, slot: int, step: Step[CudaCrops]) -> None:
         """Put a step's forward and its greedy sampling on the compute stream."""
+        self._slots[slot].drafted = drafted_from_images(step)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
         with torch.inference_mode():
             self._compute.run(partial(work, slot, step))
@@ -145,16 +134,11 @@ class CudaExecutor:
         if sampler is not None:
             self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
         self._copy.wait(self._compute.record())
-
-        def copy() -> None:
-            held.host[:count].copy_(held.sampled[:count], non_blocking=True)
-            if sampler is not None and sampler.scored is not None:
-                held.host_scores[:count].copy_(held.scores[:count], non_blocking=True)
-
-        self._copy.run(copy)
+        scored = sampler is not None and sampler.scored is not None
+        self._copy.run(partial(held.copy, count, scored=scored))
         held.ready = self._copy.record()
 
-    def _sample_again(self, held: _Slot, count: int, sampler: TokenSampler) -> None:
+    def _sample_again(self, held: CudaSlot, count: int, sampler: TokenSampler) -> None:
         (outs, phases), logits = self._sent(count), held.logits[:count]
         sampled, hidden = held.sampled[:count], held.hidden[:count]
         sample_again(self.model, sampler, hidden, logits, phases, outs, sampled, self._state)
@@ -171,6 +155,7 @@ class CudaExecutor:
         held = self._slots[slot]
         assert held.ready is not None
         held.ready.synchronize()
+        held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
 
     def close(self) -> None:
@@ -237,7 +222,7 @@ class CudaExecutor:
         """Where the embeddings of what rows sample go, and their phases."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
-    def _decode_step(self, slot: _Slot, rows: int, kind: int, runner: Runner) -> None:
+    def _decode_step(self, slot: CudaSlot, rows: int, kind: int, runner: Runner) -> None:
         device = self._steps.device
         batch_slots, drafted = device["batch_slots"][:rows], bool(kind & _DRAFTED)
         x, positions = F.embedding(batch_slots, self._state), device["positions"][:rows]
@@ -246,7 +231,9 @@ class CudaExecutor:
         hidden = runner.forward_tokens(x, positions, batch_slots, self._tables, together=drafted)
         self._sample(slot, hidden, *self._sent(rows), kind)
 
-    def _sample(self, slot: _Slot, hidden: torch.Tensor, outs: torch.Tensor, phases: torch.Tensor, kind: int) -> None:
+    def _sample(
+        self, slot: CudaSlot, hidden: torch.Tensor, outs: torch.Tensor, phases: torch.Tensor, kind: int
+    ) -> None:
         sampled = slot.sampled[: len(hidden)]
         coords, sizes = bool(kind & _COORDS), bool(kind & _SIZES)
         if coords or sizes:
@@ -263,18 +250,22 @@ class CudaExecutor:
         rows = step.sequences
         # Keeps the device busy for milliseconds, in which the rest is put together.
         self._images.encode(step.images, self._compute.stream)
-        prompts = self._prefills.fill(slot, step)
+        held = self._slots[slot]
+        prompts = self._prefills.fill(slot, step, held.drafted)
         bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= len(prompts.ids)), None)
         adapted = any(request.adapter_slot for request in step.requests)
         if bucket is None or adapted:
             self._prefill_without_graph(step, prompts, adapted)
         else:
-            self._prefill_graphs[bucket_of((0, *IMAGE_BATCH_SIZES), len(step.imaged)), bucket].replay()
+            images = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
+            self._prefill_graphs[images, bucket].replay()
+        if held.drafted:  # the next prefill writes over it
+            held.objects.copy_(self._images.objects)
         if not rows:
             return
         whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(step)
         self._send(slot, rows, whole)
-        self._slots[slot].first[whole, kind & ~_DRAFTED].replay()
+        held.first[whole, kind & ~_DRAFTED].replay()
 
     def _prefill_without_graph(self, step: Step[CudaCrops], prompts: PromptTokens, adapted: bool) -> None:
         """What `_prefill_graphs` do, for long prompts and for adapters."""
@@ -292,11 +283,19 @@ class CudaExecutor:
         runner = self._adapted(prompts.adapter_slots) if adapted else self._runner
         x = self.model.text.embed(ids)
         if len(x) <= PROMPT_TOKEN_SIZES[-1]:
-            x = embed_fed(self.model, self._prefills.device["kinds"][: len(x)], self._prefills.values[: len(x)], x)
+            x = self._fed(x)
         else:  # too many for a draft
             put_values(self.model.region, x, prompts.values)
         hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
         self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
+
+    def _fed(self, x: torch.Tensor) -> torch.Tensor:
+        """Embeddings (tokens, dim) of a prefill's tokens, those that are values of prompts and drafts replaced."""
+        inputs, count = self._prefills.device, len(x)
+        values = self._prefills.values[:count]
+        if self._asked:
+            values = seen_values(self._images.objects, inputs["objects"][:count], values)
+        return embed_fed(self.model, inputs["kinds"][:count], values, x)
 
     def _write_tables(self) -> None:
         device = self._prefills.device
@@ -324,7 +323,7 @@ class CudaExecutor:
             kinds += [_TEXT, _TEXT | _COORDS, _TEXT | _SIZES, _TEXT | _COORDS | _SIZES]
             kinds.append(_TEXT | _COORDS | _SIZES | _DRAFTED)
         jobs = self._images.capture_jobs()
-        for n in (0, *IMAGE_BATCH_SIZES):
+        for n in (0, *self._images.batch_sizes):
             for tokens in PROMPT_TOKEN_SIZES:
                 jobs.append((self._prefill_graphs, (n, tokens), partial(self._prefill_step, n, tokens)))
         for slot in self._slots:
@@ -359,8 +358,7 @@ class CudaExecutor:
     def _prefill_step(self, n: int, tokens: int) -> None:
         inputs = self._prefills.device
         self._write_tables()
-        x = self.model.text.embed(inputs["ids"][:tokens])
-        x = embed_fed(self.model, inputs["kinds"][:tokens], self._prefills.values[:tokens], x)
+        x = self._fed(self.model.text.embed(inputs["ids"][:tokens]))
         positions, owners = inputs["positions"][:tokens], inputs["owners"][:tokens]
         if n:
             hidden = self._runner.prefill(*self._prefixes(n), x, positions, owners, self._tables)
@@ -369,7 +367,7 @@ class CudaExecutor:
         assert hidden is not None
         self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
-    def _first_samples(self, slot: _Slot, rows: int, kind: int) -> None:
+    def _first_samples(self, slot: CudaSlot, rows: int, kind: int) -> None:
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _upload(self, values: object) -> torch.Tensor:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from saccade.engine import kernels
 from saccade.engine.backends.select import cuda_features
-from saccade.engine.models.protocol import Model, Tiling, VisionEncoder
+from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder
 
-IMAGE_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # images of a single crop that are encoded together
+_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # images of a single crop that are encoded together
 
 Graphs = dict[Hashable, torch.cuda.CUDAGraph]
 CaptureJob = tuple[dict[Hashable, Any], Hashable, Callable[[], None]]
@@ -42,12 +42,15 @@ class CudaImageEncoder:
 
     Args:
         model: the model.
+        most: images at a time.
 
     Attributes:
-        tokens: (IMAGE_BATCH_SIZES[-1], tokens, dim) of the images that `encode` was called for, in order.
+        batch_sizes: how many images are encoded together; fewer are padded to the next of these.
+        tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
+        objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, most: int) -> None:
         vision, device = model.vision, model.device
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
@@ -59,10 +62,14 @@ class CudaImageEncoder:
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        most = max(IMAGE_BATCH_SIZES[-1], vision.max_crops + 1)
-        self._crops = buffer(most, vision.crop_size, vision.crop_size, 3, dtype=torch.uint8)
-        self._crop_features = buffer(most, vision.n_tokens, vision.feature_dim)
-        self.tokens = buffer(IMAGE_BATCH_SIZES[-1], vision.n_tokens, model.limits.dim)
+        self.batch_sizes = [size for size in _BATCH_SIZES if size < most] + [most]
+        most_crops = max(most, vision.max_crops + 1)
+        self._crops = buffer(most_crops, vision.crop_size, vision.crop_size, 3, dtype=torch.uint8)
+        self._crop_features = buffer(most_crops, vision.n_tokens, vision.feature_dim)
+        self._drafting = vision if isinstance(vision, DraftingEncoder) else None
+        n_objects = 1 if self._drafting is None else self._drafting.n_drafts
+        self.objects = buffer(most, n_objects, 5, dtype=torch.float32)
+        self.tokens = buffer(most, vision.n_tokens, model.limits.dim)
         self._projected = torch.zeros_like(self.tokens)
 
     @torch.inference_mode()
@@ -85,7 +92,7 @@ class CudaImageEncoder:
         return CudaCrops(pixels, tiling, event)
 
     def encode(self, images: Sequence[CudaCrops], stream: torch.cuda.Stream) -> None:
-        """Write the tokens of at most IMAGE_BATCH_SIZES[-1] images to `tokens`; `stream` is the current one.
+        """Write the tokens of at most as many images as there may be to `tokens`; `stream` is the current one.
 
         The images must be kept until that has run.
         """
@@ -94,7 +101,7 @@ class CudaImageEncoder:
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
         if single:  # the encoder runs once over all images that are a single crop
             torch.cat([images[number].pixels for number in single], out=self._crops[: len(single)])
-            self._feature_graphs[bucket_of(IMAGE_BATCH_SIZES, len(single)), True].replay()
+            self._feature_graphs[bucket_of(self.batch_sizes, len(single)), True].replay()
             if len(single) == len(images):
                 self.tokens[: len(single)].copy_(self._projected[: len(single)])
             else:
@@ -113,7 +120,7 @@ class CudaImageEncoder:
         tiles = self._vision.max_crops
         tilings = [(rows, columns) for rows in range(1, tiles + 1) for columns in range(1, tiles // rows + 1)][1:]
         counts = sorted({1 + rows * columns for rows, columns in tilings})
-        keys = [*((n, True) for n in IMAGE_BATCH_SIZES), *((n, False) for n in counts)]
+        keys = [*((n, True) for n in self.batch_sizes), *((n, False) for n in counts)]
         jobs: list[CaptureJob] = [(self._feature_graphs, key, partial(self._encode_crops, *key)) for key in keys]
         jobs += [(self._join_graphs, tiling, partial(self._join, tiling)) for tiling in tilings]
         return jobs
@@ -123,7 +130,11 @@ class CudaImageEncoder:
         self._uploads.synchronize()
 
     def _encode_crops(self, n: int, single: bool) -> None:
-        features = self._features(self._vision.normalize(self._crops[:n]))
+        crops = self._vision.normalize(self._crops[:n])
+        if self._drafting is None:
+            features = self._features(crops)
+        else:  # it sees no more than one crop of an image
+            features, self.objects[:n] = self._drafting.features_and_drafts(crops)
         if single:
             self._projected[:n] = self._vision.project(features, features)
         else:

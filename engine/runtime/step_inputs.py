@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine.phase import Phase
-from saccade.engine.scheduling.output_state import FedValue
+from saccade.engine.scheduling.drafts import Rows
+from saccade.engine.scheduling.output_state import FROM_IMAGE, FedValue
 from saccade.engine.scheduling.step import ScheduledSequence, Step
+
+_NO_CLASS = -2  # of a prompt for which nothing is found
 
 
 class StepInputs:
@@ -124,6 +128,7 @@ class PrefillInputs(StepInputs):
         prefix_pages: of an image.
         pages: of a sequence.
         prefix_length: where tokens are that only fill a prefill.
+        asked: the class that each prompt asks for, of an encoder that drafts answers, see `DraftingEncoder`.
     """
 
     def __init__(
@@ -136,6 +141,7 @@ class PrefillInputs(StepInputs):
         prefix_pages: int,
         pages: int,
         prefix_length: int,
+        asked: Mapping[tuple[int, ...], int] | None = None,
     ) -> None:
         super().__init__(
             depth,
@@ -146,17 +152,26 @@ class PrefillInputs(StepInputs):
             owners=(tokens,),
             kinds=(tokens,),
             values=(tokens, 2),
+            objects=(tokens, 4),
             lasts=(rows,),
             batch_slots=(rows,),
             tables=(rows, pages),
         )
         self._spare, self._prefix_length, self._most = rows, prefix_length, tokens
+        self._asked = asked or {}
 
-    def fill(self, slot: int, step: Step[Any]) -> PromptTokens:
-        """Send a prefill, without its tokens if they are too many for the buffers; returns these."""
+    def fill(self, slot: int, step: Step[Any], drafted: abc.Sequence[tuple[int, Rows]] = ()) -> PromptTokens:
+        """Send a prefill, without its tokens if they are too many for the buffers; returns these.
+
+        Args:
+            slot: which of the buffers.
+            step: the prefill.
+            drafted: see `drafts.drafted_from_images`.
+        """
         host, groups = self.host[slot], step.groups
-        for name in ("prefixes", "lasts", "tables", "ids", "kinds"):
+        for name in ("prefixes", "lasts", "tables", "ids", "kinds", "objects"):
             host[name].fill(0)
+        host["objects"][:, 1] = -1
         for name, value in (("batch_slots", self._spare), ("owners", self._spare), ("positions", self._prefix_length)):
             host[name].fill(value)
         for number, request in enumerate(step.imaged):
@@ -191,10 +206,31 @@ class PrefillInputs(StepInputs):
             for name, numbers in (("ids", tokens.ids), ("positions", tokens.positions), ("owners", tokens.owners)):
                 host[name][:count] = numbers
             drafts = zip(lasts, step.sequences, strict=True)
-            self.feed(slot, {at: row.value for at, row in drafts if row.value is not None})
+            self.feed(slot, {at: row.value for at, row in drafts if row.value not in (None, FROM_IMAGE)})
             self.feed(slot, {at: _fed(numbers) for at, numbers in tokens.values.items()})
+            images = {id(rows): number for number, rows in drafted}
+            for start, group in zip(starts, groups, strict=False):
+                if id(group) in images:
+                    self._ask(slot, start + len(group[0].sequence.prompt), group, images[id(group)])
         self.send(slot)
         return tokens
+
+    def _ask(self, slot: int, first: int, rows: Rows, image: int) -> None:
+        """Have the tokens from `first` on, behind a sequence's prompt, read from an image."""
+        sequence, count = rows[0].sequence, len(rows) - 1
+        which, kinds = _parts(sequence.output.phases, count)
+        wanted = self.host[slot]["objects"][first : first + count]
+        wanted[:, 0], wanted[:, 1] = image, self._asked.get(sequence.prompt, _NO_CLASS)
+        wanted[:, 2:] = which
+        self.host[slot]["kinds"][first : first + count] = kinds
+
+
+@functools.cache
+def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Of the first values that an answer of these phases feeds: which object's and which part, and their kinds."""
+    which = np.stack(np.divmod(np.arange(count, dtype=np.int32), np.int32(len(phases))), axis=1)
+    kinds = [Phase.SIZE if phases[part] is Phase.SIZE else Phase.Y for part in which[:, 1]]
+    return which, np.array(kinds, np.int32)
 
 
 def _fed(numbers: tuple[float, ...]) -> FedValue:

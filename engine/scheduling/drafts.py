@@ -19,11 +19,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from saccade.engine.phase import Phase
 from saccade.engine.scheduling.output_state import FROM_IMAGE, DraftMemory, FedValue, Sampled
-from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence
+from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step
 from saccade.engine.scheduling.step import Sequence as Answer
 
 Rows = list[ScheduledSequence[Any]]
+"""Of one sequence in a step, in order."""
 Memory = dict[tuple[object, ...], DraftMemory]
 """What the answers of a stream have left, by what was asked."""
 
@@ -94,6 +96,40 @@ def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts, from_
             left -= _extend(rows, draft[:left], counts)
         scheduled += rows
     return scheduled
+
+
+def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
+    """The rows of each sequence of a prefill whose draft the executor finds, and the number of its image in the step.
+
+    To be asked before the step is committed.
+    """
+    if not step.drafted or not step.requests:
+        return []
+    numbers = {request: number for number, request in enumerate(step.imaged)}
+    return [
+        (numbers[rows[0].sequence.request], rows)
+        for rows in step.groups
+        if len(rows) > 1 and rows[1].value is FROM_IMAGE
+    ]
+
+
+def put_found(rows: Rows, objects: Iterable[Sequence[float]]) -> None:
+    """Put what an executor has found in place of `FROM_IMAGE`, and zeros where there is no more of it.
+
+    Args:
+        rows: of a sequence.
+        objects: what the answer is likely to say, in order: (any, x, y, width, height) of each object.
+    """
+    sequence = rows[0].sequence
+    sizes, found = Phase.SIZE in sequence.output.phases, list[FedValue]()
+    for _, x, y, width, height in objects:
+        found += ((Phase.Y, x, 0.0), (Phase.Y, y, 0.0))
+        if sizes:
+            found.append((Phase.SIZE, width, height))
+    sequence.found = tuple(found)
+    for number, row in enumerate(rows[1:]):
+        kind = Phase.SIZE if rows[number].phase is Phase.SIZE else Phase.Y
+        row.value = found[number] if number < len(found) else (kind, 0.0, 0.0)
 
 
 def next_rows(sequence: Answer[Any], left: int, counts: DraftCounts) -> Rows:

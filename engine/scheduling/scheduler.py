@@ -41,6 +41,7 @@ class Scheduler(Generic[ImageT]):
         clock: what deadlines are measured with, in seconds.
         drafts: whether a stream's answers are begun with earlier ones.
         from_images: whether the executor drafts answers about images.
+        drafted_tokens: see `EngineConfig`.
 
     Attributes:
         admission: what waits, by streams.
@@ -59,13 +60,14 @@ class Scheduler(Generic[ImageT]):
         clock: abc.Callable[[], float] = time.monotonic,
         drafts: bool = True,
         from_images: bool = False,
+        drafted_tokens: int = 128,
     ) -> None:
         self.resources = Resources(pool, page_size, prefix_length, n_batch_slots, n_adapters)
         self._clock, self._drafts = clock, drafts
         self.admission: Admission[ImageT] = Admission()
         self.drafts = DraftCounts()
         self._planner: StepPlanner[ImageT] = StepPlanner(
-            n_batch_slots, images_per_prefill, self.drafts, self.cancel, from_images
+            n_batch_slots, images_per_prefill, self.drafts, self.cancel, from_images, drafted_tokens
         )
         self._unprepared: list[ImageRequest[ImageT]] = []  # admitted, and nobody prepares their images yet
         self._timed: dict[ImageRequest[ImageT], None] = {}  # with a deadline and not over, in order of arrival

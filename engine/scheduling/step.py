@@ -185,7 +185,7 @@ class Step(Generic[ImageT]):
     number: int
     sequences: tuple[ScheduledSequence[ImageT], ...]
     requests: tuple[ImageRequest[ImageT], ...] = ()
-    groups: abc.Sequence[abc.Sequence[ScheduledSequence[ImageT]]] = field(init=False)
+    groups: abc.Sequence[list[ScheduledSequence[ImageT]]] = field(init=False)
     drafted: bool = field(init=False)
 
     def __post_init__(self) -> None:

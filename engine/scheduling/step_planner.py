@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections import abc
 from typing import Generic
 
-from saccade.engine.config import MAX_DRAFTED_TOKENS
 from saccade.engine.scheduling.drafts import DraftCounts, first_rows, next_rows
 from saccade.engine.scheduling.step import ImageRequest, ImageT, ScheduledSequence, Sequence, Step, StepKind
 
@@ -45,6 +44,7 @@ class StepPlanner(Generic[ImageT]):
         drafts: what drafts do is counted there.
         cancel: ends a request whose output state raises while a step is planned.
         from_images: whether the executor drafts answers, see `drafts.first_rows`.
+        drafted_tokens: see `EngineConfig`.
 
     Attributes:
         admitted: requests that are not prefilled yet, in order.
@@ -59,9 +59,11 @@ class StepPlanner(Generic[ImageT]):
         drafts: DraftCounts,
         cancel: Cancel[ImageT],
         from_images: bool = False,
+        drafted_tokens: int = 128,
     ) -> None:
         self._n_batch_slots, self._images_per_prefill = n_batch_slots, images_per_prefill
         self._drafts, self._cancel, self._from_images = drafts, cancel, from_images
+        self._drafted_tokens = drafted_tokens
         self.admitted: list[ImageRequest[ImageT]] = []
         self.decoding: list[Sequence[ImageT]] = []
         self.prefilling = 0
@@ -110,7 +112,7 @@ class StepPlanner(Generic[ImageT]):
         scheduled: list[ScheduledSequence[ImageT]] = []
         # What drafts may add: no more rows than there are batch slots, nor tokens than are nearly free.
         prompts = [sequence.prompt for request in ready for sequence in request.sequences]
-        room = min(self._n_batch_slots - len(prompts), MAX_DRAFTED_TOKENS - sum(map(len, prompts)))
+        room = min(self._n_batch_slots - len(prompts), self._drafted_tokens - sum(map(len, prompts)))
         share = max(0, room) // max(1, len(ready))
         for request in ready:
             try:

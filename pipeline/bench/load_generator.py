@@ -124,7 +124,7 @@ class Measured:
 
 
 def open_engine(
-    name: str, device: str, depth: int | None = None, dtype: str | None = None, *, drafts: bool | None = None
+    name: str, device: str, depth: int | None = None, dtype: str | None = None, *, drafts: bool = True
 ) -> Engine:
     """Load a model, or make one of random weights; the arguments are those of `Engine.load`.
 

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from saccade.engine import Caption, Detect, Engine, TextStream
-from saccade.engine.config import MAX_IMAGES_PER_PREFILL, EngineConfig
+from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ModelLimits
 from saccade.engine.results import ResultPart
-from saccade.engine.runtime.cuda_images import IMAGE_BATCH_SIZES
 from saccade.engine.runtime.device_streams import Watcher
 from saccade.engine.scheduling.task import Answers
 from tests.support.engine import Held, noise
@@ -147,8 +146,7 @@ def test_a_configuration_refuses_values_out_of_range(name: str, value: object) -
 
 
 def test_no_more_images_in_a_prefill_than_there_is_room_for(folder: Path) -> None:
-    assert IMAGE_BATCH_SIZES[-1] == MAX_IMAGES_PER_PREFILL
-    with pytest.raises(ValueError, match="at most 8"):
-        EngineConfig(images_per_prefill=9)
+    with pytest.raises(ValueError, match="at most 64"):
+        EngineConfig(images_per_prefill=65)
     with pytest.raises(ValueError, match="depth"):
         Engine.load(str(folder), "cpu", depth=0)

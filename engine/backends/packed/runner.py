@@ -29,6 +29,7 @@ from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
 from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
 
 
@@ -51,6 +52,7 @@ class PackedRunner:
         self._coord_eos = weight.contiguous(), bias.contiguous()
         self._coord_features = model.region.coord_features.float()
         self._size_features = model.region.size_features.float()
+        self._size_values = size_values(region.size_out_dim // 2, model.device)
 
         def scratch(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=model.device)
@@ -144,6 +146,7 @@ class PackedRunner:
             self._sizes.scores(seen, sizes),
             self._coord_features,
             self._size_features,
+            self._size_values,
             sampled,
             features,
             pdl=pdl,

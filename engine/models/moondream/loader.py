@@ -29,7 +29,7 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
     prompts = MoondreamPrompts(config.tokenizer, tokenizer, closed=config.classes is not None)
     if isinstance(model.vision, DetectorTower):
         model.vision.asked = {
-            tuple(prompts.objects(skill, name)): (number, skill == "detect")
+            tuple(prompts.objects(skill, name)): number
             for skill in ("detect", "point")
             if prompts.can(skill)
             for number, name in enumerate(config.classes or ())

@@ -25,21 +25,20 @@ def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor
 
 
 def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Side as a fraction of the image from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32.
-
-    On a CPU from a table: its powers of many numbers and of few differ by a bit, and a draft would not be recognized.
-    """
-    return _sizes(n_bins)[bins] if bins.device.type == "cpu" else _power(bins, n_bins)
+    """Side as a fraction of the image from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
+    return size_values(n_bins, bins.device)[bins]
 
 
 @functools.cache
-def _sizes(n_bins: int) -> torch.Tensor:
+def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
+    """The sides (n_bins,) float32 of all bins; not to be written to.
+
+    A table, as a power differs by a bit between devices, kernels, and on a CPU between many numbers and few: a draft
+    would not be recognized.
+    """
     with torch.inference_mode(False):  # training can use what inference has asked for
-        return _power(torch.arange(n_bins, device="cpu"), n_bins)
-
-
-def _power(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0)
+        bins = torch.arange(n_bins, device="cpu")
+        return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0).to(device)
 
 
 def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""What the executor for CUDA computes, on a CPU: see `tests.support.engine.eager_cuda`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, Task
+from saccade.engine.config import EngineConfig
+from saccade.sources import open_source
+from tests.support import REPO
+from tests.support.engine import noise
+from tests.support.engine.eager_cuda import eager_cuda_engine
+
+WAIT_S = 60
+CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
+
+
+def places(result: Result) -> object:
+    boxes = [(box.label, box.x1, box.y1, box.x2, box.y2) for box in result.detections.boxes]
+    return boxes, [(spot.label, spot.x, spot.y) for spot in result.points.points], result.texts
+
+
+def test_nano_drafts_on_cuda_from_what_its_detector_finds() -> None:
+    with open_source(CLIP, end=1.0, vid_stride=12) as source:
+        images = [frame.image for frame in source]
+    images.append(np.tile(images[-1][::4, ::4], (3, 3, 1)))
+    tasks: list[Task] = [Detect("person", conf=0.2), Point("person", conf=0.2), Detect("car", conf=0.05)]
+    results, steps = [], []
+    for drafts in (False, True):
+        config = EngineConfig(drafts=drafts, images_per_prefill=3)
+        with eager_cuda_engine("nano", config) as engine:
+            futures = [engine.submit(image, tasks) for image in (*images, images[0])]
+            results.append([places(future.result(WAIT_S)) for future in futures])
+            steps.append(engine.counters()["steps_decode_total"])
+    assert results[1] == results[0]
+    assert steps[1] <= 2 < 0.2 * steps[0]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stream_drafts_on_cuda_from_its_last_answer(folder: Path, depth: int) -> None:
+    images = [noise(16, 16, seed // 2) for seed in range(4)]
+    tasks: list[Task] = [Detect("dog", 4, 0.0), Query("how many?", 9), Caption("short", max_tokens=5)]
+
+    def steps(engine: Engine) -> float:
+        return engine.counters()["steps_decode_total"]
+
+    with eager_cuda_engine(str(folder), EngineConfig(depth)) as engine:
+        engine.configure_stream("door", StreamSettings(newest=False))
+        wanted = [places(engine.submit(image, tasks).result(WAIT_S)) for image in images]
+        plain = steps(engine)
+        assert [places(engine.submit(image, tasks, stream="door").result(WAIT_S)) for image in images] == wanted
+        assert steps(engine) - plain < 0.8 * plain
+        burst = [engine.submit(image, tasks, stream="door") for image in images]
+        assert [places(future.result(WAIT_S)) for future in burst] == wanted

@@ -1,0 +1,91 @@
+"""The executor for CUDA on a CPU: its graphs are calls, its streams are in order. What it computes is real.
+
+Nothing of time or of order is: that is for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+
+from saccade.engine import Engine
+from saccade.engine.config import EngineConfig
+from saccade.engine.models.protocol import DraftingEncoder, Model
+from saccade.engine.runtime.cuda_executor import CudaExecutor
+from saccade.engine.runtime.executor import Executor
+from saccade.engine.runtime.loop.step_loop import StepLoop
+from saccade.engine.scheduling.resources import PagePool
+from saccade.engine.scheduling.scheduler import Scheduler
+
+_PAGES = 2048
+
+
+class _Now:
+    """A stream or an event: what is put on it has run."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.stream = self
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def record(self, *_: object) -> _Now:
+        return self
+
+    def nothing(self, *_: object, **__: object) -> None: ...
+
+    wait = wait_event = synchronize = watch = settle = close = nothing
+
+
+class _Call:
+    """A graph that is captured by keeping what it runs."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = torch.inference_mode()(work)
+
+
+def _pageable(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, pin_memory=False, **options: make(*args, **options)
+
+
+@contextmanager
+def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
+    """A model in float32 on such an executor."""
+
+    def start(model: Model, config: EngineConfig, *, texts: bool, **_: object) -> tuple[Executor[Any], StepLoop[Any]]:
+        executor = CudaExecutor(model, config, _PAGES, texts=texts)
+        pool = PagePool(_PAGES)
+        pool.allocate(1)
+        scheduler: Scheduler[Any] = Scheduler(
+            pool,
+            config.page_size,
+            model.limits.prefix_length,
+            config.max_sequences,
+            config.images_per_prefill,
+            drafts=config.drafts,
+            from_images=config.drafts and isinstance(model.vision, DraftingEncoder),
+            drafted_tokens=config.drafted_tokens,
+        )
+        return executor, StepLoop(executor, scheduler, config.depth, 2)
+
+    here = "saccade.engine.runtime.cuda_executor"
+    replaced: dict[str, object] = {
+        **{f"torch.{make}": _pageable(getattr(torch, make)) for make in ("zeros", "empty", "tensor")},
+        **{f"torch.cuda.{name}": _Now for name in ("Stream", "Event")},
+        **{f"torch.cuda.{name}": lambda *_: None for name in ("synchronize", "graph_pool_handle")},
+        "torch.cuda.stream": nullcontext,
+        "saccade.engine.kernels.available": lambda _: False,
+        f"{here}.CudaStream": _Now,
+        f"{here}.CudaExecutor._captured": _Call,
+        "saccade.engine.engine.start": start,
+    }
+    with Engine.load(name, "cpu", "float32") as loaded, ExitStack() as stack:
+        for place, stand_in in replaced.items():
+            stack.enter_context(mock.patch(place, stand_in))
+        info, vocabulary = loaded.model, loaded._vocabulary
+        with Engine(loaded._loaded, info, vocabulary, config) as engine:
+            yield engine
