@@ -68,6 +68,7 @@ def add_layernorm(
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     pdl: bool = False,
+    early: bool = True,
 ) -> torch.Tensor:
     """Add `delta` to x in place, and return the layer norm of the sum; x itself without a norm.
 
@@ -78,7 +79,8 @@ def add_layernorm(
         normed: where the norm goes; a new tensor if None.
         scales: (rows,) float32, written if the norm goes to e4m3.
         bias: (dim,), added with `delta`.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
+        pdl: begin before the previous kernel has ended, and let the next one, see `kernels.pdl`.
+        early: False to let the next one alone: there is more than one previous kernel.
     """
     rows, dim = x.shape
     out = x if norm is None else torch.empty_like(x) if normed is None else normed
@@ -101,6 +103,6 @@ def add_layernorm(
         EPS=1e-5 if norm is None else norm.eps,
         PDL=pdl,
         num_warps=8,
-        **pdl_options(pdl),
+        **pdl_options(pdl and early),
     )
     return out

@@ -11,26 +11,42 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from saccade.engine.kernels.activation import exact_gelu
 
 _SORT = 1024  # choices that a program looks through at a time
 
 
-class _Shape(NamedTuple):
-    """Outputs of a program (of each half of fc1), inputs at a time, how many of those are under way, its warps."""
+class Shape(NamedTuple):
+    """How a grouped product is cut up.
 
+    Attributes:
+        block_m: an expert's rows at a time.
+        block_n: outputs of a program (of each half of fc1).
+        block_k: inputs at a time.
+        stages: how many of those are under way.
+        warps: of a program.
+        blocks: of an expert's rows under way at a time, which share its weights in L2.
+        tma: whether weights come by the bulk copy engine (Hopper).
+    """
+
+    block_m: int
     block_n: int
     block_k: int
     stages: int
     warps: int
+    blocks: int = 2
+    tma: bool = False
 
 
-# In half precision, and in FP8; by trial on an H200.
-_FC1 = _Shape(64, 64, 3, 8), _Shape(64, 128, 3, 8)
-_FC2 = _Shape(64, 64, 4, 8), _Shape(64, 128, 4, 4)
-_BLOCKS = 2  # of an expert's rows under way at a time: experts do not have as many each
-_BLOCK_M = 128  # rows at a time, where an expert has so many
+# By whether it is fc1 and whether in FP8; by trial on an H200.
+_SHAPES = {
+    (True, False): Shape(128, 64, 64, 3, 8),
+    (True, True): Shape(128, 64, 128, 3, 8),
+    (False, False): Shape(128, 64, 64, 4, 8),
+    (False, True): Shape(128, 64, 128, 4, 4),
+}
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -85,6 +101,17 @@ def _sort_kernel(chosen, order, begins, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _weights(weight, line, k, BLOCK_N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
+    """BLOCK_K inputs from k on of BLOCK_N outputs from `line` on, transposed."""
+    if TMA:
+        w = weight.load([line, k]).T
+    else:
+        n = line + tl.arange(0, BLOCK_N)
+        w = tl.load(weight + n[None, :].to(tl.int64) * K + (k + tl.arange(0, BLOCK_K))[:, None])
+    return w
+
+
+@triton.jit
 def _grouped_kernel(
     x,
     x_stride,
@@ -107,19 +134,20 @@ def _grouped_kernel(
     STAGES: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     SCALED: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """BLOCK_N outputs of one expert for its rows, BLOCK_M at a time: its weights stay in L2 from one to the next.
 
     FIRST: from x (rows, K), gathered, gelu(h) · (g + 1) into `out` in the order by expert; N is of each half. Else from
     that order (pairs, K) back to `out` (TOP, rows, N), times each pair's share.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    expert = tl.program_id(1)
+    expert = tl.program_id(2)
     begin = tl.load(begins + expert)
     end = tl.load(begins + expert + 1)
     halves: tl.constexpr = 2 if FIRST else 1
-    w_at = weight + (expert.to(tl.int64) * (halves * N) + n[None, :]) * K
-    first = begin + tl.program_id(2) * BLOCK_M
+    line = expert * (halves * N) + tl.program_id(1) * BLOCK_N
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = begin + tl.program_id(0) * BLOCK_M
     while first < end:
         m = first + tl.arange(0, BLOCK_M)
         real = m < end
@@ -130,11 +158,10 @@ def _grouped_kernel(
         if FIRST:
             gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            k = start + tl.arange(0, BLOCK_K)
-            a = tl.load(x_at + k[None, :], mask=real[:, None], other=0.0)
-            acc = tl.dot(a, tl.load(w_at + k[:, None]).to(a.dtype), acc)
+            a = tl.load(x_at + (start + tl.arange(0, BLOCK_K))[None, :], mask=real[:, None], other=0.0)
+            acc = tl.dot(a, _weights(weight, line, start, BLOCK_N, K, BLOCK_K, TMA).to(a.dtype), acc)
             if FIRST:
-                gate = tl.dot(a, tl.load(w_at + N * K + k[:, None]).to(a.dtype), gate)
+                gate = tl.dot(a, _weights(weight, line + N, start, BLOCK_N, K, BLOCK_K, TMA).to(a.dtype), gate)
         if ROW_SCALED:
             of_row = tl.load(x_scales + source, mask=real, other=0.0)[:, None]
             acc *= of_row
@@ -151,7 +178,7 @@ def _grouped_kernel(
             value = acc * tl.load(shares + pair, mask=real, other=0.0)[:, None]
             at = out + (pair % TOP)[:, None].to(tl.int64) * part_stride + (pair // TOP)[:, None] * out_stride
         tl.store(at + n[None, :], value.to(out.dtype.element_ty), mask=real[:, None])
-        first += tl.num_programs(2) * BLOCK_M
+        first += tl.num_programs(0) * BLOCK_M
 
 
 class SortedRows:
@@ -189,6 +216,7 @@ def grouped_product(
     *,
     x_scales: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
+    shape: Shape | None = None,
 ) -> torch.Tensor:
     """Each expert's product with its rows, to `out`, which is returned.
 
@@ -200,21 +228,20 @@ def grouped_product(
             (top, rows, outputs) for results by rank, times their weights, of x in that order.
         x_scales: float32, a number for each of x's rows, of FP8 rows.
         scale: float32 (experts, outputs), of FP8 weights.
+        shape: how it is cut up, instead of the table's.
     """
     n_experts, outputs, inputs = weight.shape
     first = out.ndim == 2
     n = outputs // 2 if first else outputs
-    # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
-    each = len(rows.order) // n_experts
-    block_m = _BLOCK_M if each > 64 else 64 if each > 16 else 16
-    shape = (_FC1 if first else _FC2)[x.element_size() == 1]
-    _grouped_kernel[(n // shape.block_n, n_experts, _BLOCKS)](
+    shape = shape or _shape_for(len(rows.order) // n_experts, first, x.element_size() == 1)
+    lines = weight.view(-1, inputs)
+    _grouped_kernel[(shape.blocks, n // shape.block_n, n_experts)](
         x,
         x.stride(0),
         rows.weights if x_scales is None else x_scales,
         rows.order,
         rows.begins,
-        weight,
+        TensorDescriptor.from_tensor(lines, [shape.block_n, shape.block_k]) if shape.tma else lines,
         rows.weights if scale is None else scale,
         rows.weights,
         out,
@@ -224,12 +251,22 @@ def grouped_product(
         N=n,
         TOP=rows.top,
         FIRST=first,
-        BLOCK_M=block_m,
+        BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         BLOCK_K=shape.block_k,
         STAGES=shape.stages,
         ROW_SCALED=x_scales is not None,
         SCALED=scale is not None,
-        num_warps=shape.warps if block_m == 128 else min(shape.warps, 4),
+        TMA=shape.tma,
+        num_warps=shape.warps,
     )
     return out
+
+
+def _shape_for(each: int, first: bool, fp8: bool) -> Shape:
+    """How to cut up a product of so many rows for an expert, in the mean."""
+    shape = _SHAPES[first, fp8]
+    if each > 64:
+        return shape
+    # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
+    return shape._replace(block_m=64 if each > 16 else 16, block_n=64, warps=4, tma=False)

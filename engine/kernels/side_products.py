@@ -1,7 +1,8 @@
 """The two small products beside a block's large ones: of what attention's temperature depends on, and of the router.
 
 Both have some 64 outputs and a few hundred kilobytes of weights, and are read at once by what comes next. In one launch
-they take as long as the shorter of them. Rows may be few or many.
+they take as long as the shorter of them. Rows may be few or many. Of few rows the router's last program to arrive also
+chooses the experts, and says which rows are whose (`Routes`): as many programs as read experts would each do it again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,66 @@ _CHUNK = 256  # inputs of the temperature's product that a program takes
 _BLOCK_M = 16  # rows that a program takes: more of them cost registers, for the error function
 _BLOCK_K = 256  # inputs of the router at a time
 _ROUTED = 16  # experts that a program takes; it is the least that a matrix product has
+_ROUTES = (2, 16, 32, 64)  # rows for which choosing is compiled
+_COUNTED = 2  # rows up to which an expert's rank is counted from all pairs of logits, not found one after the other
+
+
+@triton.jit
+def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
+    """Each expert's rank among the TOP of a row, -1 for the others; its weight, unscaled, and the sum of a row's."""
+    e = tl.arange(0, EXPERTS)
+    best = tl.max(logit, 1)
+    if COUNTED:
+        above = logit[:, None, :] > logit[:, :, None]
+        above |= (logit[:, None, :] == logit[:, :, None]) & (e[None, None, :] < e[None, :, None])
+        rank = tl.sum(above.to(tl.int32), 2)
+        rank = tl.where(rank < TOP, rank, -1)
+    else:
+        rank = tl.full((ROWS, EXPERTS), -1, tl.int32)
+        left = logit
+        for i in tl.static_range(TOP):
+            first = e[None, :] == tl.argmax(left, 1)[:, None]
+            rank = tl.where(first, i, rank)
+            left = tl.where(first, -float("inf"), left)
+    weight = tl.where(rank >= 0, tl.exp(logit - best[:, None]), 0.0)
+    return tl.where(there[:, None], rank, -1), weight, tl.sum(weight, 1)
+
+
+@triton.jit
+def _choose(
+    logits,
+    table,
+    order,
+    shares,
+    rows,
+    EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COUNTED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`Routes` of all rows, from their logits."""
+    r = tl.arange(0, ROWS)
+    e = tl.arange(0, EXPERTS)
+    there = r < rows
+    at = logits + r[:, None] * EXPERTS + e[None, :]
+    logit = tl.load(at, mask=there[:, None], other=0.0, cache_modifier=".cg")
+    rank, weight, total = _ranks(logit, there, EXPERTS, TOP, ROWS, COUNTED)
+    has = (rank >= 0).to(tl.int32)
+    count = tl.sum(has, 0)
+    begin = tl.cumsum(count, 0) - count
+    used = (count > 0).to(tl.int32)
+    # Experts in use come first, in their order, then the others, with nothing to do.
+    before = tl.cumsum(used, 0) - used
+    slot = table + tl.where(used > 0, before, tl.sum(used, 0) + e - before) * 3
+    place = begin[None, :] + tl.cumsum(has, 0) - has
+    if PDL:
+        pdl_join()
+    tl.store(slot, e)
+    tl.store(slot + 1, begin)
+    tl.store(slot + 2, count)
+    tl.store(order + place, r[:, None] * TOP + rank, mask=has > 0)
+    tl.store(shares + place, weight / total[:, None], mask=has > 0)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -30,6 +91,10 @@ def _side_kernel(
     router,
     router_bias,
     logits,
+    table,
+    order,
+    shares,
+    arrived,
     rows,
     TAU: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -39,9 +104,15 @@ def _side_kernel(
     ROUTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TOP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COUNTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """For BLOCK_M rows the part of one of CHUNKS in TAU outputs, or the logits of ROUTED experts, whole."""
+    """For BLOCK_M rows the part of one of CHUNKS in TAU outputs, or the logits of ROUTED experts, whole.
+
+    With TOP the last program with logits to arrive chooses as many experts for each of at most ROWS rows.
+    """
     pid = tl.program_id(0)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = m < rows
@@ -73,9 +144,19 @@ def _side_kernel(
             )
             acc = tl.dot(w, x, acc)
         acc += tl.load(router_bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
-        if PDL:
+        if PDL and TOP == 0:
             pdl_join()
+        # With TOP nothing of this step has read them before, so that they need not wait.
         tl.store(logits + at[None, :] * EXPERTS + n[:, None], acc, mask=real[None, :] & there[:, None])
+        if TOP > 0:
+            tl.debug_barrier()  # all of this program's stores come before it signals them
+            programs = (tl.num_programs(0) - CHUNKS) * tl.num_programs(1)
+            if tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1:
+                tl.debug_barrier()
+                _choose(logits, table, order, shares, rows, EXPERTS, TOP, ROWS, COUNTED, PDL)
+                tl.store(arrived, 0)
+            elif PDL:
+                pdl_join()
 
 
 def temperature_parts(inner: int) -> int:
@@ -88,51 +169,147 @@ def supports(inner: int, outputs: int, dim: int) -> bool:
     return inner % _CHUNK == 0 and dim % _BLOCK_K == 0 and outputs >= 16 and outputs & (outputs - 1) == 0
 
 
-def side_products(
-    heads: torch.Tensor,
-    tau: torch.Tensor,
-    partial: torch.Tensor,
-    normed: torch.Tensor | None = None,
-    router: torch.nn.Linear | None = None,
-    logits: torch.Tensor | None = None,
-    *,
-    pdl: bool = False,
-) -> None:
-    """Write the temperature's products of heads, in parts, and the router's of normed states if there is a router.
+class Routes:
+    """Which rows go through which experts, as `few_experts` reads it.
+
+    Args:
+        experts: of a layer.
+        choices: most rows times the experts of each.
+        device: where it is.
+
+    Attributes:
+        table: (experts, 3) int32: an expert, where its choices begin in `order`, how many; those in use first.
+        order: (choices,) int32, row · top + rank, in the order of experts.
+        shares: (choices,) float32 weights of these.
+        arrived: programs that have written logits; 0 between launches.
+    """
+
+    __slots__ = ("arrived", "order", "shares", "table")
+
+    def __init__(self, experts: int, choices: int, device: torch.device) -> None:
+        self.table = torch.zeros(experts, 3, dtype=torch.int32, device=device)
+        self.order = torch.zeros(choices, dtype=torch.int32, device=device)
+        self.shares = torch.zeros(choices, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.Tensor, *, pdl: bool = False) -> None:
+    """Write the temperature's products of heads, in parts.
 
     Args:
         heads: (rows, at least inner) queries, keys and values, not rotated; goes through exact GELU.
         tau: (outputs, inner).
         partial: float32 (parts, rows, outputs), to be summed by the reader; parts as `temperature_parts` gives.
-        normed: (rows, dim) that the router reads.
+        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
+    """
+    _launch((heads, tau, partial), None, None, 0, pdl, pdl)
+
+
+def router_products(
+    normed: torch.Tensor,
+    router: torch.nn.Linear,
+    logits: torch.Tensor,
+    routes: Routes | None = None,
+    top: int = 0,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Write the router's logits of normed states and, of at most 64 rows, the routes to the `top` best experts of each.
+
+    Args:
+        normed: (rows, dim).
         router: from dim to experts.
         logits: float32 (rows, experts).
+        routes: to be written.
+        top: experts a row.
+        pdl: let the next kernel begin early, see `kernels.pdl`; this one begins behind what the stream waits for.
+    """
+    _launch(None, (normed, router, logits), routes, top, pdl, False)
+
+
+def side_products(
+    heads: torch.Tensor,
+    tau: torch.Tensor,
+    partial: torch.Tensor,
+    normed: torch.Tensor,
+    router: torch.nn.Linear,
+    logits: torch.Tensor,
+    routes: Routes | None = None,
+    top: int = 0,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Both in one launch.
+
+    Args:
+        heads: as for `temperature_products`, with `tau` and `partial`.
+        tau: likewise.
+        partial: likewise.
+        normed: as for `router_products`, with `router`, `logits`, `routes` and `top`.
+        router: likewise.
+        logits: likewise.
+        routes: likewise.
+        top: likewise.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`; the one before that wrote `normed`.
     """
-    rows, (outputs, inner) = len(heads), tau.shape
-    chunks = inner // _CHUNK
-    experts = 0 if router is None else router.out_features
-    x = heads if normed is None else normed
+    _launch((heads, tau, partial), (normed, router, logits), routes, top, pdl, pdl)
+
+
+def _launch(
+    of_tau: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    of_router: tuple[torch.Tensor, torch.nn.Linear, torch.Tensor] | None,
+    routes: Routes | None,
+    top: int,
+    pdl: bool,
+    early: bool,
+) -> None:
+    """`early`: begin before the previous kernel has ended; `pdl`: let the next one."""
+    chunks, experts, dim, outputs = 0, 0, _BLOCK_K, 16
+    if of_tau is not None:
+        heads, tau, partial = of_tau
+        rows, (outputs, inner) = len(heads), tau.shape
+        chunks = inner // _CHUNK
+    if of_router is not None:
+        normed, router, logits = of_router
+        rows, dim, experts = len(normed), normed.shape[1], router.out_features
+        weight, bias = router.weight.detach(), router.bias.detach()
+    # What a role that is missing would read and write: anything of the right type.
+    if of_tau is None:
+        heads, tau, partial = normed, weight, logits
+    if of_router is None:
+        normed, weight, bias, logits = heads, tau, tau, partial
+    table, order, shares, arrived = (
+        (logits,) * 4 if routes is None else (routes.table, routes.order, routes.shares, routes.arrived)
+    )
+    most = next((size for size in _ROUTES if size >= rows), 0)
+    assert routes is None or most > 0
     _side_kernel[(chunks + triton.cdiv(experts, _ROUTED), triton.cdiv(rows, _BLOCK_M))](
         heads,
         heads.stride(0),
         tau,
         partial,
-        x,
-        x.stride(0),
-        tau if router is None else router.weight,
-        tau if router is None else router.bias,
-        partial if logits is None else logits,
+        normed,
+        normed.stride(0),
+        weight,
+        bias,
+        logits,
+        table,
+        order,
+        shares,
+        arrived,
         rows,
         TAU=outputs,
         CHUNKS=chunks,
         CHUNK=_CHUNK,
-        DIM=x.shape[1],
-        EXPERTS=experts,
+        DIM=dim,
+        EXPERTS=max(experts, 1),
         ROUTED=_ROUTED,
         BLOCK_M=_BLOCK_M,
         BLOCK_K=_BLOCK_K,
+        TOP=0 if routes is None else top,
+        ROWS=1 if routes is None else most,
+        COUNTED=most <= _COUNTED,
         PDL=pdl,
-        num_warps=4,
-        **pdl_options(pdl),
+        num_warps=4 if rows <= _BLOCK_M else 8,
+        **pdl_options(early),
     )

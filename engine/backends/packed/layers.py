@@ -17,6 +17,7 @@ from saccade.engine.kernels import region_sampling, side_products
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.paged_attention import PagedAttention
+from saccade.engine.kernels.side_products import Routes
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join
@@ -72,9 +73,11 @@ class PackedExperts:
             (self._fc1, first), (self._fc2, second) = _quantize(self._fc1), _quantize(self._fc2)
             self._scales = first, second
 
-    def few(self, x: torch.Tensor, logits: torch.Tensor, inner: torch.Tensor, parts: torch.Tensor, pdl: bool) -> None:
-        """Results of at most `few_experts.MAX_ROWS` rows; the rest as `few_experts.few_experts` has it."""
-        few.few_experts(logits, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
+    def few(
+        self, x: torch.Tensor, routes: Routes, inner: torch.Tensor, parts: torch.Tensor, *, pdl: bool, late: bool
+    ) -> None:
+        """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
+        few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl, late=late)
 
     def many(self, x: Rows, logits: torch.Tensor, parts: torch.Tensor) -> None:
         """Results of any number of rows, to `parts` (top, rows, dim)."""

@@ -12,7 +12,7 @@ from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.kernels import fp8_linear as fp8_kernels
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
-from saccade.engine.kernels.side_products import side_products
+from saccade.engine.kernels.side_products import side_products, temperature_products
 
 
 @dataclass(slots=True)
@@ -82,8 +82,9 @@ class PrefillOps:
         tau = layer.temperature[0]
         heads.products = tau.new_empty(blocks.tau_parts, rows, len(tau), dtype=torch.float32)
         if layer.experts is None:
-            side_products(wide[:, : blocks.heads], tau, heads.products)
+            temperature_products(wide[:, : blocks.heads], tau, heads.products)
         else:
+            assert heads.plain is not None
             router = layer.experts.router
             heads.logits = tau.new_empty(rows, router.out_features, dtype=torch.float32)
             side_products(wide, tau, heads.products, heads.plain, router, heads.logits)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import BinHead
 from saccade.engine.backends.packed.prefill import PrefillOps
 from saccade.engine.backends.paged_cache import PagedCache
@@ -31,6 +31,8 @@ from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_fo
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
+
+_FORKED = 0  # rows up to which experts run beside attention, not behind it
 
 
 class PackedRunner:
@@ -65,6 +67,7 @@ class PackedRunner:
         self._splits = most_parts = split_k_for(text.dim + text.ff_dim, blocks.fp8)
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
+            self._routes = side_products.Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
             self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
@@ -73,6 +76,7 @@ class PackedRunner:
         self._head_norms = model.region.norms
         self._head_input = scratch(max(1, len(self._head_norms)), max_rows, text.dim)
         self._coords = BinHead(model.region.coord_decoder, region.coord_out_dim, self._pdl)
+        self._beside = torch.cuda.Stream(model.device)  # experts go there beside attention
         self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
         self._features = scratch(max_rows, region.size_feat_dim)
         self._skinny = gemm.supports(self._wide.shape[1], text.dim) and gemm.supports(
@@ -90,7 +94,7 @@ class PackedRunner:
             return torch.cat(hidden)
         ops = _TokenOps(self, x, positions, owners, tables, together)
         run_blocks(self._blocks.layers, self._blocks.caches, ops)
-        return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl)
+        return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
 
     def prefill(
         self,
@@ -176,14 +180,33 @@ class _TokenOps:
         self._count, self._together = len(x), together
         self._skinny = runner._skinny and self._count <= MAX_ROWS
         self.pdl = runner._pdl and self._skinny and not together
+        # Whether experts have a stream of their own, and whether it was joined by the last kernel's.
+        self._forks, self.joined = self._skinny and self._count <= _FORKED, False
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
         self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        normed = self._runner._normed[: self._count]
-        return add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl)
+        """The norm; experts, who need no more, begin behind it on a stream of their own where that is faster."""
+        runner, normed = self._runner, self._runner._normed[: self._count]
+        early, self.joined = not self.joined, False
+        add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
+        if layer.experts is not None and self._forks:
+            runner._beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(runner._beside):
+                router, routes = layer.experts.router, runner._routes
+                side_products.router_products(
+                    normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl
+                )
+                self._experts(layer.experts, normed, late=False)
+        return normed
+
+    def _experts(self, experts: PackedExperts, normed: torch.Tensor, late: bool) -> None:
+        """Of few rows, behind the parts of attention's product."""
+        runner = self._runner
+        parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
+        experts.few(normed, runner._routes, runner._expert_inner, parts, pdl=self.pdl, late=late)
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
         into, wide = layer.into, self._runner._wide[: self._count]
@@ -198,13 +221,14 @@ class _TokenOps:
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
         """The heads as they are: attention multiplies by the factors, whose products these are; beside them, routes."""
         assert layer.temperature is not None
-        runner, experts = self._runner, layer.experts
-        if experts is None:
-            side_products.side_products(heads, layer.temperature[0], self._products, pdl=self.pdl)
+        runner, experts, tau = self._runner, layer.experts, layer.temperature[0]
+        if experts is None or self._forks:
+            side_products.temperature_products(heads, tau, self._products, pdl=self.pdl)
         else:
             normed, logits = runner._normed[: self._count], self._logits(layer)
+            routes = runner._routes if self._skinny else None
             side_products.side_products(
-                heads, layer.temperature[0], self._products, normed, experts.router, logits, pdl=self.pdl
+                heads, tau, self._products, normed, experts.router, logits, routes, runner._blocks.top, pdl=self.pdl
             )
         return heads
 
@@ -232,13 +256,16 @@ class _TokenOps:
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
         runner, out, count = self._runner, layer.out, self._count
         if self._skinny:
+            # Behind experts what it reads is of the kernel before them: it runs beside their second product.
+            late = layer.experts is not None and not self._forks
+            if layer.experts is not None and late:
+                self._experts(layer.experts, normed, late=True)
             splits = runner._splits if layer.experts is None else runner._blocks.out_splits
             before = runner._split_k[: splits + (runner._blocks.top if layer.experts is not None else 0), :count]
-            if layer.experts is not None:
-                layer.experts.few(normed, self._logits(layer), runner._expert_inner, before[splits:], self.pdl)
-            # Behind experts what it reads is of the kernel before them: it runs beside their second product.
-            late = layer.experts is not None
             skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl, late=late)
+            if layer.experts is not None and self._forks:
+                torch.cuda.current_stream().wait_stream(runner._beside)
+                self.joined = True
             self.before, self.bias = before, out.bias
         else:
             before = runner._delta[:, :count] if layer.experts is not None else runner._delta[0, :count]
