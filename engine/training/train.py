@@ -366,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=Path, default=here / "config.json", help="beside tokenizer.json")
     parser.add_argument("--coco", type=Path, required=True, help="start-picodet-s.safetensors")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
-    parser.add_argument("--resume", type=Path, help="folder with a checkpoint to go on from, or with a model: needs --restart")
+    parser.add_argument("--resume", type=Path, help="folder with a checkpoint, or with a model and --restart")
     parser.add_argument("--restart", action="store_true", help="with --resume: its weights, but a schedule of its own")
     parser.add_argument("--budget", type=float, default=420, help="seconds of the whole schedule")
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds of this run")
