@@ -58,6 +58,7 @@ class Engine:
         dtype: str | None = None,
         *,
         revision: str | None = None,
+        imgsz: int | None = None,
         depth: int | None = None,
         adapter_slots: int = 4,
         adapter_rank: int = 32,
@@ -73,6 +74,8 @@ class Engine:
                 from Hopper on is faster and a little less exact. By default float32 on a CPU and for small models,
                 else bfloat16; nano's detector alone is bfloat16 on a CPU with products of it, see `EngineConfig.exact`.
             revision: branch, tag or commit of a hub id; by default the newest.
+            imgsz: pixels of the longer side at which nano sees an image, a multiple of 32 from 128 to 1280; 416 by
+                default. More finds what is smaller, in more time. For other models it is fixed.
             depth: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same. By
                 default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
             adapter_slots: most adapters in use at the same moment; what needs one more waits.
@@ -84,10 +87,10 @@ class Engine:
         Raises:
             UnknownModelError: if the name leads to no model.
             ModelFilesError: if its files cannot be read or do not fit each other.
-            EngineError: if there is no such device or dtype.
+            EngineError: if there is no such device or dtype, or the model's `imgsz` is fixed.
             ValueError: if another argument is out of its range, see `EngineConfig`.
         """
-        loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype)
+        loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype, imgsz)
         cuda = loaded.model.device.type == "cuda"
         depth = 1 + cuda if depth is None else depth
         config = EngineConfig(

@@ -11,7 +11,7 @@ import torch
 from saccade.engine.backends.quantization import round_to_fp8
 from saccade.engine.errors import EngineError
 from saccade.engine.models import model_files, registry
-from saccade.engine.models.protocol import LoadedModel
+from saccade.engine.models.protocol import LoadedModel, SizedEncoder
 from saccade.engine.runtime.cpu_settings import one_thread
 from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
@@ -48,7 +48,9 @@ class ModelInfo:
         )
 
 
-def open_model(name: str, device: str, dtype: str | None) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
+def open_model(
+    name: str, device: str, dtype: str | None, imgsz: int | None = None
+) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
     """Load a model, its description, and its vocabulary if it is closed; see `Engine.load` for arguments and errors."""
     folder = model_files.find(name)
     place = choose_device(device)
@@ -59,6 +61,10 @@ def open_model(name: str, device: str, dtype: str | None) -> tuple[LoadedModel, 
             loaded = load_folder(folder, place, dtype, default)
     except torch.OutOfMemoryError as error:
         raise EngineError(f"{name} does not fit in the memory of {place}") from error
+    if imgsz is not None:
+        if not isinstance(loaded.model.vision, SizedEncoder):
+            raise EngineError(f"{name} sees images at one size: leave out imgsz, which is for nano")
+        loaded.model.vision.set_crop_size(imgsz)
     vocabulary = None if loaded.classes is None else Vocabulary(name, loaded.classes, loaded.synonyms)
     return loaded, ModelInfo.of(loaded, name, folder, dtype), vocabulary
 

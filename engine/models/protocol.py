@@ -261,6 +261,15 @@ class DraftingEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class SizedEncoder(Protocol):
+    """A vision encoder that can be shown its crop at another size than it was trained with."""
+
+    def set_crop_size(self, size: int) -> None:
+        """Take crops of so many pixels a side from now on: a multiple of 32 from 128 to 1280, else ValueError."""
+        ...
+
+
 class RegionHeads(Protocol):
     """Coordinates and sizes, to and from the text decoder's width."""
 

@@ -41,6 +41,7 @@ N_PROMPTS, N_OBJECTS = 5, 24
 WEIGHTS = {"classes": 1.0, "boxes": 2.0, "bins": 0.25, "keep": 0.5}
 WEIGHTS |= {"judge": 1.0, "start": 2.0, "x": 1.0, "y": 1.0, "w": 0.5, "h": 0.5}
 WIDE = 8 / 13  # rows of a view of a landscape image, in columns: 256 of 416
+LARGE = 20 / 13  # columns of a large view: 640 where a view has 416
 STARTED = time.monotonic()
 SHARD = 15 << 20  # bytes of one checkpoint file
 WARM = 0.03  # part of the schedule until the peak rate
@@ -164,8 +165,10 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Random views; of a part of the batches only landscape images, as wide views."""
+        """Random views; of a part of the batches only landscape images, as wide views; a part is large."""
         args, size = self.args, self.config.vision.crop_size
+        if args.large and torch.rand((), generator=self.shapes).item() < args.large:
+            size = round(size * LARGE / 32) * 32
         wide = torch.rand((), generator=self.shapes).item() < args.wide and self.has_wide
         weights = self.image_weights * self.wide if wide else self.image_weights
         index = torch.multinomial(weights, args.batch, replacement=True)
@@ -381,6 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--average", type=float, default=0.998, help="decay of the weights' moving average")
     parser.add_argument("--mosaic", type=float, default=0.35, help="part of the views that show four images")
     parser.add_argument("--far", type=float, default=0.0, help="part of the views that show four shrunk images")
+    parser.add_argument("--large", type=float, default=0.0, help="part of the batches that are seen at 640 for 416")
     parser.add_argument("--wide", type=float, default=0.3, help="part of the batches that are wide")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--limit", type=int, help="only the first so many images")

@@ -81,7 +81,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
     images = images_of(config.source, width, height)
     from saccade.pipeline.bench.load_generator import open_engine
 
-    with open_engine(config.model, config.device, dtype=config.dtype) as engine:
+    with open_engine(config.model, config.device, dtype=config.dtype, imgsz=config.imgsz) as engine:
         tasks = tasks_for(engine, config)
         if objects is not None:
             tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]

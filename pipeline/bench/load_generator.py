@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
+from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.engine.tasks import Detect
@@ -124,7 +125,13 @@ class Measured:
 
 
 def open_engine(
-    name: str, device: str, depth: int | None = None, dtype: str | None = None, *, drafts: bool = True
+    name: str,
+    device: str,
+    depth: int | None = None,
+    dtype: str | None = None,
+    *,
+    drafts: bool = True,
+    imgsz: int | None = None,
 ) -> Engine:
     """Load a model, or make one of random weights; the arguments are those of `Engine.load`.
 
@@ -136,8 +143,10 @@ def open_engine(
     from saccade.engine.models.registry import RANDOM
 
     if name in RANDOM:
+        if imgsz is not None:
+            raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
         return random_engine(device, dtype, depth or 2, name=name)
-    return Engine.load(name, device, dtype, depth=depth, drafts=drafts)
+    return Engine.load(name, device, dtype, depth=depth, drafts=drafts, imgsz=imgsz)
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:

@@ -54,7 +54,7 @@ def bench_webrtc(
 
 
 @bench.command("frame")
-@with_settings("detect", "tiles", "model", "device", "dtype")
+@with_settings("detect", "tiles", "model", "device", "dtype", "imgsz")
 def bench_frame(
     given: Settings,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",

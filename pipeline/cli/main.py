@@ -176,7 +176,7 @@ def demo(
 
 
 @app.command()
-@with_settings("detect", "point", "query", "task", "model", "device", "dtype", "conf", "max_objects", "tiles")
+@with_settings("detect", "point", "query", "task", "model", "device", "dtype", "imgsz", "conf", "max_objects", "tiles")
 def image(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
@@ -287,7 +287,7 @@ def configs(
 
 
 @app.command("eval")
-@with_settings("model", "device", "dtype")
+@with_settings("model", "device", "dtype", "imgsz")
 def evaluate(
     given: Settings,
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
@@ -304,7 +304,9 @@ def evaluate(
     from saccade.pipeline.cli.formatting import counting, evaluation_table
 
     with (
-        Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine,
+        Engine.load(
+            given.get("model", "nano"), given.get("device", "auto"), given.get("dtype"), imgsz=given.get("imgsz")
+        ) as engine,
         counting() as progress,
     ):
         scores = score(engine, data, split, limit, progress, tiles)

@@ -13,7 +13,7 @@ _SECTIONS = {
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),
     "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
-    "with what": ["model", "device", "dtype", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
+    "with what": ["model", "device", "dtype", "imgsz", "in_flight", "queue", "weight", "max_fps", "deadline_ms"],
     "on several processes": ["workers", *ClusterSettings.model_fields],
     "where results go": ["out", "jsonl", "sinks", "display"],
 }

@@ -280,4 +280,5 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
         Engine,  # brings torch, which takes seconds: whatever is wrong before this is reported at once
     )
 
-    return Engine.load(config.model, config.device, config.dtype, progress=progress)
+    imgsz = config.imgsz if isinstance(config, RunConfig) else None
+    return Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress)

@@ -240,6 +240,11 @@ def test_an_unknown_device_is_one_line(device: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_the_size_of_images_is_fixed_but_for_nano() -> None:
+    with pytest.raises(EngineError, match="sees images at one size: leave out imgsz"):
+        Engine.load(str(GOLDEN), "cpu", imgsz=512)
+
+
 def test_an_unknown_dtype_is_one_line() -> None:
     with pytest.raises(EngineError, match=r"unknown dtype 'int8': give one of float32"):
         Engine.load("nano", "cpu", "int8")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -110,6 +110,12 @@ class DetectorTower(CropReader):
         self.coarse = nn.Linear(neck, width)
         self.blocks = nn.ModuleList()
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
+
+    def set_crop_size(self, size: int) -> None:
+        """See the whole image in `size` columns from now on; the tokens stay as many."""
+        if not 128 <= size <= 1280 or size % 32:
+            raise ValueError(f"imgsz should be a multiple of 32 from 128 to 1280, got {size}")
+        self.config = replace(self.config, crop_size=size)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
         """The whole image (height, width, 3) uint8 RGB as one crop."""

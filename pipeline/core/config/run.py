@@ -49,6 +49,16 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         "on, and a little less exact.",
         metavar="DTYPE",
     )
+    imgsz: int | None = setting(
+        None,
+        "Pixels of the longer side at which nano sees a frame; more for what is far away, in more time.",
+        more="A multiple of 32; 416 by itself. With 640, faces and persons far away are found more often, large "
+        "things less, and a frame takes twice the time on a CPU. The size is fixed for other models.",
+        metavar="PIXELS",
+        ge=128,
+        le=1280,
+        multiple_of=32,
+    )
     workers: int = setting(
         1,
         "Processes with an engine each, which share the streams; 1 is this process alone.",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,3 +127,18 @@ def test_no_more_places_than_there_are_pairs_can_be_asked_for() -> None:
     vision = dataclasses.replace(VISION, n_places=200)
     with pytest.raises(ModelConfigError, match="n_places"):
         dataclasses.replace(config, text=text, vision=vision)._check()
+
+
+def test_a_larger_crop_gives_as_many_tokens() -> None:
+    seen = tower()
+    seen.set_crop_size(2 * SIDE)
+    seen.quick_crops = True
+    pixels = seen.make_crops(np.zeros((90, 160, 3), np.uint8)).pixels
+    assert pixels.shape[2] == seen.crop_size == 2 * SIDE
+    assert seen.features(seen.normalize(torch.from_numpy(pixels))).shape == (1, VISION.n_tokens, VISION.proj_out_dim)
+
+
+@pytest.mark.parametrize("size", [96, 417, 1312])
+def test_a_crop_of_an_odd_size_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="imgsz should be a multiple of 32 from 128 to 1280"):
+        tower().set_crop_size(size)
