@@ -71,8 +71,9 @@ class Engine:
             name: 'nano', a model folder, or a hub id (`owner/name`, or `owner/name@revision`).
             device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
             dtype: 'float32', 'bfloat16', 'float16', or 'fp8': bfloat16 with the blocks' weights in FP8, which on a GPU
-                from Hopper on is faster and a little less exact. By default float32 on a CPU and for small models,
-                else bfloat16; nano's detector alone is bfloat16 on a CPU with products of it, see `EngineConfig.exact`.
+                from Hopper on is faster and a little less exact. By default float32 on a CPU; on a GPU float16 for
+                small models, else bfloat16. On a CPU with products of bfloat16 nano's detector alone is in it, see
+                `EngineConfig.exact`.
             revision: branch, tag or commit of a hub id; by default the newest.
             imgsz: pixels of the longer side at which nano sees an image, a multiple of 32 from 128 to 1280; 416 by
                 default. More finds what is smaller, in more time. For other models it is fixed.

@@ -55,7 +55,7 @@ def open_model(
     folder = model_files.find(name)
     place = choose_device(device)
     small = model_files.weights_bytes(folder) < 200 << 20
-    default = torch.float32 if place.type == "cpu" or small else torch.bfloat16
+    default = torch.float32 if place.type == "cpu" else torch.float16 if small else torch.bfloat16
     try:
         with one_thread() if place.type == "cpu" else nullcontext():
             loaded = load_folder(folder, place, dtype, default)

@@ -50,6 +50,15 @@ class StepInputs:
             {name: view.numpy() for name, view in views(pinned).items()} for pinned in self._pinned
         ]
         self.device = views(self._device)
+        self._whole = [pinned.numpy() for pinned in self._pinned]
+
+    def copy_of(self, slot: int) -> NDArray[np.int32]:
+        """All that a slot's arrays hold now, for `reset`."""
+        return self._whole[slot].copy()
+
+    def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
+        """Let a slot's arrays hold what they did; in one copy, as in each that numpy makes other threads may run."""
+        self._whole[slot][:] = whole
 
     def send(self, slot: int) -> None:
         """Copy a slot's arrays over; does not wait."""
@@ -157,8 +166,13 @@ class PrefillInputs(StepInputs):
             batch_slots=(rows,),
             tables=(rows, pages),
         )
-        self._spare, self._prefix_length, self._most = rows, prefix_length, tokens
+        self._most = tokens
         self._asked = asked or {}
+        host = self.host[0]
+        host["objects"][:, 1] = -1
+        for name, value in (("batch_slots", rows), ("owners", rows), ("positions", prefix_length)):
+            host[name].fill(value)
+        self._nothing = self.copy_of(0)
 
     def fill(self, slot: int, step: Step[Any], drafted: abc.Sequence[tuple[int, Rows]] = ()) -> PromptTokens:
         """Send a prefill, without its tokens if they are too many for the buffers; returns these.
@@ -169,11 +183,7 @@ class PrefillInputs(StepInputs):
             drafted: see `drafts.drafted_from_images`.
         """
         host, groups = self.host[slot], step.groups
-        for name in ("prefixes", "lasts", "tables", "ids", "kinds", "objects"):
-            host[name].fill(0)
-        host["objects"][:, 1] = -1
-        for name, value in (("batch_slots", self._spare), ("owners", self._spare), ("positions", self._prefix_length)):
-            host[name].fill(value)
+        self.reset(slot, self._nothing)
         for number, request in enumerate(step.imaged):
             host["prefixes"][number] = request.pages
         sequences = [group[0].sequence for group in groups]

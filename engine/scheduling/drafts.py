@@ -164,11 +164,12 @@ def take(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled], cou
     counts.accepted += committed - 1
     sequence.started = True
     sequence.committed += committed
-    if complete and sequence.memory is not None:
+    if complete and (sequence.drafted or sequence.memory is not None):
         plain = sequence.committed - 1  # decode steps: one for each value but the first
         saved = plain - sequence.decodes
         counts.saved += max(0, saved)
-        sequence.memory.learn(sequence.output.values(), sequence.drafted, saved / max(1, plain))
+        if sequence.memory is not None:
+            sequence.memory.learn(sequence.output.values(), sequence.drafted, saved / max(1, plain))
     return complete
 
 
