@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from saccade.engine.errors import AdapterError
-from saccade.engine.image import Image, LazyImage, as_array
+from saccade.engine.image import Image, LazyImage, Pixels, as_pixels
 from saccade.engine.scheduling.adapter_slots import Adapter
 from saccade.engine.scheduling.step import KeptPrefix
 from saccade.engine.scheduling.task import Task
@@ -84,13 +81,13 @@ class Source:
     """What tasks are asked of: an image, or a kept prefix of an image of `size`, or neither.
 
     Attributes:
-        image: (height, width, 3) uint8 RGB, or what gives it.
+        image: its pixels, or what gives it.
         prefix: a kept prefix.
         size: its image's width and height in pixels.
         adapter: what all is computed with besides the model.
     """
 
-    image: NDArray[np.uint8] | LazyImage | None
+    image: Pixels | LazyImage | None
     prefix: KeptPrefix | None
     size: tuple[int, int]
     adapter: Adapter | None
@@ -117,7 +114,7 @@ def source_of(
             raise ValueError("an encoded image has no tiles: submit the image itself")
         return Source(None, image.kept, (image.width, image.height), image.adapter_for(loop, adapter))
     if image is not None:
-        return Source(image if callable(image) else as_array(image), None, (0, 0), adapter)
+        return Source(image if callable(image) else as_pixels(image), None, (0, 0), adapter)
     if lacking := next((task.asked for task in tasks if task.needs_image), None):
         raise ValueError(f"'{lacking}' can only be asked of an image")
     return Source(None, None, (0, 0), adapter)

@@ -33,6 +33,12 @@ class ModelInfo:
     device: str
     dtype: str
 
+    @property
+    def gpu(self) -> int | None:
+        """Number of the GPU that it is on; None for a CPU."""
+        device = torch.device(self.device)
+        return device.index or 0 if device.type == "cuda" else None
+
     @classmethod
     def of(cls, loaded: LoadedModel, name: str, folder: Path, dtype: str | None) -> ModelInfo:
         """The description of a loaded model; `dtype` is the name it was loaded by, None for its own."""

@@ -1,7 +1,7 @@
 """Where frames come from: files, images, cameras, publishers. Knows nothing of models, results or sinks.
 
-Imports run one way: errors, frame < urls < rgb, timestamps < base < file < images, replay; rtp, http < live < rtsp,
-webrtc, onvif < factory.
+Imports run one way: errors, planes < frame < urls < gpu, rgb, timestamps < base < file < images, replay; rtp, http <
+live < rtsp, webrtc, onvif < factory.
 """
 
 from saccade.sources.base import Source, SourceInfo
@@ -9,11 +9,12 @@ from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.factory import open_source
 from saccade.sources.file import FileSource
 from saccade.sources.frame import CaptureClock, Frame, RgbImage
+from saccade.sources.gpu import HwAccel
 from saccade.sources.images import ImageSource
 from saccade.sources.live.connection import StreamStats
-from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.reconnect import LinkStatus, State
 from saccade.sources.live.source import LiveSource
+from saccade.sources.planes import YuvPlanes
 from saccade.sources.rtsp.connection import Loss
 from saccade.sources.rtsp.transport import Transport
 from saccade.sources.urls import redact
@@ -36,6 +37,7 @@ __all__ = [
     "State",
     "StreamStats",
     "Transport",
+    "YuvPlanes",
     "open_source",
     "redact",
 ]

@@ -61,6 +61,10 @@ class Source(ABC):
     """
 
     _info: SourceInfo
+    _decoder = ""
+
+    gpu: int | None = None
+    """Number of the GPU in whose memory decoded frames may stay; to be set before iterating. None: in main memory."""
 
     def __init__(self, name: str, vid_stride: int = 1) -> None:
         if vid_stride < 1:
@@ -79,6 +83,11 @@ class Source(ABC):
     def info(self) -> SourceInfo:
         """What is known of the source, from construction on."""
         return self._info
+
+    @property
+    def decoder(self) -> str:
+        """What decodes it, such as "h264 (cuda)"; "" before the first frame, and where nothing does."""
+        return self._decoder
 
     @property
     def corrupt_packets(self) -> int:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from saccade.sources.base import Source
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.file import FileSource
+from saccade.sources.gpu import HwAccel
 from saccade.sources.images import IMAGE_SUFFIXES, ImageSource
 from saccade.sources.live.connection import LiveConnection
-from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
 from saccade.sources.live.redirects import CheckAddress, follow_redirects
 from saccade.sources.live.source import LiveSource, Opener
@@ -42,6 +42,7 @@ def open_source(
     tls: str = "verify",
     retry: bool = True,
     check_address: CheckAddress | None = None,
+    paced: bool = False,
 ) -> Source:
     """Open a video file, a frame, a folder of frames, a live address, a webcam or an endpoint for WebRTC.
 
@@ -53,13 +54,15 @@ def open_source(
         vid_stride: hand on every `vid_stride`-th frame.
         start: skip frames before this time, in seconds from the beginning; not for live sources.
         end: stop before this time, in seconds from the beginning; not for live sources.
-        hwaccel: decode live sources on the GPU if there is one, insist on it, or leave it alone.
+        hwaccel: decode live sources, and files that are paced, on the GPU if there is one, insist on it, or leave it
+            alone.
         rtsp_transport: how RTSP cameras send their frames; auto finds out.
         loss: hide frames that RTSP packets are missing from, or show them, with `Frame.damaged`.
         tls: certificates accepted from rtsps cameras: verify, accept (any) or sha256:HEX (this one).
         retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
         check_address: called with each address before it is connected to, those of redirects among them; raises
             `SourceError` to refuse it.
+        paced: a file is read again and again, at its own pace, as one of many.
 
     Raises:
         SourceError: if `target` cannot be used, in one line for the user.
@@ -84,8 +87,10 @@ def open_source(
         return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
     still = path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES
-    kind = ImageSource if still else FileSource
-    return kind(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
+    if still:
+        return ImageSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
+    how: HwAccel = hwaccel if paced else "none"
+    return FileSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end, hwaccel=how, paced=paced)
 
 
 def _live_opener(
@@ -101,21 +106,21 @@ def _live_opener(
     elif scheme in _RTSP:
         rtsp = RtspAddress.parse(text)
         policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
-        return lambda closed: _open_rtsp(rtsp, closed, hwaccel, choice, loss, policy, check)
+        return lambda closed, gpu: _open_rtsp(rtsp, closed, hwaccel, gpu, choice, loss, policy, check)
     elif scheme == "onvif":
         from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
 
         device = OnvifAddress.parse(text)
         policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
-        return lambda closed: _open_onvif(device, closed, hwaccel, choice, loss, policy, check)
+        return lambda closed, gpu: _open_onvif(device, closed, hwaccel, gpu, choice, loss, policy, check)
     elif scheme in _STREAMS:
         if check is not None:
-            return lambda closed: FfmpegConnection(_checked(text, check), closed, hwaccel=hwaccel)
+            return lambda closed, gpu: FfmpegConnection(_checked(text, check), closed, hwaccel=hwaccel, gpu=gpu)
         address = FfmpegInput.of_url(text)
     else:  # only the scheme is shown, since the rest may hold a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// is not a kind of source; use {known}, a file, a folder or a webcam's number")
-    return lambda closed: FfmpegConnection(address, closed, hwaccel=hwaccel)
+    return lambda closed, gpu: FfmpegConnection(address, closed, hwaccel=hwaccel, gpu=gpu)
 
 
 def _checked(url: str, check: CheckAddress) -> FfmpegInput:
@@ -130,6 +135,7 @@ def _open_onvif(
     device: OnvifAddress,
     closed: threading.Event,
     hwaccel: HwAccel,
+    gpu: int | None,
     choice: TransportChoice,
     loss: Loss,
     tls: TlsPolicy,
@@ -145,23 +151,28 @@ def _open_onvif(
     if not chosen:
         known = ", ".join(profile.token for profile in profiles)
         raise LiveError("not found", f"{device.host} has no profile '{device.token}'; there are {known}")
-    return _open_rtsp(device.stream(best_profile(chosen)), closed, hwaccel, choice, loss, tls, check)
+    return _open_rtsp(device.stream(best_profile(chosen)), closed, hwaccel, gpu, choice, loss, tls, check)
 
 
 def _open_rtsp(
     address: RtspAddress,
     closed: threading.Event,
     hwaccel: HwAccel,
+    gpu: int | None,
     choice: TransportChoice,
     loss: Loss,
     tls: TlsPolicy,
     check: CheckAddress | None,
 ) -> LiveConnection:
     try:
-        return RtspConnection(address, closed, choice=choice, hwaccel=hwaccel, loss=loss, tls=tls, check_address=check)
+        return RtspConnection(
+            address, closed, choice=choice, hwaccel=hwaccel, gpu=gpu, loss=loss, tls=tls, check_address=check
+        )
     except UnhandledCodecError:
         if check is not None:  # FFmpeg would follow any redirect
             raise LiveError(
                 "codec unsupported", f"{redact(address.url)}: only H.264 and H.265 where sources are restricted"
             ) from None
-        return FfmpegConnection(FfmpegInput.of_rtsp(address.with_credentials, choice.way), closed, hwaccel=hwaccel)
+        return FfmpegConnection(
+            FfmpegInput.of_rtsp(address.with_credentials, choice.way), closed, hwaccel=hwaccel, gpu=gpu
+        )

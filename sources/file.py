@@ -11,24 +11,28 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import av.error
+from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
-from av.video.reformatter import VideoReformatter
 
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
-from saccade.sources.rgb import orientation_of, upright_rgb
+from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
+from saccade.sources.rgb import RgbConverter, orientation_of
 from saccade.sources.timestamps import Timeline
 
 log = logging.getLogger(__name__)
 
 _READ_FAILURES_IN_A_ROW = 50  # after so many the rest of the file is unreadable, and asking again would not end
 _SEEK_BACK_S = (0, 2, 10)
+_INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # formats in which the first frame is found again for certain
+_PACED_THREADS = 2  # 64 streams on 32 processors had 2,000 threads with as many each as there are processors
 _CLOCK_RESTART_S = 1  # timestamps that fall back by more than this are a clock that began again
 
 
@@ -46,6 +50,9 @@ class FileSource(Source):
             not converted.
         start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
+        hwaccel: whether to decode on the GPU.
+        paced: it is read over and over, at its own pace, as one of many: each iteration goes on with the decoder of
+            the one before, which has few threads.
 
     Raises:
         SourceError: if the file cannot be read as a video, or the window `start`..`end` is empty.
@@ -59,11 +66,15 @@ class FileSource(Source):
         vid_stride: int = 1,
         start: float | None = None,
         end: float | None = None,
+        hwaccel: HwAccel = "none",
+        paced: bool = False,
     ) -> None:
         self._path = Path(path)
         super().__init__(stream if stream is not None else self._path.stem, vid_stride)
         self._start = start
         self._end = end
+        self._hwaccel, self._paced = hwaccel, paced
+        self._kept: InputContainer | None = None  # of the last iteration, which has come to its end
         if start is not None and start < 0:
             raise SourceError(f"start must be 0 s or later, not {start:g} s")
         if end is not None and end <= (start or 0):
@@ -97,11 +108,8 @@ class FileSource(Source):
             self._corrupt = 0
             begun = time.perf_counter()
             # The container belongs to this iteration alone: close() must not free what another thread decodes with.
-            with self._open() as container:
+            with self._container() as container:
                 stream = video_stream(container, self._path)
-                # Latency does not matter for a file, so both kinds of threading are allowed; live sources must not
-                # use FRAME, which holds back one frame a thread.
-                stream.thread_type = "AUTO"
                 if seek is not None and not _seek(container, stream, seek):
                     continue
                 frames = self._decode(container, stream)
@@ -109,6 +117,7 @@ class FileSource(Source):
                 if seek is not None and not _is_at_or_before(first, first_pts):
                     continue
                 if first is not None:
+                    self._decoder = running(stream.codec_context, first.format.name)
                     yield from self._frames(itertools.chain((first,), frames), first_pts, begun)
                 return
 
@@ -116,7 +125,7 @@ class FileSource(Source):
         base = self._info.time_base
         end_pts = _units(self._end, base, self._origin) if self._end is not None else None
 
-        reformatter = VideoReformatter()
+        converter = RgbConverter()
         timeline = self._timeline()
         index, corrupt_before = 0, 0
         for frame in frames:
@@ -129,9 +138,11 @@ class FileSource(Source):
             if number % self._stride:
                 continue
             known = self._orientation if frame.rotation == self._rotation else None
-            image = upright_rgb(frame, reformatter, known)
-            yield Frame(
-                image=image,
+            image = converter.later(frame, known)
+            yield Frame.deferred(
+                image,
+                size=image.size,
+                planes=image.planes,
                 stream=self._name,
                 index=number,
                 pts=pts,
@@ -189,11 +200,40 @@ class FileSource(Source):
         rate = self._info.average_rate or Fraction(25)
         return Timeline(step=1 / (rate * base), jump=int(_CLOCK_RESTART_S / base) or 1, first=self._origin)
 
-    def _open(self) -> InputContainer:
+    @contextmanager
+    def _container(self) -> Iterator[InputContainer]:
+        """The file at its beginning, with a decoder: of a paced source that of the last iteration, if it has ended.
+
+        A decoder on a GPU takes tens of ms to make: 64 clips of 8 s would need eight a second.
+        """
+        container, self._kept = self._kept, None
+        if container is None:
+            wanted = self._hwaccel == "cuda" or self.gpu is not None
+            container = self._open(gpu_decoding(self._hwaccel, self.gpu) if wanted else None)
+            stream = video_stream(container, self._path)
+            # Latency does not matter for a file, so both kinds of threading are allowed; live sources must not use
+            # FRAME, which holds back one frame a thread.
+            stream.thread_type = "AUTO"
+            if self._paced:
+                stream.codec_context.thread_count = 1 if stream.codec_context.is_hwaccel else _PACED_THREADS
+        elif not _seek(container, video_stream(container, self._path), self._origin):
+            raise SourceError(f"{self._path} cannot be read again from its beginning")
+        try:
+            yield container
+        except BaseException:
+            container.close()
+            raise
+        if self._paced and not self._closed.is_set() and container.format.name in _INDEXED:
+            self._kept = container
+        else:
+            container.close()
+
+    def _open(self, handle: HWAccel | None = None) -> InputContainer:
         try:
             # "file:", because FFmpeg takes the start of `cam:1.mp4` for a protocol. Old cameras write titles in any
             # encoding; that is no reason to refuse the frames.
-            return av.open(f"file:{self._path}", metadata_errors="replace")
+            with primary_context(self.gpu if handle else None):
+                return av.open(f"file:{self._path}", hwaccel=handle, metadata_errors="replace")
         except (av.error.FFmpegError, OSError) as error:
             if isinstance(error, PermissionError | FileNotFoundError):
                 check_readable(self._path)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.sources.planes import YuvPlanes
+
 CaptureClock = Literal["rtcp", "arrival", "file"]
 """Where `Frame.captured_at` comes from: the sender's RTCP report, its arrival here, or the file's own timestamps."""
 
@@ -38,6 +40,8 @@ class Frame:
         pixel_aspect: width of a pixel by its height; of anamorphic video it is not 1, and `image` is as stored.
         damaged: whether parts are missing or smeared; only where damaged frames were asked for.
         convert: gives the image where it is made on first use only (`deferred`).
+        size: width and height of a deferred image in pixels; None where only the image tells.
+        planes: gives a deferred image as the decoder did, or None if it cannot.
     """
 
     image: RgbImage
@@ -53,6 +57,8 @@ class Frame:
     damaged: bool = False
     pixel_aspect: Fraction = Fraction(1)
     convert: Callable[[], RgbImage] | None = field(default=None, repr=False, compare=False)
+    size: tuple[int, int] | None = field(default=None, repr=False, compare=False)
+    planes: Callable[[], YuvPlanes | None] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def deferred(cls, convert: Callable[[], RgbImage], **others: Any) -> Self:
@@ -89,9 +95,9 @@ class Frame:
     @property
     def width(self) -> int:
         """Width of the frame in pixels."""
-        return int(self.image.shape[1])
+        return int(self.image.shape[1]) if self.size is None else self.size[0]
 
     @property
     def height(self) -> int:
         """Height of the frame in pixels."""
-        return int(self.image.shape[0])
+        return int(self.image.shape[0]) if self.size is None else self.size[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from saccade.sources.base import Source
@@ -19,17 +19,23 @@ class ReplaySource(Source):
     are counted when their round is over.
 
     Args:
-        open_again: opens the source for another round.
-
-    Raises:
-        SourceError: if it cannot be opened.
+        source: is iterated again and again, and closed with this one.
     """
 
-    def __init__(self, open_again: Callable[[], Source]) -> None:
-        self._open = open_again
-        with open_again() as first:
-            super().__init__(first.name)
-            self._info = replace(first.info, live=True, frames=None, duration_s=None, audio=False)
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.name)
+        self._source = source
+        self._info = replace(source.info, live=True, frames=None, duration_s=None, audio=False)
+
+    @property
+    def decoder(self) -> str:
+        """That of the file's."""
+        return self._source.decoder
+
+    def close(self) -> None:
+        """As in `Source`."""
+        super().close()
+        self._source.close()
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames, each when it is due.
@@ -37,26 +43,26 @@ class ReplaySource(Source):
         Raises:
             SourceError: if the file has gone.
         """
+        self._source.gpu = self.gpu
         number, shift, begun = 0, 0, time.monotonic()
         # How long the last frame of a round is shown: as long as the one before it, if there is one.
         step = max(1, round(1 / ((self._info.average_rate or _RATE) * self._info.time_base)))
         while not self._closed.is_set():
             first: int | None = None
             last = shift
-            with self._open() as source:
-                for frame in source:
-                    first = frame.pts if first is None else first
-                    pts = frame.pts - first + shift
-                    if pts > last:
-                        step, last = pts - last, pts
-                    if self._closed.wait(max(0.0, begun + float(pts * frame.time_base) - time.monotonic())):
-                        return
-                    now = time.monotonic()
-                    yield replace(
-                        frame, index=number, pts=pts, captured_at=time.time(), capture_clock="arrival", decoded_at=now
-                    )
-                    number += 1
-                self._corrupt += source.corrupt_packets
+            for frame in self._source:
+                first = frame.pts if first is None else first
+                pts = frame.pts - first + shift
+                if pts > last:
+                    step, last = pts - last, pts
+                if self._closed.wait(max(0.0, begun + float(pts * frame.time_base) - time.monotonic())):
+                    return
+                now = time.monotonic()
+                yield frame.changed(
+                    index=number, pts=pts, captured_at=time.time(), capture_clock="arrival", decoded_at=now
+                )
+                number += 1
+            self._corrupt += self._source.corrupt_packets
             if first is None:
                 return
             shift = last + step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from av.sidedata.sidedata import Type
 from av.video.reformatter import VideoReformatter
 
 from saccade.sources.frame import RgbImage
+from saccade.sources.planes import YuvPlanes, planes_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,9 +53,10 @@ def upright_rgb(
     Pass its orientation where it is known; detected here, a frame that is only mirrored vertically is not noticed.
 
     Give the same reformatter for all frames of a stream: 0.4 ms a 640×360 frame against 7 for
-    `VideoFrame.to_ndarray()`, which builds a scaler and its threads for each call.
+    `VideoFrame.to_ndarray()`, which builds a scaler and its threads for each call. One thread converts a 1080p frame
+    in 1.0 ms; with swscale's own choice, a thread for each processor and stream, 64 streams had a thousand of them.
     """
-    rgb: Any = reformatter.reformat(frame, format="rgb24").to_ndarray()
+    rgb: Any = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
     if orientation is None:
         orientation = orientation_of(frame) if frame.rotation else _UPRIGHT
     if orientation.transpose:
@@ -72,19 +73,47 @@ class RgbConverter:
         self._reformatter = VideoReformatter()
         self._lock = threading.Lock()
 
-    def later(self, frame: av.VideoFrame) -> Callable[[], RgbImage]:
-        """What gives the frame's upright image when called: the same one each time.
+    def later(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> DecodedImage:
+        """The frame's image, to be made when it is needed; `orientation` as in `upright_rgb`."""
+        return DecodedImage(frame, self._reformatter, self._lock, orientation)
 
-        It raises FFmpegError or ValueError if swscale cannot convert the frame's pixel format.
+
+class DecodedImage:
+    """A decoded frame whose upright RGB image is made when it is first called for; made by `RgbConverter`.
+
+    Attributes:
+        size: width and height of the image in pixels.
+    """
+
+    __slots__ = ("_frame", "_image", "_lock", "_orientation", "_reformatter", "size")
+
+    def __init__(
+        self,
+        frame: av.VideoFrame,
+        reformatter: VideoReformatter,
+        lock: threading.Lock,
+        orientation: Orientation | None,
+    ) -> None:
+        self._frame: av.VideoFrame | None = frame
+        self._image: RgbImage | None = None
+        self._reformatter, self._lock, self._orientation = reformatter, lock, orientation
+        sideways = orientation.transpose if orientation is not None else abs(frame.rotation) == 90
+        self.size = (frame.height, frame.width) if sideways else (frame.width, frame.height)
+
+    def __call__(self) -> RgbImage:
+        """The image, the same one each time; downloaded, if the frame is on a GPU.
+
+        Raises:
+            FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.
         """
-        made: list[RgbImage] = []
-        waiting = [frame]
+        with self._lock:
+            if self._image is None:
+                assert self._frame is not None
+                self._image = upright_rgb(self._frame, self._reformatter, self._orientation)
+                self._frame = None  # the decoder's buffer is free again
+            return self._image
 
-        def image() -> RgbImage:
-            with self._lock:
-                if not made:
-                    made.append(upright_rgb(waiting[0], self._reformatter))
-                    waiting.clear()  # the decoder's buffer is free again
-                return made[0]
-
-        return image
+    def planes(self) -> YuvPlanes | None:
+        """The frame as the decoder gave it, see `planes_of`; None where the image is made already."""
+        with self._lock:
+            return None if self._frame is None else planes_of(self._frame)

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
 from saccade.engine.backends.cpu_sampling import CpuSampling, feed
@@ -21,6 +20,7 @@ from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.plain_runner import SAMPLED, put_values, suppress, take_tokens
 from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
+from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cpu_settings import image_threads, one_thread, set_threads, step_threads
@@ -74,10 +74,10 @@ class CpuExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Cut an image (height, width, 3) uint8 RGB into crops; may be called by any thread."""
+    def prepare(self, image: Pixels) -> ImageCrops:
+        """Cut an image into crops; may be called by any thread."""
         with one_thread():
-            return self.model.vision.make_crops(image)
+            return self.model.vision.make_crops(as_array(image))
 
     def launch(self, slot: int, step: Step[ImageCrops]) -> None:
         """Put a step's forward on the compute stream."""

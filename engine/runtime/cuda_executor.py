@@ -17,7 +17,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdapterBank
@@ -33,6 +32,7 @@ from saccade.engine.backends.plain_runner import (
 )
 from saccade.engine.backends.select import cuda_runner
 from saccade.engine.config import EngineConfig
+from saccade.engine.image import Pixels
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_images import CudaCrops, CudaImageEncoder, Graphs, bucket_of
@@ -111,7 +111,7 @@ class CudaExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, image: NDArray[np.uint8]) -> CudaCrops:
+    def prepare(self, image: Pixels) -> CudaCrops:
         """See `CudaImageEncoder.prepare`."""
         return self._images.prepare(image)
 

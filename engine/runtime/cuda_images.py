@@ -1,6 +1,6 @@
 """Images on CUDA: uploaded and cut into crops by the submitting thread, encoded by the vision encoder in graphs.
 
-    upload stream (submitting thread)   image → resize → crops
+    upload stream (submitting thread)   image → (YUV → RGB) → resize → crops
     compute stream                      crops → features → image tokens
 
 Knows nothing of prompts, steps or slots.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from saccade.engine import kernels
 from saccade.engine.backends.select import cuda_features
+from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # images of a single crop that are encoded together
@@ -73,23 +74,35 @@ class CudaImageEncoder:
         self._projected = torch.zeros_like(self.tokens)
 
     @torch.inference_mode()
-    def prepare(self, image: NDArray[np.uint8]) -> CudaCrops:
-        """Upload an image (height, width, 3) uint8 RGB and cut it into crops on the device; does not wait."""
+    def prepare(self, image: Pixels) -> CudaCrops:
+        """Upload an image, unless it is on the device, and cut it into crops there; does not wait."""
         vision = self._vision
         if self._kernels:
             tiling, sent = vision.tiling_of(image.shape[0], image.shape[1]), image
         else:
-            crops = vision.make_crops(image)
+            crops = vision.make_crops(as_array(image))
             tiling, sent = crops.tiling, crops.pixels
-        pinned = torch.empty(sent.shape, dtype=torch.uint8, pin_memory=True)
-        np.copyto(pinned.numpy(), sent)
-        with torch.cuda.stream(self._uploads):
-            pixels = pinned.to(self._device, non_blocking=True)
+        # What is on the device was decoded on its default stream, and its memory is written again there.
+        on_device = isinstance(sent, YuvImage) and sent.y.is_cuda
+        stream = torch.cuda.default_stream(self._device) if on_device else self._uploads
+        with torch.cuda.stream(stream):
+            pixels = self._rgb(sent) if isinstance(sent, YuvImage) else self._upload(sent)
             if self._kernels:
                 pixels = cut_crops(pixels, tiling, vision.crop_size, vision.crop_margin)
             event = torch.cuda.Event()
-            event.record(self._uploads)
+            event.record(stream)
         return CudaCrops(pixels, tiling, event)
+
+    def _upload(self, array: NDArray[np.uint8]) -> torch.Tensor:
+        pinned = torch.empty(array.shape, dtype=torch.uint8, pin_memory=True)
+        np.copyto(pinned.numpy(), array)
+        return pinned.to(self._device, non_blocking=True)
+
+    def _rgb(self, image: YuvImage) -> torch.Tensor:
+        from saccade.engine.kernels.resize import rgb_of_yuv
+
+        here = image if image.y.is_cuda else image.to(self._device)
+        return rgb_of_yuv(here.y, here.u, here.v, here.factors)
 
     def encode(self, images: Sequence[CudaCrops], stream: torch.cuda.Stream) -> None:
         """Write the tokens of at most as many images as there may be to `tokens`; `stream` is the current one.

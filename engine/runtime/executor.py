@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from saccade.engine.image import Pixels
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.step import ImageT, Step
@@ -24,8 +22,8 @@ class Executor(Protocol[ImageT]):
         """By name: 'compute' and 'copy'."""
         ...
 
-    def prepare(self, image: NDArray[np.uint8]) -> ImageT:
-        """Cut an image (height, width, 3) uint8 RGB into crops."""
+    def prepare(self, image: Pixels) -> ImageT:
+        """Cut an image, (height, width, 3) uint8 RGB or as a video decoder gives it, into crops."""
         ...
 
     def launch(self, slot: int, step: Step[ImageT]) -> None:

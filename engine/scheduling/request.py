@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine.errors import DeadlineError, PromptError, SupersededError
-from saccade.engine.image import LazyImage, as_array
+from saccade.engine.image import LazyImage, Pixels, as_array, as_pixels
 from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Result, ResultPart, Timings
@@ -59,7 +59,7 @@ class RequestMaker(Generic[ImageT]):
 
     limits: ModelLimits
     prompts: Prompts
-    cut: abc.Callable[[NDArray[np.uint8]], ImageT]
+    cut: abc.Callable[[Pixels], ImageT]
     pace: CropPace
     max_prompts: int
     drafts: bool = False
@@ -106,7 +106,7 @@ class _Crops(Generic[ImageT]):
 
     def __init__(
         self,
-        read: abc.Callable[[], NDArray[np.uint8]],
+        read: abc.Callable[[], Pixels],
         window: Window | None,
         deadline: float,
         maker: RequestMaker[ImageT],
@@ -124,11 +124,11 @@ class _Crops(Generic[ImageT]):
         with self._lock:
             if self._made is None:
                 image, pace = self._read(), self._maker.pace
-                window = self._window or Window(0, 0, *image.shape[1::-1])
+                whole = Window(0, 0, *image.shape[1::-1])
+                window = self._window or whole
                 begun = time.monotonic()
                 _require_time(window.pixels, self._deadline - begun, pace)
-                view = image[window.y : window.y + window.height, window.x : window.x + window.width]
-                self._made = self._maker.cut(np.ascontiguousarray(view))
+                self._made = self._maker.cut(image if window == whole else _part_of(as_array(image), window))
                 pace.measured(window.pixels, time.monotonic() - begun)
             return self._made
 
@@ -137,7 +137,7 @@ class Request(Generic[ImageT]):
     """An image with its tasks.
 
     Args:
-        image: (height, width, 3) uint8 RGB, or what gives it: called once, when it is to be cut; None for a kept
+        image: its pixels, or what gives it: called once, when it is to be cut; None for a kept
             prefix, or for tasks that need no image.
         tasks: what to ask.
         tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well.
@@ -154,7 +154,7 @@ class Request(Generic[ImageT]):
 
     def __init__(
         self,
-        image: NDArray[np.uint8] | LazyImage | None,
+        image: Pixels | LazyImage | None,
         tasks: abc.Sequence[Task],
         tiles: int,
         maker: RequestMaker[ImageT],
@@ -172,7 +172,7 @@ class Request(Generic[ImageT]):
         self._on_over = on_over
         self._started = time.monotonic()
         self._tasks, self._tiles = tuple(tasks), tiles
-        self._image: NDArray[np.uint8] | LazyImage | None = image
+        self._image: Pixels | LazyImage | None = image
         self._prefix, self._blank = prefix, image is None and prefix is None
         self._width, self._height = size  # of an image, once it is read
         self._maker, self._adapter = maker, adapter
@@ -221,13 +221,13 @@ class Request(Generic[ImageT]):
                 recall_from(request, self._previous)
         return self.image_requests
 
-    def _read(self) -> NDArray[np.uint8]:
+    def _read(self) -> Pixels:
         """The image, which is made now if that was left for later."""
         image = self._image
         assert image is not None
-        array = self._image = as_array(image() if callable(image) else image)
-        self._height, self._width = array.shape[:2]
-        return array
+        pixels = self._image = as_pixels(image() if callable(image) else image)
+        self._height, self._width = pixels.shape[:2]
+        return pixels
 
     def prepare(self) -> None:
         """Cut the image of every part now.
@@ -338,6 +338,11 @@ class Request(Generic[ImageT]):
             decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
             crops_ms=self._crops_s * 1e3,
         )
+
+
+def _part_of(image: NDArray[np.uint8], window: Window) -> NDArray[np.uint8]:
+    """A copy of what is in the window."""
+    return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
 
 
 def _require_time(pixels: int, left_s: float, pace: CropPace) -> None:

@@ -84,7 +84,7 @@ def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
     def note(frame: Frame, result: Result, latency: Latency) -> None:
         decoded_at[frame.index] = frame.decoded_at
 
-    source = ReplaySource(lambda: open_source(config.source, vid_stride=config.vid_stride))
+    source = ReplaySource(open_source(config.source, vid_stride=config.vid_stride))
     fps = float(source.info.average_rate or 0) / config.vid_stride
     with load_engine(config) as engine:
         sink = WebSocketSink("ws://127.0.0.1:0")

@@ -77,6 +77,7 @@ class OpenedStream:
             UnknownClassError, ConfigError: as `tasks_for`.
         """
         self.tasks = tasks_for(engine, self.config)
+        self.source.gpu = engine.model.gpu
         if (stage := event_stage(self._stages)) is not None:
             stage.names = partial(names_of, engine)
             set_asker(stage, ask or engine, self.config, wait=not self.source.info.live)
@@ -181,7 +182,7 @@ def open_stream(
         source = on_failure.enter_context(_open_source(config, check))
         if repeat and not source.info.live:
             source.close()
-            source = on_failure.enter_context(ReplaySource(partial(_open_source, config, check)))
+            source = on_failure.enter_context(ReplaySource(_open_source(config, check, paced=True)))
         motion = MotionGate(config) if "motion" in config.gates else None
         analysis = AnalyzeStage(config, motion.still_before if motion else None)
         stages: list[Stage] = [analysis]
@@ -237,7 +238,7 @@ def add_stream(
         return stream.start(streams, name)
 
 
-def _open_source(config: StreamConfig, check: CheckSource | None) -> Source:
+def _open_source(config: StreamConfig, check: CheckSource | None, *, paced: bool = False) -> Source:
     return open_source(
         config.source,
         stream=config.name,
@@ -249,6 +250,7 @@ def _open_source(config: StreamConfig, check: CheckSource | None) -> Source:
         loss=config.loss,
         tls=config.tls,
         check_address=check,
+        paced=paced,
     )
 
 

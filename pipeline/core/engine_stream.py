@@ -20,10 +20,11 @@ from saccade.engine.results import Result
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
 from saccade.pipeline.core.bounded_queue import QueueClosed
-from saccade.sources import Frame, RgbImage
+from saccade.sources import Frame, YuvPlanes
 
 if TYPE_CHECKING:
-    from saccade.engine import Engine
+    from saccade.engine import Engine, Image
+    from saccade.engine.image import YuvImage
 
 
 _WATCHED = 4.0  # times the weight of a stream that is watched
@@ -54,10 +55,22 @@ class EngineStream:
         share: what it gets of the engine; the rate and the deadline are for live streams only.
         live: whether the source is.
         newest: whether a newer frame replaces one that waits.
+        gpu: number of the GPU that the engine runs on, and frames may be on; None for a CPU.
     """
 
-    def __init__(self, engine: Engine, name: str, in_flight: int, share: Share, *, live: bool, newest: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        in_flight: int,
+        share: Share,
+        *,
+        live: bool,
+        newest: bool,
+        gpu: int | None = None,
+    ) -> None:
         self._engine, self._key = engine, (name, id(self))
+        self._gpu = gpu
         self._in_flight, self._live, self._newest = in_flight, live, newest
         self._share, self._watched = share, False
 
@@ -93,7 +106,9 @@ class EngineStream:
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)
-        image = partial(_image_of, frame) if self._newest else frame.image
+        # Of windows of it, the engine needs the RGB.
+        later = partial(_image_of, frame, self._gpu if tiles == 1 else None)
+        image = later if self._newest else later()
         return self._engine.submit(image, tasks, tiles, deadline_s=left_s, stream=self._key)
 
     def close(self) -> None:
@@ -101,9 +116,22 @@ class EngineStream:
         self._engine.forget_stream(self._key)
 
 
-def _image_of(frame: Frame) -> RgbImage:
-    """The image, which is converted now if it was not before."""
-    return frame.image
+def _image_of(frame: Frame, gpu: int | None) -> Image:
+    """The image, as the decoder gave it for an engine on a GPU; else converted now if it was not before."""
+    planes = frame.planes() if gpu is not None and frame.planes is not None else None
+    return frame.image if planes is None or planes.gpu not in (None, gpu) else yuv_image(planes)
+
+
+def yuv_image(planes: YuvPlanes) -> YuvImage:
+    """The planes as the engine's image, in the decoder's memory, which it keeps while it lives."""
+    import torch  # which the engine has loaded by now
+
+    from saccade.engine.image import YuvImage
+
+    # The capsule, not the plane: torch would name a stream to wait on, which PyAV refuses.
+    y, *chroma = (torch.utils.dlpack.from_dlpack(plane.__dlpack__()) for plane in planes.planes)
+    u, v = chroma if len(chroma) == 2 else chroma[0].unbind(-1)
+    return YuvImage(y, u, v, planes.matrix, planes.full_range)
 
 
 @dataclass(slots=True)

@@ -55,8 +55,8 @@ class StreamStatus:
         reason: why it is unhealthy, in half a line; None when it is healthy.
         live: whether the source is live.
         connections: how often a live source has connected.
-        detail: of a live source: codec, size and decoder while it is live, else what its last failure was exactly; in
-            half a line.
+        detail: codec, size and decoder of a video; of a live source that is not live what its last failure was
+            exactly; in half a line.
         tasks: what is found in each frame.
         report: its counters.
         counts: what has been counted over time; None where nothing is.
@@ -93,7 +93,7 @@ def status_of(run: Run) -> StreamStatus:
         state, reason, connections = status.state, status.explanation, status.connections
         detail = status.message
     info = source.info  # after the state: of a live source, `info` is known by then
-    if isinstance(source, LiveSource) and state == "live":
+    if source.decoder and (state == "live" or not isinstance(source, LiveSource)):
         detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)

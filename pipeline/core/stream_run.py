@@ -108,7 +108,9 @@ class Run:
         self._newest = policy == NEWEST
         self._frames: BoundedQueue[Frame] = BoundedQueue(policy)
         self._flights = Flights(in_flight)
-        self._stream = EngineStream(engine, self.name, in_flight, share or Share(), live=live, newest=self._newest)
+        self._stream = EngineStream(
+            engine, self.name, in_flight, share or Share(), live=live, newest=self._newest, gpu=source.gpu
+        )
         self._delivery = OutputDelivery(outputs, self.name, live=live, stop=self.stop, fail=self._fail)
         # Taken before a frame leaves the queue, unless newer ones may replace it in the engine, too.
         self._places = threading.Semaphore(in_flight)

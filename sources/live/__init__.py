@@ -1,7 +1,6 @@
 """Live streams of any protocol: connections, reconnection, low-latency decoding, one clock over all connections."""
 
 from saccade.sources.live.connection import LiveConnection, LiveFrame
-from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
 from saccade.sources.live.reconnect import Link, LinkStatus, State
 from saccade.sources.live.source import LiveSource
@@ -9,7 +8,6 @@ from saccade.sources.live.source import LiveSource
 __all__ = [
     "FfmpegConnection",
     "FfmpegInput",
-    "HwAccel",
     "Link",
     "LinkStatus",
     "LiveConnection",

@@ -21,9 +21,10 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from saccade.sources.errors import LiveError, SourceError, StreamEndedError
+from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
-from saccade.sources.live.decoder import HwAccel, gpu_decoding, running, set_live
+from saccade.sources.live.decoder import set_live
 from saccade.sources.live.pacer import Pacer
 from saccade.sources.live.packets import PacketListener, PacketTap
 from saccade.sources.live.reconnect import SILENCE_S
@@ -95,16 +96,20 @@ class FfmpegConnection:
         address: what to open.
         closed: ends every wait when set.
         hwaccel: whether to decode on the GPU.
+        gpu: as in `gpu_decoding`.
 
     Raises:
         LiveError: if it cannot be opened.
         SourceError: if this build of FFmpeg does not know the protocol, or the GPU is insisted on and cannot decode.
     """
 
-    def __init__(self, address: FfmpegInput, closed: threading.Event, *, hwaccel: HwAccel = "none") -> None:
+    def __init__(
+        self, address: FfmpegInput, closed: threading.Event, *, hwaccel: HwAccel = "none", gpu: int | None = None
+    ) -> None:
         self._address = address
         self._closed = closed
-        self._gpu = gpu_decoding(hwaccel)
+        self._handle = gpu_decoding(hwaccel, gpu)
+        self._gpu = gpu if self._handle else None
         self._done = threading.Event()
         self._changed = threading.Condition()  # guards the three that follow
         self._opened = False
@@ -208,14 +213,16 @@ class FfmpegConnection:
     def _work(self) -> None:
         try:
             address = self._address
-            with av.open(
-                address.target,
-                format=address.format,
-                options=dict(address.options),
-                timeout=(_OPEN_S, SILENCE_S),
-                hwaccel=self._gpu,
-                metadata_errors="replace",
-            ) as container:
+            with primary_context(self._gpu):
+                container = av.open(
+                    address.target,
+                    format=address.format,
+                    options=dict(address.options),
+                    timeout=(_OPEN_S, SILENCE_S),
+                    hwaccel=self._handle,
+                    metadata_errors="replace",
+                )
+            with container:
                 self._read(container)
         except (SourceError, StreamEndedError) as error:
             self._fail(error)
@@ -266,7 +273,7 @@ class FfmpegConnection:
                 if not keyed:
                     self._damaged, lost = self._damaged + frame.is_corrupt, lost + 1
                     continue
-                self._decoder = running(stream.codec_context)
+                self._decoder = running(stream.codec_context, frame.format.name)
                 timestamp = None
                 if frame.pts is not None and frame.time_base is not None:
                     timestamp = round(frame.pts * frame.time_base / LIVE_BASE)

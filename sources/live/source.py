@@ -22,13 +22,16 @@ from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
 from saccade.sources.live.packets import PacketListener, SupportsPackets
 from saccade.sources.live.reconnect import Link, LinkStatus
-from saccade.sources.rgb import RgbConverter
+from saccade.sources.rgb import DecodedImage, RgbConverter
 from saccade.sources.urls import redact
 
 log = logging.getLogger(__name__)
 
-Opener = Callable[[threading.Event], LiveConnection]
-"""Connects, within seconds or until the event is set; raises `LiveError` where it cannot."""
+Opener = Callable[[threading.Event, int | None], LiveConnection]
+"""Connects, within seconds or until the event is set; raises `LiveError` where it cannot.
+
+The number is that of the GPU whose memory frames stay in, if they are decoded there: see `Source.gpu`.
+"""
 
 _POLL_S = 0.25  # how often silence is checked for while nothing arrives
 _MAX_MESSAGE = 200  # characters; a server may put any text into an error
@@ -67,7 +70,6 @@ class LiveSource(Source):
         self._retry = retry
         self._link = link or Link()
         self._reported: LinkStatus | None = None
-        self._decoder = ""
         self._stats: StreamStats | None = None
         self.on_packet: PacketListener | None = None
         """Called with each coded frame; holds from the next connection on."""
@@ -88,11 +90,6 @@ class LiveSource(Source):
     def status(self) -> LinkStatus:
         """How the connection is doing; from any thread."""
         return self._link.status
-
-    @property
-    def decoder(self) -> str:
-        """What decodes it, such as "h264 (cuda)"; "" before the first frame."""
-        return self._decoder
 
     @property
     def stats(self) -> StreamStats | None:
@@ -130,7 +127,7 @@ class LiveSource(Source):
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
         """The frames of one connection, until it fails or close()."""
-        connection = self._opener(self._closed)
+        connection = self._opener(self._closed, self.gpu)
         if self.on_packet is not None and isinstance(connection, SupportsPackets):
             connection.on_packet = self.on_packet
         damaged_before = self._corrupt
@@ -171,11 +168,13 @@ class LiveSource(Source):
             self._corrupt = damaged_before + connection.damaged
             connection.close()
 
-    def _frame(self, frame: LiveFrame, image: Callable[[], RgbImage], number: int, pts: int, skipped: int) -> Frame:
+    def _frame(self, frame: LiveFrame, image: DecodedImage, number: int, pts: int, skipped: int) -> Frame:
         now = time.monotonic()
         arrived = time.time() - (now - frame.arrived_at)
         return Frame.deferred(
             image,
+            size=image.size,
+            planes=image.planes,
             stream=self._name,
             index=number,
             pts=pts,

@@ -15,9 +15,10 @@ from typing import Literal
 
 import av.error
 
+from saccade.sources.gpu import HwAccel
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
-from saccade.sources.live.decoder import Decoder, HwAccel
+from saccade.sources.live.decoder import Decoder
 from saccade.sources.live.packets import CodedPacket, PacketListener
 from saccade.sources.rtp.depacketizer import AccessUnit
 from saccade.sources.rtp.packet import signed
@@ -46,6 +47,7 @@ class RtspConnection:
         closed: ends every wait when set.
         choice: how packets are to come.
         hwaccel: whether to decode on the GPU.
+        gpu: as in `gpu_decoding`.
         loss: whether damaged frames are handed on.
         tls: which certificates are accepted.
 
@@ -62,6 +64,7 @@ class RtspConnection:
         *,
         choice: TransportChoice | None = None,
         hwaccel: HwAccel = "none",
+        gpu: int | None = None,
         loss: Loss = "hide",
         tls: TlsPolicy | None = None,
         check_address: Callable[[str], None] | None = None,
@@ -75,7 +78,7 @@ class RtspConnection:
         """How packets come."""
         try:
             self._decoder = Decoder(
-                session.codec, session.media.parameter_sets, hwaccel, show_damaged=self._show_damaged
+                session.codec, session.media.parameter_sets, hwaccel, gpu=gpu, show_damaged=self._show_damaged
             )
             self._receiver = Receiver(session, choice, closed, show_damaged=self._show_damaged)
         except BaseException:

@@ -24,10 +24,10 @@ from aiohttp import web
 from aiortc import RTCIceServer
 
 from saccade.sources.errors import LiveError, Reason, SourceError
+from saccade.sources.gpu import HwAccel
 from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.tls import optional_context
 from saccade.sources.http.tokens import find_token, is_loopback
-from saccade.sources.live.decoder import HwAccel
 from saccade.sources.live.reconnect import Link
 from saccade.sources.live.source import LiveSource
 from saccade.sources.webrtc.signaling import SILENCE_S
@@ -165,7 +165,7 @@ class WebRtcListener(LiveSource):
         self._sources.put(None)
         self._web.close()
 
-    def _next_connection(self, closed: threading.Event) -> WebRtcConnection:
+    def _next_connection(self, closed: threading.Event, gpu: int | None) -> WebRtcConnection:
         source = None if closed.is_set() else self._sources.get()
         if source is None:
             raise LiveError("connection failed", "closed")

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from aiortc import RTCRtpTransceiver
 from aiortc.rtp import RtcpByePacket, RtcpSrPacket
 
-from saccade.sources.live.decoder import HwAccel
+from saccade.sources.gpu import HwAccel
 from saccade.sources.rtp.jitter_buffer import JitterBuffer, Packet
 from saccade.sources.rtp.rtcp import SenderReport, unix_of
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings

@@ -18,8 +18,9 @@ import av
 import av.error
 
 from saccade.sources.errors import LiveError, StreamEndedError
+from saccade.sources.gpu import HwAccel
 from saccade.sources.live.connection import LiveFrame, StreamStats
-from saccade.sources.live.decoder import Decoder, HwAccel
+from saccade.sources.live.decoder import Decoder
 from saccade.sources.live.packets import CodedPacket, PacketListener
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtp.jitter_buffer import CodedFrame
@@ -245,7 +246,7 @@ class WebRtcSource(LiveSource):
     def __init__(
         self, connection: WebRtcConnection, *, stream: str, vid_stride: int = 1, messages: Messages | None = None
     ) -> None:
-        super().__init__("webrtc:", lambda closed: connection, stream=stream, vid_stride=vid_stride)
+        super().__init__("webrtc:", lambda closed, gpu: connection, stream=stream, vid_stride=vid_stride)
         self.connection = connection
         self.messages = messages or Messages()
 

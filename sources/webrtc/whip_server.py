@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiortc import RTCIceServer
 
+from saccade.sources.gpu import HwAccel, gpu_decoding
 from saccade.sources.http.auth import read_text, refusal
-from saccade.sources.live.decoder import HwAccel, gpu_decoding
 from saccade.sources.webrtc.publisher import PublisherPeer
 from saccade.sources.webrtc.signaling import MAX_OFFER_BYTES, SILENCE_S, Signaling
 from saccade.sources.webrtc.source import WebRtcSource

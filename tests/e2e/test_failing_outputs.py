@@ -88,7 +88,7 @@ def test_a_disk_that_fills_pauses_its_sinks_until_it_is_freed(
     with full_disk(tmp_path / "disk", megabytes=4) as disk:
         targets = [f"{disk.folder}/%Y-%f.mp4", f"{disk.folder}/out.jsonl"]
         own = [Output(open_sink(target), name=target.rpartition("/")[2]) for target in targets]
-        run = streams.add("door", ReplaySource(lambda: open_source(CLIP)), [Detect("person")], outputs=own)
+        run = streams.add("door", ReplaySource(open_source(CLIP)), [Detect("person")], outputs=own)
         wait_for(lambda: lines(disk.folder / "out.jsonl") > 25)
         disk.fill()
         wait_for(lambda: state_of(streams, 0) == state_of(streams, 1) == "paused")
@@ -122,7 +122,7 @@ def test_a_deleted_folder_pauses_its_sink_until_it_is_back(streams: Streams, tmp
     folder = tmp_path / "records"
     folder.mkdir()
     outputs = [Output(open_sink(f"{folder}/%f.mp4")), Output(open_sink(f"{folder}/out.jsonl"))]
-    streams.add("door", ReplaySource(lambda: open_source(CLIP)), [Detect("person")], outputs=outputs)
+    streams.add("door", ReplaySource(open_source(CLIP)), [Detect("person")], outputs=outputs)
     wait_for(lambda: lines(folder / "out.jsonl") > 5)
     shutil.rmtree(folder)
     wait_for(lambda: state_of(streams, 0) == state_of(streams, 1) == "paused")
@@ -143,7 +143,7 @@ def test_the_metrics_tell_how_every_sink_is_doing(tmp_path: Path) -> None:
     targets = {"http://127.0.0.1:9/hook#send=all": "http", "mqtt://127.0.0.1:9/eyes": "mqtt", "ws://127.0.0.1:0": "ws"}
     outputs = [Output(open_sink(target), name=name) for target, name in targets.items()]
     with Engine.load("nano", device="cpu") as engine, Streams(engine, outputs) as streams:
-        run = streams.add("door", ReplaySource(lambda: open_source(CLIP)), [Detect("person")])
+        run = streams.add("door", ReplaySource(open_source(CLIP)), [Detect("person")])
         wait_for(lambda: run.report().frames > 5)
         assert metric(streams, "saccade_sink_backlog", "0 http") >= 3
         assert metric(streams, "saccade_sink_backlog_age_seconds", "0 http") > 0

@@ -25,6 +25,7 @@ from saccade.engine import (
     UnknownModelError,
     UnsupportedTaskError,
 )
+from saccade.engine.image import YuvImage
 from tests.support import REPO
 from tests.support.engine import GOLDEN, SCREEN, noise, same, square
 
@@ -281,6 +282,17 @@ def test_a_label_that_is_not_resolved_is_refused_or_resolved(nano: Engine, busy:
     wanted = nano.submit(busy, [Detect(name, 5, LOW) for name in nano.resolve([label])]).result(WAIT_S)
     got = future.result(WAIT_S)
     assert [(box.x1, box.y1) for box in got.detections.boxes] == [(box.x1, box.y1) for box in wanted.detections.boxes]
+
+
+def test_an_image_may_be_as_a_decoder_gives_it(nano: Engine) -> None:
+    y, u, v = (torch.from_numpy(noise(side, side)[..., 0].copy()) for side in (64, 32, 32))
+    image = YuvImage(y, u, v, (104597, 132201, 25675, 53279), full_range=False)
+    for tiles in (1, 2):
+        rgb, given, later = (
+            nano.submit(one, [Detect("tv", conf=LOW)], tiles).result().detections
+            for one in (image.rgb(), image, lambda: image)
+        )
+        assert rgb == given == later
 
 
 def test_an_open_vocabulary_takes_words_as_they_are(tiny: Engine) -> None:

@@ -11,9 +11,10 @@ import saccade.sources
 
 FOLDER = Path(saccade.sources.__file__).parent
 ORDER = [
-    ["errors", "frame"],
+    ["errors", "planes"],
+    ["frame"],
     ["urls"],
-    ["rgb", "timestamps"],
+    ["gpu", "rgb", "timestamps"],
     ["base"],
     ["file"],
     ["images", "replay"],
@@ -24,7 +25,7 @@ ORDER = [
     ["__init__"],
 ]
 RANK = {name: number for number, names in enumerate(ORDER) for name in names}
-LEAVES = ("rtp", "http", "errors", "frame", "timestamps")
+LEAVES = ("rtp", "http", "errors", "planes", "timestamps")
 
 
 def imported(path: Path) -> set[str]:

@@ -75,6 +75,7 @@ def examine() -> Iterator[Finding]:
     yield _try("device", True, _device)
     for codec, needed in DECODERS.items():
         yield _try(f"decode {codec}", needed, _codec, codec, "r")
+    yield _try("decode on the GPU", False, _decoding)
     for codec, needed in ENCODERS.items():
         yield _try(f"encode {codec}", needed, _codec, codec, "w")
     yield _screen()
@@ -211,6 +212,14 @@ def _codec(name: str, mode: Literal["r", "w"]) -> str:
     import av
 
     return av.Codec(name, mode).long_name
+
+
+def _decoding() -> str:
+    """How live video is decoded by itself beside a model on the first GPU."""
+    from saccade.sources.gpu import gpu_decoding
+
+    gpu_decoding("cuda", 0)
+    return "cuda: frames stay on the GPU unless an output needs their pixels"
 
 
 def _screen() -> Finding:

@@ -117,7 +117,7 @@ def test_a_configuration_counts_in_zones(tmp_path: Path) -> None:
 
 def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
-        source = ReplaySource(lambda: open_source(DEMO_CLIP, start=8, end=12))
+        source = ReplaySource(open_source(DEMO_CLIP, start=8, end=12))
         with closing(HttpServer(streams, "127.0.0.1", 0, None)) as server:
 
             def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:

@@ -96,7 +96,7 @@ def test_a_live_stream_outlives_a_stage_that_raises(
             return True
 
     out = tmp_path / "out.jsonl"
-    source = ReplaySource(lambda: open_source(DEMO_CLIP, end=3))
+    source = ReplaySource(open_source(DEMO_CLIP, end=3))
     more: dict[str, Any] = {"stages": [FailingStage()]} if where == "stage" else {"gates": [FailingGate()]}
     with Streams(engine, [Output(JsonlSink(out))]) as streams:
         run = streams.add("clip", source, [Detect("person")], in_flight=1, **more)

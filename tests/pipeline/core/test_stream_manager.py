@@ -63,6 +63,9 @@ class StuckSink(Collector):
 class Broken:
     """A real clip whose medium is pulled out after three frames."""
 
+    gpu: int | None = None
+    decoder = ""
+
     def __init__(self, clip: Source) -> None:
         self._clip = clip
         self.name, self.info, self.close, self.corrupt_packets = clip.name, clip.info, clip.close, 0
@@ -168,7 +171,7 @@ def test_a_blocked_sink_delays_no_other_and_its_loss_counts(
 ) -> None:
     sink, stuck = Collector(), StuckSink()
     with Streams(engine, [Output(stuck), Output(sink)]) as streams:
-        run = streams.add("door", ReplaySource(lambda: clip(200)), PERSON)
+        run = streams.add("door", ReplaySource(clip(200)), PERSON)
         wait_for(lambda: len(sink.taken.get("door", [])) >= 12)
         assert run.report().drops["sink full"] >= 12 - 1 - 8  # one in its hands, eight waiting
         stuck.gate.set()
@@ -243,7 +246,7 @@ def test_what_happens_now_is_counted(engine: Engine) -> None:
         file = streams.add("file", clip(3), PERSON)
         assert file.join(LONG_S)
         assert file.report().recent.age_ms is None
-        source = ReplaySource(lambda: clip(10))
+        source = ReplaySource(clip(10))
         run = streams.add("door", source, PERSON, queue=WAIT)
         wait_for(lambda: run.report().frames >= 10)
         run.stop()

@@ -242,7 +242,7 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
             launch(slot, step)
 
         engine._executor.launch = failing
-        run = Run(ReplaySource(lambda: open_source(CLIP)), engine, TASKS, [Output(JsonlSink(out))], in_flight=1)
+        run = Run(ReplaySource(open_source(CLIP)), engine, TASKS, [Output(JsonlSink(out))], in_flight=1)
         run.start()
         deadline = time.monotonic() + LONG_S
         while not run.ended and run.report().frames < 6 and time.monotonic() < deadline:
@@ -265,6 +265,9 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
 
 class BreakingSource:
     """A real clip whose medium is pulled out after five frames."""
+
+    gpu: int | None = None
+    decoder = ""
 
     def __init__(self, clip: Source) -> None:
         self._clip = clip

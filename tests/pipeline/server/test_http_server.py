@@ -113,7 +113,7 @@ def test_health_is_that_of_every_stream(server: HttpServer, streams: Streams) ->
 
 def test_prometheus_reads_what_happened(server: HttpServer, streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "counters", lambda self: {"steps_total": 7, "pages free": 9.5}, raising=False)
-    run = streams.add("clip", ReplaySource(lambda: open_source(CLIP)), [Detect("person")])
+    run = streams.add("clip", ReplaySource(open_source(CLIP)), [Detect("person")])
     wait_for(lambda: run.report().frames >= 3)
     answer = ask(server, "GET", "/metrics")
     assert (answer.status, answer.headers["Content-Type"].split(";")[0]) == (200, "text/plain")

@@ -63,7 +63,7 @@ def test_frames_continue_over_a_reconnect() -> None:
     ]
     given_out = iter(connections)
     states: list[str] = []
-    with LiveSource("rtsp://a:b@c/d", lambda _: next(given_out), stream="c", link=Link(lambda: 1.0)) as source:
+    with LiveSource("rtsp://a:b@c/d", lambda *_: next(given_out), stream="c", link=Link(lambda: 1.0)) as source:
         frames = []
         for frame in source:
             states.append(source.status.state)
@@ -82,7 +82,7 @@ def test_frames_continue_over_a_reconnect() -> None:
         assert (source.info.live, source.info.url) == (True, "rtsp://c/d")
 
 
-def failing(_: threading.Event) -> FakeConnection:
+def failing(*_: object) -> FakeConnection:
     raise LiveError("auth failed", "no")
 
 
@@ -96,7 +96,7 @@ def test_without_retry_the_first_failure_is_the_last() -> None:
 
 
 def test_the_status_tells_the_failure_without_credentials() -> None:
-    def opener(_: threading.Event) -> FakeConnection:
+    def opener(*_: object) -> FakeConnection:
         raise LiveError("connection failed", "rtsp://me:secret@c/d\nis closed " + "x" * 1000)
 
     with LiveSource("rtsp://x", opener, stream="x") as source:
@@ -112,8 +112,8 @@ def test_the_status_tells_the_failure_without_credentials() -> None:
     assert source.status.message is None
 
 
-@pytest.mark.parametrize("opener", [failing, lambda _: FakeConnection([])])
-def test_close_ends_every_wait(opener: Callable[[threading.Event], FakeConnection]) -> None:
+@pytest.mark.parametrize("opener", [failing, lambda *_: FakeConnection([])])
+def test_close_ends_every_wait(opener: Callable[..., FakeConnection]) -> None:
     source = LiveSource("rtsp://x", opener, stream="x")
     reader = threading.Thread(target=lambda: list(source))
     reader.start()
@@ -128,7 +128,7 @@ def test_vid_stride_keeps_numbers_and_losses() -> None:
     connection = FakeConnection(
         [live_frame(0), live_frame(1, lost=1), live_frame(2), live_frame(3, lost=2), StreamEndedError()]
     )
-    with LiveSource("rtsp://x", lambda _: connection, stream="x", vid_stride=2) as source:
+    with LiveSource("rtsp://x", lambda *_: connection, stream="x", vid_stride=2) as source:
         assert [(frame.index, frame.dropped_before) for frame in source] == [(0, 0), (2, 1)]
 
 
