@@ -161,11 +161,14 @@ class Scheduler(Generic[ImageT]):
         if not request.over:
             request.image, request.prepare = image, None
 
-    def next_step(self) -> Step[ImageT] | None:
-        """The next launch, with its resources allocated; None when there is nothing to launch now."""
+    def next_step(self, *, early: bool = False) -> Step[ImageT] | None:
+        """The next launch, with its resources allocated; None when there is nothing to launch now.
+
+        With `early`, while a prefill is in flight, see `StepPlanner.next_step`.
+        """
         if not self._planner.prefilling:
             self._admit_waiting()
-        return self._planner.next_step(self.waiting)
+        return self._planner.next_step(self.waiting, early=early)
 
     def admit_early(self) -> None:
         """Admit what the next prefill takes, whatever is in flight, see `admission.lead`."""

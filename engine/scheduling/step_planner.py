@@ -75,11 +75,14 @@ class StepPlanner(Generic[ImageT]):
         """Whether another request may be admitted: as many as one prefill takes."""
         return len(self.admitted) < self._images_per_prefill
 
-    def next_step(self, waiting: int) -> Step[ImageT] | None:
-        """The next launch, while so many requests wait for admission; None when there is nothing to launch now."""
+    def next_step(self, waiting: int, *, early: bool = False) -> Step[ImageT] | None:
+        """The next launch, while so many requests wait for admission; None when there is nothing to launch now.
+
+        With `early` there is no hurry: a prefill begins with most of the images that it may have, or not now.
+        """
         busy = waiting + len(self.admitted) >= self._images_per_prefill
         turn = self._decodes >= (DECODES_BUSY if busy else _DECODES_QUIET)
-        step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=True)
+        step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=not early)
         if step is not None:
             self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
             self.prefilling += step.kind is StepKind.PREFILL

@@ -70,6 +70,9 @@ class StepCycle(Generic[ImageT]):
             self._prepare_admitted()
         if step is None and not self.flights:
             self.stalled_until = self._scheduler.wake_at(now)
+        ahead = step is None and bool(self.flights)
+        if ahead:
+            now, step = self._next_early()
         slot, launched_at = -1, self._clock()
         if step is not None:
             slot = self.slots.launch()
@@ -77,8 +80,11 @@ class StepCycle(Generic[ImageT]):
                 request.launched_at = launched_at
             with monitor.launching(step):
                 step = self._put(self._executor.launch, slot, step)
+            if step is not None and step.kind is StepKind.PREFILL:
+                self._lead.launched(self._clock() - now)
         if self.flights and (step is None or not self.slots.can_launch):
-            self._admit_early()
+            if not ahead:
+                self._admit_early()
             self._commit()
         if step is not None:
             with monitor.finalizing(step):
@@ -103,16 +109,31 @@ class StepCycle(Generic[ImageT]):
             request.admitted_at = self._clock()
             self._prepare(request)
 
-    def _admit_early(self) -> None:
-        """While a prefill runs, admit the next images as long before its end as preparing them takes."""
+    def _admit_early(self) -> float:
+        """While a prefill runs, admit the next images as long before its end as preparing them takes.
+
+        Returns:
+            When they are to be launched; infinity: behind it.
+        """
         _, step = self.flights[0]
         if step.kind is not StepKind.PREFILL or self.slots.depth == 1:
-            return
-        at = self._lead.admit_at(len(step.requests), max(self._launched_at[0], self._landed_at))
-        if at < math.inf:
-            self._pause(at)
-            self._scheduler.admit_early()
-            self._prepare_admitted()
+            return math.inf
+        prefill = len(step.requests), max(self._launched_at[0], self._landed_at)
+        at = self._lead.admit_at(*prefill)
+        if at == math.inf:
+            return math.inf
+        self._pause(at)
+        self._scheduler.admit_early()
+        self._prepare_admitted()
+        return self._lead.launch_at(*prefill)
+
+    def _next_early(self) -> tuple[float, Step[ImageT] | None]:
+        """A step to be launched behind a prefill that runs, and when that was decided."""
+        at = self._admit_early()
+        if at == math.inf or not self.slots.can_launch:
+            return self._clock(), None
+        self._pause(at)
+        return self._clock(), self._scheduler.next_step(early=True)
 
     def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
         """Put a part of a step on the streams; None if that failed, and the step with it."""

@@ -278,3 +278,20 @@ def test_one_that_bursts_and_one_that_freezes_hurt_nobody_else() -> None:
 def test_large_images_take_their_share_and_no_more() -> None:
     seen = Simulation([Camera(10, crops=9), *(Camera(10) for _ in range(31))]).run(10)
     assert jain([one.looks for one in seen]) > 0.99
+
+
+def test_prefills_with_nothing_between_are_launched_ahead() -> None:
+    lead = AdmissionLead(decodes=3)
+    lead.launched(0.002)
+    assert lead.launch_at(8, 1.0) == math.inf
+    for _ in range(20):
+        lead.prefilled(8, 0.030)
+    ahead = 1.0 + 0.030 - 0.0025  # with two deviations
+    assert lead.launch_at(8, 1.0) == pytest.approx(ahead, abs=1e-6) == lead.admit_at(8, 1.0)  # all are prepared
+    lead.prepared(0.008)
+    assert lead.admit_at(8, 1.0) < ahead - 0.008
+    for _ in range(6):
+        for _ in range(3):
+            lead.decoded(0.002)
+        lead.prefilled(8, 0.030)
+    assert lead.launch_at(8, 1.0) == math.inf
