@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -87,6 +88,10 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
 class AdapterBank:
     """A decoder that shares a model's weights and adds to each row what is in the row's slot; slot 0 adds nothing.
 
+    The matrices of all slots lie side by side: two products go through all of them, and what of the first is not of a
+    row's slot is left out of the second. That reads more than a row's own, but copies nothing, and its shapes are the
+    same whichever rows have adapters, so that a CUDA graph can hold it.
+
     Args:
         text: the model's decoder.
         n_slots: slots for adapters.
@@ -100,12 +105,13 @@ class AdapterBank:
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
         self._resident: dict[int, Adapter] = {}
+        self._column_slots = torch.arange(1, n_slots + 1, device=text.wte.device).repeat_interleave(rank)
         for number, block in enumerate(self._text.blocks):
             assert isinstance(block, Block)
             for part in _PARTS:
                 base = block.get_submodule(part)
                 if isinstance(base, nn.Linear):  # not a mixture of experts
-                    self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots + 1, rank)
+                    self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots, rank)
                     block.set_submodule(part, adapted)
 
     def fill(self, slot: int, adapter: Adapter) -> None:
@@ -118,10 +124,19 @@ class AdapterBank:
         self._resident[slot] = adapter
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
-        """The decoder with slots (rows,) int64 for the rows that it is given next."""
+        """The decoder with slots (rows,) int for the rows that it is given next."""
+        others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
-            layer.slots = slots
+            layer.others = others
         return self._text
+
+    def rows(self, slots: torch.Tensor) -> AdaptedRows:
+        """What rows with adapters in these slots (rows,) int add to the results of the decoder's layers."""
+        return AdaptedRows(self._layers, self._others(slots))
+
+    def _others(self, slots: torch.Tensor) -> torch.Tensor:
+        """Which columns of the first product (rows, columns) are not of a row's slot."""
+        return self._column_slots != slots.unsqueeze(1)
 
 
 class _AdaptedLinear(nn.Linear):
@@ -131,22 +146,55 @@ class _AdaptedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        self.a = base.weight.new_zeros(n_slots, rank, base.in_features)
-        self.b = base.weight.new_zeros(n_slots, base.out_features, rank)
-        self.slots = torch.zeros(1, dtype=torch.int64, device=base.weight.device)
+        self.rank = rank
+        self.a = base.weight.new_zeros(n_slots * rank, base.in_features)
+        self.b = base.weight.new_zeros(base.out_features, n_slots * rank)
+        self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=base.weight.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        self.a[slot].zero_()
-        self.b[slot].zero_()
+        """Put matrices into a slot, the first of which is 1."""
+        first = (slot - 1) * self.rank
+        own = slice(first, first + self.rank)
+        self.a[own].zero_()
+        self.b[:, own].zero_()
         if weights is not None:
             a, b = weights
-            self.a[slot, : len(a)] = a
-            self.b[slot, :, : len(a)] = b
+            self.a[first : first + len(a)] = a
+            self.b[:, first : first + len(a)] = b
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (rows, length, in) to (rows, length, out)."""
-        a, b = self.a[self.slots], self.b[self.slots]
-        return super().forward(x) + x @ a.transpose(1, 2) @ b.transpose(1, 2)
+        return super().forward(x) + (x @ self.a.t()).masked_fill(self.others, 0.0) @ self.b.t()
+
+
+class AdaptedRows:
+    """What rows add to the results of a decoder's layers; see `AdapterBank.rows`."""
+
+    __slots__ = ("_layers", "_others")
+
+    def __init__(self, layers: Mapping[tuple[int, str], _AdaptedLinear], others: torch.Tensor) -> None:
+        self._layers, self._others = layers, others
+
+    def add(self, number: int, part: str, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add B A x to `out`, in place.
+
+        Args:
+            number: of the block.
+            part: of it, `mlp.fc1` for example.
+            x: (rows, in) that the part reads.
+            out: (rows, out).
+        """
+        layer = self._layers[number, part]
+        out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
+
+    def spread(self, count: int, length: int) -> AdaptedRows:
+        """The same where the first `count` rows are images of `length` rows each."""
+        images = self._others[:count].repeat_interleave(length, 0)
+        return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
+
+    def behind(self, first: int) -> AdaptedRows:
+        """Those from row `first` on."""
+        return AdaptedRows(self._layers, self._others[first:])
 
 
 def _alpha(file: Path, metadata: dict[str, str]) -> float | None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
+from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache, PagedRows
 from saccade.engine.models.protocol import Model, RegionHeads, TextDecoder
 from saccade.engine.phase import Phase
@@ -90,6 +91,15 @@ class Runner(Protocol):
         """Logits (rows, vocab) float32 of the next token."""
         ...
 
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
+        """The same for rows with adapters; for the call that comes next.
+
+        Args:
+            bank: adapters in slots.
+            slots: (rows,) of the rows of `forward_tokens`; of the images and then of the tokens of `prefill`.
+        """
+        ...
+
     def experts_used(self, rows: int) -> float | None:
         """Experts that the latest `forward_tokens` of so many rows used, the mean of layers; None if that is not kept.
 
@@ -141,23 +151,45 @@ class PlainRunner(PlainSampling):
     Args:
         model: the model.
         cache: where keys and values go.
-        text: a decoder that shares the model's weights and adds to them, in place of the model's own.
+        adapters: a bank, and the slots of rows as `Runner.with_adapters` has them.
     """
 
-    def __init__(self, model: Model, cache: PagedCache, text: TextDecoder | None = None) -> None:
+    def __init__(
+        self, model: Model, cache: PagedCache, adapters: tuple[AdapterBank, torch.Tensor] | None = None
+    ) -> None:
         super().__init__(model)
-        self._cache = cache
-        self._text = model.text if text is None else text
+        self._cache, self._adapters = cache, adapters
+
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PlainRunner:
+        """As `Runner.with_adapters`."""
+        return PlainRunner(self._model, self._cache, (bank, slots))
+
+    def _text(self, first: int, end: int | None = None) -> TextDecoder:
+        """The decoder for rows from `first` to `end` of those that have adapters, if any have."""
+        if self._adapters is None:
+            return self._model.text
+        bank, slots = self._adapters
+        return bank.text(slots[first:end])
 
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
         """As `Runner.forward_tokens`; all keys are written before any is read, so `together` changes nothing."""
+        return self._forward(self._text(0), x, positions, owners, tables)
+
+    def _forward(
+        self,
+        text: TextDecoder,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor:
         rows = PagedRows(self._cache, tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
         # Given, as the first positions of a sequence without an image see only what is before them.
         seen = (rows.key_positions <= at.unsqueeze(-1)).unsqueeze(1)
-        return self._text(x.unsqueeze(1), at, rows, seen).squeeze(1)
+        return text(x.unsqueeze(1), at, rows, seen).squeeze(1)
 
     def prefill(
         self,
@@ -169,8 +201,9 @@ class PlainRunner(PlainSampling):
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
         """As `Runner.prefill`."""
-        self._text.write_kv(images, PagedRows(self._cache, prefixes.long()))
-        return None if prompts is None else self.forward_tokens(prompts, positions, owners, tables, together=True)
+        count = len(images)
+        self._text(0, count).write_kv(images, PagedRows(self._cache, prefixes.long()))
+        return None if prompts is None else self._forward(self._text(count), prompts, positions, owners, tables)
 
     def experts_used(self, rows: int) -> float | None:
         """None: it keeps no choices."""

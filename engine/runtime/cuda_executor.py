@@ -6,13 +6,14 @@
 
 Page tables lie on the device from a sequence's prefill on, so a decode step sends three numbers a sequence. Inputs on
 the device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's
-own. Steps with adapters run without graphs. Knows nothing of requests, names or results.
+own. A step with adapters has a graph of its own, which is captured when the first such step has run: few engines have
+any, and the slots take memory. Knows nothing of requests, names or results.
 """
 
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import (
-    PlainRunner,
     Runner,
     embed_fed,
     put_values,
@@ -102,6 +102,7 @@ class CudaExecutor:
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
         self._prefill_graphs: Graphs = {}
+        self._adapted_prefills: Graphs = {}
         self._memory = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(device)  # weights and buffers come from other streams
         self._capture_all(texts, progress)
@@ -205,15 +206,22 @@ class CudaExecutor:
     # ---- decode
 
     def _decode(self, slot: int, step: Step[CudaCrops]) -> None:
-        rows, kind = step.sequences, _kind_of(step)
-        adapters = [row.sequence.request.adapter_slot for row in rows]
-        if any(adapters):
-            self._send(slot, rows, len(rows))
-            self._decode_step(self._slots[slot], len(rows), kind, self._adapted(adapters))
-            return
+        rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
         bucket = bucket_of(self._batch_sizes, len(rows))
         self._send(slot, rows, bucket)
-        self._slots[slot].decode[bucket, kind].replay()
+        if any(row.sequence.request.adapter_slot for row in rows):
+            kind |= _COORDS | _SIZES  # fewer graphs
+            self._run_or_capture(held.adapted, (bucket, kind), partial(self._decode_step, held, bucket, kind, True))
+        else:
+            held.decode[bucket, kind].replay()
+
+    def _run_or_capture(self, graphs: Graphs, key: Hashable, work: Callable[[], None]) -> None:
+        """Replay a graph; if there is none yet, do the work without, and capture it for the next time."""
+        if key in graphs:
+            graphs[key].replay()
+            return
+        work()
+        graphs[key] = self._captured(work)
 
     def _send(self, slot: int, rows: abc.Sequence[ScheduledSequence[CudaCrops]], bucket: int) -> None:
         self._steps.fill(slot, rows, bucket)
@@ -222,8 +230,9 @@ class CudaExecutor:
         """Where the embeddings of what rows sample go, and their phases."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
-    def _decode_step(self, slot: CudaSlot, rows: int, kind: int, runner: Runner) -> None:
+    def _decode_step(self, slot: CudaSlot, rows: int, kind: int, adapted: bool = False) -> None:
         device = self._steps.device
+        runner = self._adapted(device["adapters"][:rows]) if adapted else self._runner
         batch_slots, drafted = device["batch_slots"][:rows], bool(kind & _DRAFTED)
         x, positions = F.embedding(batch_slots, self._state), device["positions"][:rows]
         if drafted:
@@ -254,11 +263,17 @@ class CudaExecutor:
         prompts = self._prefills.fill(slot, step, held.drafted)
         bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= len(prompts.ids)), None)
         adapted = any(request.adapter_slot for request in step.requests)
-        if bucket is None or adapted:
+        if adapted:
+            for request in step.requests:
+                if request.adapter is not None:
+                    self._adapter_bank().fill(request.adapter_slot, request.adapter)
+        n = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
+        if bucket is None:
             self._prefill_without_graph(step, prompts, adapted)
+        elif adapted:
+            self._run_or_capture(self._adapted_prefills, (n, bucket), partial(self._prefill_step, n, bucket, True))
         else:
-            images = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
-            self._prefill_graphs[images, bucket].replay()
+            self._prefill_graphs[n, bucket].replay()
         if held.drafted:  # the next prefill writes over it
             held.objects.copy_(self._images.objects)
         if not rows:
@@ -268,24 +283,16 @@ class CudaExecutor:
         held.first[whole, kind & ~_DRAFTED].replay()
 
     def _prefill_without_graph(self, step: Step[CudaCrops], prompts: PromptTokens, adapted: bool) -> None:
-        """What `_prefill_graphs` do, for long prompts and for adapters."""
+        """What `_prefill_graphs` do, for long prompts."""
         ids, positions, owners = self._upload([prompts.ids, prompts.positions, prompts.owners])
         self._write_tables()
-        imaged = step.imaged
-        runner = self._adapted([request.adapter_slot for request in imaged]) if adapted else self._runner
-        for request in step.requests:
-            if request.adapter is not None and self._bank is not None:
-                self._bank.fill(request.adapter_slot, request.adapter)
-        if imaged:
-            runner.prefill(*self._prefixes(len(imaged)), None, positions, owners, self._tables)
-        if not step.sequences:
-            return
-        runner = self._adapted(prompts.adapter_slots) if adapted else self._runner
+        n = len(step.imaged)
+        if n:
+            runner = self._adapted(self._prefills.device["image_adapters"][:n]) if adapted else self._runner
+            runner.prefill(*self._prefixes(n), None, positions, owners, self._tables)
+        runner = self._adapted(self._upload(prompts.adapter_slots)) if adapted else self._runner
         x = self.model.text.embed(ids)
-        if len(x) <= PROMPT_TOKEN_SIZES[-1]:
-            x = self._fed(x)
-        else:  # too many for a draft
-            put_values(self.model.region, x, prompts.values)
+        put_values(self.model.region, x, prompts.values)  # too many for a draft
         hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
         self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
 
@@ -306,11 +313,14 @@ class CudaExecutor:
         bos = self.model.text.embed(self._bos).expand(n, 1, -1)
         return torch.cat([bos, self._images.tokens[:n]], dim=1), self._prefills.device["prefixes"][:n]
 
-    def _adapted(self, slots: list[int]) -> PlainRunner:
-        """A runner for rows with adapters in the given slots, to be used before the next one is made."""
+    def _adapted(self, slots: torch.Tensor) -> Runner:
+        """A runner for the rows of the next call, with adapters in these slots."""
+        return self._runner.with_adapters(self._adapter_bank(), slots)
+
+    def _adapter_bank(self) -> AdapterBank:
         if self._bank is None:
             self._bank = AdapterBank(self.model.text, *self._adapter_room)
-        return PlainRunner(self.model, self.cache, self._bank.text(self._upload(slots).long()))
+        return self._bank
 
     # ---- what is captured
 
@@ -329,7 +339,7 @@ class CudaExecutor:
         for slot in self._slots:
             for n in self._batch_sizes:
                 for kind in kinds:
-                    jobs.append((slot.decode, (n, kind), partial(self._decode_step, slot, n, kind, self._runner)))
+                    jobs.append((slot.decode, (n, kind), partial(self._decode_step, slot, n, kind)))
                 jobs += [(slot.first, (n, kind), partial(self._first_samples, slot, n, kind)) for kind in firsts]
         # Warm-up runs write to pages and slots that are never read.
         self._steps.device["batch_slots"].fill_(self._spare)
@@ -340,14 +350,15 @@ class CudaExecutor:
             self._prefills.device[name].fill_(value)
         torch.cuda.synchronize(self._device)
         for done, (graphs, key, work) in enumerate(jobs, start=1):
+            self._compute.run(work)  # compiles kernels and lets libraries set themselves up
             graphs[key] = self._captured(work)
             if progress is not None:
                 progress(done, len(jobs))
 
     def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of work that has been done once on the compute stream: a capture allows no first time."""
         stream, graph = self._compute.stream, torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            work()  # compiles kernels and lets libraries set themselves up, which a capture does not allow
             stream.synchronize()
             # Other threads may go on using the device meanwhile.
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
@@ -355,15 +366,17 @@ class CudaExecutor:
             graph.capture_end()
         return graph
 
-    def _prefill_step(self, n: int, tokens: int) -> None:
-        inputs = self._prefills.device
+    def _prefill_step(self, n: int, tokens: int, adapted: bool = False) -> None:
+        inputs, runner = self._prefills.device, self._runner
+        if adapted:
+            runner = self._adapted(torch.cat([inputs["image_adapters"][:n], inputs["adapters"][:tokens]]))
         self._write_tables()
         x = self._fed(self.model.text.embed(inputs["ids"][:tokens]))
         positions, owners = inputs["positions"][:tokens], inputs["owners"][:tokens]
         if n:
-            hidden = self._runner.prefill(*self._prefixes(n), x, positions, owners, self._tables)
+            hidden = runner.prefill(*self._prefixes(n), x, positions, owners, self._tables)
         else:
-            hidden = self._runner.forward_tokens(x, positions, owners, self._tables, together=True)
+            hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
         assert hidden is not None
         self._last.copy_(F.embedding(inputs["lasts"], hidden))
 

@@ -36,6 +36,7 @@ class CudaSlot:
         self.host_objects = torch.zeros(objects.shape, pin_memory=True)
         self.drafted: list[tuple[int, Rows]] = []  # by them, see `drafts.drafted_from_images`
         self.decode: Graphs = {}
+        self.adapted: Graphs = {}
         self.first: Graphs = {}
         self.ready: Event | None = None
 

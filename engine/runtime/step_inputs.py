@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine.phase import Phase
+from saccade.engine.scheduling.adapter_slots import NO_SLOT
 from saccade.engine.scheduling.drafts import Rows
 from saccade.engine.scheduling.output_state import FROM_IMAGE, FedValue
 from saccade.engine.scheduling.step import ScheduledSequence, Step
@@ -89,7 +90,9 @@ class DecodeInputs(StepInputs):
 
     def __init__(self, depth: int, device: torch.device, rows: int, prefix_length: int) -> None:
         one, two = (rows,), (rows, 2)
-        super().__init__(depth, device, batch_slots=one, outs=one, phases=one, positions=one, kinds=one, values=two)
+        super().__init__(
+            depth, device, batch_slots=one, outs=one, phases=one, positions=one, kinds=one, values=two, adapters=one
+        )
         self._spare, self._prefix_length = rows, prefix_length
 
     def fill(self, slot: int, rows: abc.Sequence[ScheduledSequence[Any]], bucket: int) -> None:
@@ -101,6 +104,9 @@ class DecodeInputs(StepInputs):
         host["phases"][:count] = [row.phase for row in rows]
         host["positions"][:count] = [row.position for row in rows]
         host["kinds"][:bucket] = 0
+        adapters = [row.sequence.request.adapter_slot for row in rows]
+        if any(adapters):  # otherwise they are not read
+            host["adapters"][:bucket] = adapters + [NO_SLOT] * (bucket - count)
         host["batch_slots"][count:bucket] = host["outs"][count:bucket] = self._spare
         host["phases"][count:bucket] = Phase.X_OR_EOS
         host["positions"][count:bucket] = self._prefix_length
@@ -156,6 +162,8 @@ class PrefillInputs(StepInputs):
             depth,
             device,
             prefixes=(images, prefix_pages),
+            image_adapters=(images,),
+            adapters=(tokens,),
             ids=(tokens,),
             positions=(tokens,),
             owners=(tokens,),
@@ -186,6 +194,8 @@ class PrefillInputs(StepInputs):
         self.reset(slot, self._nothing)
         for number, request in enumerate(step.imaged):
             host["prefixes"][number] = request.pages
+            if request.adapter_slot != NO_SLOT:
+                host["image_adapters"][number] = request.adapter_slot
         sequences = [group[0].sequence for group in groups]
         lengths = [len(one.prompt) + len(group) - 1 for one, group in zip(sequences, groups, strict=True)]
         starts = np.cumsum([0, *lengths]).tolist()
@@ -215,6 +225,8 @@ class PrefillInputs(StepInputs):
         if count <= self._most:
             for name, numbers in (("ids", tokens.ids), ("positions", tokens.positions), ("owners", tokens.owners)):
                 host[name][:count] = numbers
+            if any(tokens.adapter_slots):
+                host["adapters"][:count] = tokens.adapter_slots
             drafts = zip(lasts, step.sequences, strict=True)
             self.feed(slot, {at: row.value for at, row in drafts if row.value not in (None, FROM_IMAGE)})
             self.feed(slot, {at: _fed(numbers) for at, numbers in tokens.values.items()})

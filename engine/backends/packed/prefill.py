@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from saccade.engine.backends.lora import AdaptedRows
 from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.kernels import fp8_linear as fp8_kernels
@@ -46,7 +47,9 @@ class PrefillOps:
         positions: torch.Tensor,
         owners: torch.Tensor,
         tables: torch.Tensor,
+        adapters: AdaptedRows | None = None,
     ) -> None:
+        self._adapters = adapters
         self._blocks, self.x, self._shape = blocks, flat, shape
         count, length = shape
         own = torch.arange(count, dtype=torch.int32, device=flat.device).repeat_interleave(length)
@@ -60,18 +63,24 @@ class PrefillOps:
         return layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
-        """The residual's norm, in FP8 if wanted; for a router in half precision as well."""
+        """The residual's norm, in FP8 if wanted; for a router and for adapters in half precision as well."""
         fp8 = self._blocks.fp8_rows and not self._is_last(layer)  # whose rows are few
-        if layer.experts is None:
+        if layer.experts is None and self._adapters is None:
             return _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8))
         plain = add_layernorm(self.x, self.before, layer.norm)
         return _Prefilled(fp8_kernels.quantize_rows(plain, None) if fp8 else (plain, None), plain)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Heads; with FP8 rows and a dense MLP, what goes into its GELU behind them."""
+        """Heads; with FP8 rows or adapters and a dense MLP, what goes into its GELU behind them."""
         # In FP8 there is no GELU in cuBLAS's product, so heads and MLP come out of one.
-        stop = self._blocks.heads if normed.normed[1] is None else None
+        width = self._blocks.heads
+        stop = width if normed.normed[1] is None and self._adapters is None else None
         normed.wide = layer.into.linear(normed.normed, stop=stop)
+        if self._adapters is not None:
+            assert normed.plain is not None
+            self._adapters.add(layer.number, "attn.qkv", normed.plain, normed.wide[:, :width])
+            if layer.experts is None:
+                self._adapters.add(layer.number, "mlp.fc1", normed.plain, normed.wide[:, width:])
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
@@ -112,6 +121,8 @@ class PrefillOps:
         if last:  # the hidden states of an image are not read
             self.x, heads.normed = self.x[at:], (heads.normed[0][at:], None)
             heads.logits = None if heads.logits is None else heads.logits[at:]
+            heads.wide = heads.wide[at:]
+            self._adapters = None if self._adapters is None else self._adapters.behind(at)
         attended = torch.empty_like(self.x)
         if len(qkv) > at:
             temperature, prompt = self._temperature(layer, heads, slice(at, None)), qkv[at:]
@@ -130,6 +141,9 @@ class PrefillOps:
         """What is added to x by the next norm."""
         assert normed.wide is not None
         out, fp8 = layer.out, normed.normed[1] is not None
+        gelu: torch.Tensor | None = None
+        if layer.experts is None and self._adapters is not None:
+            gelu = F.gelu(normed.wide[:, self._blocks.heads :], approximate="tanh")
         if layer.experts is not None:
             assert normed.logits is not None
             self.before = seen.new_empty(1 + self._blocks.top, *seen.shape)
@@ -141,6 +155,11 @@ class PrefillOps:
         elif fp8:
             self.before = out.linear(fp8_kernels.quantize_rows(seen, normed.wide[:, self._blocks.heads :]))
         else:
-            gelu = layer.into.linear_gelu(normed.normed[0], start=self._blocks.heads)
+            if gelu is None:
+                gelu = layer.into.linear_gelu(normed.normed[0], start=self._blocks.heads)
             both = F.linear(gelu, out.weight[:, self._blocks.text.dim :], out.bias)
             self.before = both.addmm_(seen, out.weight[:, : self._blocks.text.dim].t())
+        if self._adapters is not None:
+            self._adapters.add(layer.number, "attn.proj", seen, self.x)
+            if gelu is not None:
+                self._adapters.add(layer.number, "mlp.fc2", gelu, self.x)

@@ -16,8 +16,11 @@ one after the other it was 1.08 / 1.34 / 2.18. Needs Triton, bf16 or fp16, a GPU
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
+from saccade.engine.backends.lora import AdaptedRows, AdapterBank
 from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import BinHead
 from saccade.engine.backends.packed.prefill import PrefillOps
@@ -47,6 +50,7 @@ class PackedRunner:
     def __init__(self, model: Moondream, cache: PagedCache, max_rows: int) -> None:
         text = model.config.text
         self._model = model
+        self._adapters: AdaptedRows | None = None
         self._pdl = supports_pdl(model.device)
         blocks = self._blocks = PackedBlocks(model, cache)
         region = model.config.region
@@ -83,18 +87,37 @@ class PackedRunner:
             text.dim, self._both.shape[1], self._splits
         )
 
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PackedRunner:
+        """As `plain_runner.Runner.with_adapters`; shares this one's weights and scratch."""
+        adapted = copy.copy(self)
+        adapted._adapters = bank.rows(slots)
+        return adapted
+
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
         """As `plain_runner.Runner.forward_tokens`; x is overwritten."""
         most = len(self._wide)
         if len(x) > most:  # a very long prompt, piece by piece: each attends to those before it in the cache
-            cut = [slice(at, at + most) for at in range(0, len(x), most)]
-            hidden = [self.forward_tokens(x[one], positions[one], owners[one], tables, together) for one in cut]
-            return torch.cat(hidden)
+            return torch.cat(
+                [
+                    self._piece(at).forward_tokens(
+                        x[at : at + most], positions[at : at + most], owners[at : at + most], tables, together
+                    )
+                    for at in range(0, len(x), most)
+                ]
+            )
         ops = _TokenOps(self, x, positions, owners, tables, together)
         run_blocks(self._blocks.layers, self._blocks.caches, ops)
         return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
+
+    def _piece(self, first: int) -> PackedRunner:
+        """Itself for rows from `first` on."""
+        if self._adapters is None:
+            return self
+        piece = copy.copy(self)
+        piece._adapters = self._adapters.behind(first)
+        return piece
 
     def prefill(
         self,
@@ -109,7 +132,8 @@ class PackedRunner:
         flat = images.reshape(-1, images.shape[2])
         if prompts is not None:
             flat = torch.cat([flat, prompts])
-        ops = PrefillOps(self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables)
+        adapters = None if self._adapters is None else self._adapters.spread(*images.shape[:2])
+        ops = PrefillOps(self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables, adapters)
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
         return None if prompts is None else add_layernorm(ops.x, ops.before, None)
 
@@ -177,6 +201,7 @@ class _TokenOps:
         together: bool,
     ) -> None:
         self._runner, self.x, self._rows = runner, x, (positions, owners, tables)
+        self._adapters = runner._adapters
         self._count, self._together = len(x), together
         self._skinny = runner._skinny and self._count <= MAX_ROWS
         self.pdl = runner._pdl and self._skinny and not together
@@ -216,6 +241,11 @@ class _TokenOps:
             skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, pdl=self.pdl)
         else:
             torch.addmm(into.bias, normed, into.weight.t(), out=wide)
+        if self._adapters is not None:
+            width = self._runner._blocks.heads
+            self._adapters.add(layer.number, "attn.qkv", normed, wide[:, :width])
+            if layer.experts is None:
+                self._adapters.add(layer.number, "mlp.fc1", normed, wide[:, width:])
         return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
@@ -255,6 +285,11 @@ class _TokenOps:
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
         runner, out, count = self._runner, layer.out, self._count
+        if self._adapters is not None:  # at once, where the next norm adds the rest
+            width = runner._blocks.text.dim
+            self._adapters.add(layer.number, "attn.proj", seen[:, :width], self.x)
+            if layer.experts is None:
+                self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
         if self._skinny:
             # Behind experts what it reads is of the kernel before them: it runs beside their second product.
             late = layer.experts is not None and not self._forks

@@ -115,6 +115,13 @@ def test_rows_without_an_adapter_are_exactly_what_they_were(model: Moondream, tm
     mixed = bank.text(torch.tensor([0, 2, 1]))(x, at, DenseCache.empty(TINY.text, 3, 20, x))
     assert torch.equal(mixed[[0, 2]], plain[[0, 2]])
     assert (mixed[1] - plain[1]).abs().max() > 0.1
+    part = bank._text.blocks[0].attn.qkv
+    got = torch.cat([x[:1].flatten(0, 1), x[1:, 0]])  # an image, and a token of each of two sequences
+    wanted = torch.stack([part.b @ (row @ part.a.t() * (part.rank <= torch.arange(8)).float()) for row in got])
+    wanted[-2:] = 0.0
+    sums = torch.zeros_like(wanted)
+    bank.rows(torch.tensor([2, 0, 1])).spread(1, 20).add(0, "attn.qkv", got, sums)
+    torch.testing.assert_close(sums, wanted)
     assert bank._text.wte is model.text.wte
     assert bank._text.blocks[0].attn.qkv.weight is model.text.blocks[0].attn.qkv.weight
 

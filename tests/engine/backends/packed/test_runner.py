@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner
 from saccade.engine.backends.quantization import dequantize, quantize, round_to_fp8
@@ -26,6 +27,7 @@ from saccade.engine.models.moondream.image_crops import make_crops, normalize, t
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
 from saccade.engine.phase import Phase
+from saccade.engine.scheduling.adapter_slots import Adapter
 from tests.support.engine import noise, random_model
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
@@ -139,9 +141,12 @@ def test_a_step_agrees_with_the_modules(rows: int, n_kv_heads: int, fp8: bool, e
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(("experts", "beside"), [(False, 0), (True, 0), (True, 64)])
 @pytest.mark.parametrize(("rows", "fp8"), [(1, False), (8, False), (64, False), (8, True), (64, True)])
-def test_kernels_under_pdl_read_nothing_too_early(rows: int, fp8: bool, experts: bool) -> None:
+def test_kernels_under_pdl_read_nothing_too_early(
+    rows: int, fp8: bool, experts: bool, beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.engine.backends.packed.runner._FORKED", beside)
     pair = Pair(fp8=fp8, experts=experts)
     if not pair.packed._pdl:
         pytest.skip("this GPU launches one kernel after the other")
@@ -209,6 +214,40 @@ def test_images_and_prompts_together_agree_with_the_modules(asked: int, fp8: boo
         assert got is not None
     else:
         assert got is None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(("fp8", "limit"), [(False, 0.02), (True, 0.1)])
+def test_rows_with_adapters_agree_with_the_modules(fp8: bool, limit: float, experts: bool) -> None:
+    pair = Pair(fp8=fp8, experts=experts)
+    text = pair.model.text
+    bank = AdapterBank(text, 2, 8)
+    parts = ["attn.qkv", "attn.proj"] + ([] if experts else ["mlp.fc1", "mlp.fc2"])
+    weights = {}
+    for number, block in enumerate(text.blocks):
+        for part in parts:
+            out, inner = block.get_submodule(part).weight.shape
+            matrices = torch.randn(4, inner) * 0.05, torch.randn(out, 4) * 0.1
+            weights[number, part] = matrices[0].to(pair.model.device), matrices[1].to(pair.model.device)
+    bank.fill(2, Adapter("a", weights))
+    plain, packed = (runner.with_adapters(bank, numbers([2, 0, 2])) for runner in (pair.plain, pair.packed))
+    x = torch.randn(3, 256, device="cuda", dtype=torch.bfloat16)
+    at, owners, own = numbers([82, 84, 86]), numbers([0, 1, 2]), tables(3)
+    wanted = plain.forward_tokens(x.clone(), at, owners, own, False)
+    assert far(packed.forward_tokens(x.clone(), at, owners, own, False), wanted) < limit
+    assert far(pair.packed.forward_tokens(x.clone(), at, owners, own, False)[0], wanted[0]) > 0.1
+    slots = numbers([2, 0, 0, 2])
+    plain, packed = (runner.with_adapters(bank, slots) for runner in (pair.plain, pair.packed))
+    images, prefixes = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16), own[:2, :6].contiguous()
+    prefixes[1] += 60
+    prompts, owners = x[:2], numbers([0, 1])
+    own[1, :6] = prefixes[1]
+    wanted = plain.prefill(images, prefixes, prompts.clone(), at[:2], owners, own)
+    got = packed.prefill(images.clone(), prefixes, prompts.clone(), at[:2], owners, own)
+    assert got is not None
+    assert wanted is not None
+    assert far(got, wanted) < limit * (3 if experts else 1)  # a rounding may choose other experts
 
 
 @torch.inference_mode()
