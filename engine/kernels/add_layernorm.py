@@ -10,6 +10,7 @@ from saccade.engine.kernels.fp8_format import LARGEST
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 _LARGEST = tl.constexpr(LARGEST)
+_WARPS = 8  # of a row
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def add_layernorm(
         SCALED=scales is not None,
         EPS=1e-5 if norm is None else norm.eps,
         PDL=pdl,
-        num_warps=8,
+        num_warps=_WARPS,
         **pdl_options(pdl and early),
     )
     return out
