@@ -145,7 +145,7 @@ def open_engine(
     if name in RANDOM:
         if imgsz is not None:
             raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
-        return random_engine(device, dtype, depth or 2, name=name)
+        return random_engine(device, dtype, depth or 2, name=name, drafts=drafts)
     return Engine.load(name, device, dtype, depth=depth, drafts=drafts, imgsz=imgsz)
 
 
