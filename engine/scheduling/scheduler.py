@@ -72,6 +72,7 @@ class Scheduler(Generic[ImageT]):
         self._unprepared: list[ImageRequest[ImageT]] = []  # admitted, and nobody prepares their images yet
         self._timed: dict[ImageRequest[ImageT], None] = {}  # with a deadline and not over, in order of arrival
         self._soonest = math.inf  # no deadline is before this
+        self._complete: list[ImageRequest[ImageT]] = []  # whose `done` is to be called yet
         self.zombies = 0
 
     @property
@@ -100,8 +101,8 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is held, and no request waits or has a deadline."""
-        return self.resources.all_free and not (self.active or self._timed)
+        """Whether nothing is held, and no request waits, has a deadline, or is to be reported."""
+        return self.resources.all_free and not (self.active or self._timed or self._complete)
 
     def add(self, request: ImageRequest[ImageT], stream: abc.Hashable = None) -> None:
         """Queue a request; one that needs more than there is in all ends at once, with RequestTooLargeError."""
@@ -164,11 +165,21 @@ class Scheduler(Generic[ImageT]):
     def next_step(self, *, early: bool = False) -> Step[ImageT] | None:
         """The next launch, with its resources allocated; None when there is nothing to launch now.
 
-        With `early`, while a prefill is in flight, see `StepPlanner.next_step`.
+        Nothing is admitted before a decode step whose turn it is: call `admit` once that is launched. With `early`,
+        while a prefill is in flight, see `StepPlanner.next_step`.
         """
+        step = None
+        if self._planner.decodes_next(self.waiting):
+            step = self._planner.next_step(self.waiting, early=early)
+        if step is None:
+            self.admit()
+            step = self._planner.next_step(self.waiting, early=early)
+        return step
+
+    def admit(self) -> None:
+        """Admit what the next prefill takes, unless one is in flight."""
         if not self._planner.prefilling:
             self._admit_waiting()
-        return self._planner.next_step(self.waiting, early=early)
 
     def admit_early(self) -> None:
         """Admit what the next prefill takes, whatever is in flight, see `admission.lead`."""
@@ -184,7 +195,7 @@ class Scheduler(Generic[ImageT]):
                     self.cancel(scheduled.sequence.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
-        """Hand a step's values (one tuple a row) to its sequences; end those that are complete."""
+        """Hand a step's values (one tuple a row) to its sequences; those that are complete end, see `report`."""
         self._planner.landed(step)
         at = 0
         for rows in step.groups:
@@ -206,6 +217,12 @@ class Scheduler(Generic[ImageT]):
         for request in step.requests:
             if request.keeps is not None:
                 self._keep(request, request.keeps)
+
+    def report(self) -> None:
+        """Call `done` of what is complete. To be called while the device is busy: results take a while to be made."""
+        while self._complete:
+            request = self._complete.pop(0)
+            request.done(request, None)
 
     def _keep(self, request: ImageRequest[ImageT], kept: KeptPrefix) -> None:
         """Hand over a prefix that no step prefills any more, or free it if it is not wanted any more."""
@@ -259,6 +276,7 @@ class Scheduler(Generic[ImageT]):
 
     def cancel_all(self, error: BaseException) -> None:
         """End every request there is."""
+        self.report()
         self.cancel_waiting(error)
         planner = self._planner
         for request in dict.fromkeys([*planner.admitted, *(sequence.request for sequence in planner.decoding)]):
@@ -299,11 +317,15 @@ class Scheduler(Generic[ImageT]):
         self._planner.decoding.remove(sequence)
         self.resources.release(sequence)
         if all(one.finalized for one in sequence.request.sequences):
-            self._end(sequence.request, None)
+            self._over(sequence.request, None)
+            self._complete.append(sequence.request)
 
     def _end(self, request: ImageRequest[ImageT], error: BaseException | None) -> None:
+        self._over(request, error)
+        request.done(request, error)
+
+    def _over(self, request: ImageRequest[ImageT], error: BaseException | None) -> None:
         request.over = True
         self._timed.pop(request, None)
         late = isinstance(error, DeadlineError) and request.admitted
         self.admission.over(request, self._clock(), learn=error is None or late)
-        request.done(request, error)

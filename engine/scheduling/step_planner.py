@@ -75,13 +75,16 @@ class StepPlanner(Generic[ImageT]):
         """Whether another request may be admitted: as many as one prefill takes."""
         return len(self.admitted) < self._images_per_prefill
 
+    def decodes_next(self, waiting: int) -> bool:
+        """Whether the next step is a decode step, whatever is admitted before it of the requests that wait."""
+        return bool(self.decoding) and not self._prefills_in_turn(waiting)
+
     def next_step(self, waiting: int, *, early: bool = False) -> Step[ImageT] | None:
         """The next launch, while so many requests wait for admission; None when there is nothing to launch now.
 
         With `early` there is no hurry: a prefill begins with most of the images that it may have, or not now.
         """
-        busy = waiting + len(self.admitted) >= self._images_per_prefill
-        turn = self._decodes >= (DECODES_BUSY if busy else _DECODES_QUIET)
+        turn = self._prefills_in_turn(waiting)
         step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=not early)
         if step is not None:
             self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
@@ -105,6 +108,10 @@ class StepPlanner(Generic[ImageT]):
             if sequence in self.decoding:
                 self.decoding.remove(sequence)
         return request.admitted
+
+    def _prefills_in_turn(self, waiting: int) -> bool:
+        busy = waiting + len(self.admitted) >= self._images_per_prefill
+        return self._decodes >= (DECODES_BUSY if busy else _DECODES_QUIET)
 
     def _prefill(self, *, hasty: bool) -> Step[ImageT] | None:
         """A prefill of the images that are prepared; unless it is hasty, only if most of those admitted are."""

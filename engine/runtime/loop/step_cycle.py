@@ -1,8 +1,9 @@
-"""The tick: launch(t+1) → commit(t) → finalize(t+1). Knows no threads.
+"""The tick: launch(t+1) → report, admit → commit(t) → finalize(t+1). Knows no threads.
 
 With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
-nothing else differs. A step that fails, at any point, ends its own image requests and nothing else; so a lost device is
-one error for each of them.
+nothing else differs. A decode step is shorter than what the host does for 8 answers that are complete and 8 images that
+come next: that waits until the next step is launched. A step that fails, at any point, ends its own image requests and
+nothing else; so a lost device is one error for each of them.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class StepCycle(Generic[ImageT]):
             self.stalled_until = self._scheduler.wake_at(now)
         ahead = step is None and bool(self.flights)
         if ahead:
+            self._scheduler.report()
             now, step = self._next_early()
         slot, launched_at = -1, self._clock()
         if step is not None:
@@ -82,6 +84,11 @@ class StepCycle(Generic[ImageT]):
                 step = self._put(self._executor.launch, slot, step)
             if step is not None and step.kind is StepKind.PREFILL:
                 self._lead.launched(self._clock() - now)
+        with monitor.span("admit"):
+            self._scheduler.report()
+            if step is not None:
+                self._scheduler.admit()
+                self._prepare_admitted()
         if self.flights and (step is None or not self.slots.can_launch):
             if not ahead:
                 self._admit_early()
@@ -94,11 +101,15 @@ class StepCycle(Generic[ImageT]):
             self.slots.finalize(slot)
             self.flights.append((slot, step))
             self._launched_at.append(launched_at)
+        if not self.flights:
+            self._scheduler.report()
         monitor.sample(self._scheduler, self.flights)
 
-    def prepared(self, request: ImageRequest[ImageT], image: ImageT | None, error: BaseException | None) -> None:
-        """Take the image of a request that was given to `prepare`, or the error that there was instead."""
-        self._lead.prepared(self._clock() - request.admitted_at)
+    def prepared(
+        self, request: ImageRequest[ImageT], image: ImageT | None, error: BaseException | None, at: float
+    ) -> None:
+        """Take the image of a request that was given to `prepare`, or the error that there was instead, made `at`."""
+        self._lead.prepared(at - request.admitted_at)
         if error is not None or image is None:
             self._scheduler.cancel(request, error or EngineError("no image was made"))
         else:
@@ -169,5 +180,5 @@ class StepCycle(Generic[ImageT]):
                 for request in step.requests:
                     request.prefilled_at = now
             else:
-                self._lead.decoded(now - begun)
+                self._lead.decoded()
             self._scheduler.commit(step, sampled)

@@ -226,8 +226,9 @@ class StepLoop(Generic[ImageT]):
 
     def _deliver(self, request: ImageRequest[ImageT], image: ImageT, error: BaseException | None) -> None:
         """Take what a preparer has made, also while the loop is closing."""
+        at = time.monotonic()  # the loop may be waiting for a step
         with self._wake:
-            self._inbox.append(lambda: self._cycle.prepared(request, image, error))
+            self._inbox.append(lambda: self._cycle.prepared(request, image, error, at))
             self._wake.notify()
 
     def _receive(self) -> bool:

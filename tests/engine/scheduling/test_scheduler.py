@@ -216,6 +216,7 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
             launched.popleft()
             slots.commit(oldest[0])
             scheduler.commit(oldest[1], oldest[2])
+            scheduler.report()
         if slot is not None:
             slots.finalize(slot)
     assert scheduler.at_rest
@@ -310,6 +311,7 @@ def test_deadlines_end_requests_wherever_they_are() -> None:
     for step in flying:
         assert step is not None
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
+        scheduler.report()
     scheduler.expire(8.0)
     assert list(ended) == [2, 0, 3]
     scheduler.expire(1e8)
@@ -336,6 +338,7 @@ def test_requests_wait_for_an_adapter_slot_and_share_it() -> None:
         assert step is not None
         launches.append([one.image for one in step.requests])
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
+        scheduler.report()
     assert launches == [[0, 1, 2], [], [3, 4], []]
     assert [one.adapter_slot for one in requests] == [1, NO_SLOT, 1, 1, NO_SLOT]
     none: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4)
@@ -379,6 +382,7 @@ def test_an_output_that_fails_ends_its_request_only() -> None:
     for step in steps:
         assert step is not None
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
+        scheduler.report()
     assert str(ended[0]) == "no such token"
     assert ended[1] is None
     assert scheduler.at_rest
@@ -387,14 +391,10 @@ def test_an_output_that_fails_ends_its_request_only() -> None:
 def test_a_failed_step_ends_its_requests_and_frees_all() -> None:
     scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
     ended: list[BaseException | None] = []
-    scheduler.add(
-        ImageRequest(
-            0, [Sequence((1,), TextOutput(-1, 5, 20)) for _ in range(3)], lambda request, error: ended.append(error)
-        )
-    )
+    answers = [Sequence((1,), TextOutput(-1, 5, 20)) for _ in range(3)]
+    scheduler.add(ImageRequest(0, answers, lambda request, error: ended.append(error)))
     step = scheduler.next_step()
     assert step is not None
-    error = RuntimeError("out of memory")
-    scheduler.fail(step, error)
+    scheduler.fail(step, error := RuntimeError("out of memory"))
     assert ended == [error]
     assert scheduler.at_rest

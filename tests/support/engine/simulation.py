@@ -257,7 +257,7 @@ class Simulation:
         first = min(range(len(self._preparers)), key=self._preparers.__getitem__)
         done = max(self.now, self._preparers[first]) + self._prepare_s * image.camera.crops
         self._preparers[first] = done
-        self.at(done, lambda: self._cycle.prepared(request, image, None))
+        self.at(done, lambda: self._cycle.prepared(request, image, None, done))
 
 
 def closed_loop(cost: Cost, crops: Sequence[int], steps: int, seconds: float = 8.0, **options: float) -> float:
