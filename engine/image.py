@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+Factors = tuple[int, int, int, int, int, int]
+"""Of luma; of v in red; of u and of v in green; of u in blue; and the value of black."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,16 +40,9 @@ class YuvImage:
         return self.y.shape[0], self.y.shape[1], 3
 
     @property
-    def factors(self) -> tuple[int, int, int, int, int, int]:
-        """Of luma; of v in red; of u and of v in green; of u in blue; and black, as `rgb` uses them."""
-        if self.full_range:
-            luma, (red_v, blue_u, green_u, green_v) = 1 << 16, (part * 224 // 255 for part in self.matrix)
-        else:
-            luma, (red_v, blue_u, green_u, green_v) = (255 << 16) // 219, self.matrix
-        of_luma, of_red, of_green_u, of_green_v, of_blue = (
-            ((part << 13) + (1 << 15)) >> 16 for part in (luma, red_v, -green_u, -green_v, blue_u)
-        )
-        return of_luma, of_red, of_green_u, of_green_v, of_blue, 0 if self.full_range else 16
+    def factors(self) -> Factors:
+        """What `rgb` multiplies by."""
+        return _factors(self.matrix, self.full_range)
 
     def to(self, device: torch.device) -> YuvImage:
         """The same on a device, copied behind what is queued on the current stream; from pinned memory."""
@@ -72,6 +69,18 @@ class YuvImage:
         chroma = (v * of_red) >> 16, ((u * of_green_u) >> 16) + ((v * of_green_v) >> 16), (u * of_blue) >> 16
         channels = [y + part.repeat_interleave(2, 0).repeat_interleave(2, 1) for part in chroma]
         return torch.stack(channels, dim=-1).clamp_(0, 255).to(torch.uint8)
+
+
+@functools.cache
+def _factors(matrix: tuple[int, int, int, int], full_range: bool) -> Factors:
+    if full_range:
+        luma, (red_v, blue_u, green_u, green_v) = 1 << 16, (part * 224 // 255 for part in matrix)
+    else:
+        luma, (red_v, blue_u, green_u, green_v) = (255 << 16) // 219, matrix
+    of_luma, of_red, of_green_u, of_green_v, of_blue = (
+        ((part << 13) + (1 << 15)) >> 16 for part in (luma, red_v, -green_u, -green_v, blue_u)
+    )
+    return of_luma, of_red, of_green_u, of_green_v, of_blue, 0 if full_range else 16
 
 
 Image = NDArray[np.uint8] | torch.Tensor | YuvImage

@@ -22,7 +22,7 @@ from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.process.process_worker import processors
 
 _LONG_S = 300.0  # for workers to start: a large model, on a slow machine
-_FIRST_S = 60.0  # for the streams' first results; those that have none by then are counted as silent
+_FIRST_S = 60.0  # for results of every stream, at first and after a worker was killed
 _IN_TIME_S = 0.1
 _POLL_S = 0.05
 
@@ -44,7 +44,7 @@ class Row:
         decoders: how many streams are decoded by what, such as {"h264 (cuda)": 64}.
         start_s: from the command to the first result of every stream; None if some have none after a minute.
         ready_s: from the end of a worker killed by SIGKILL until the next takes streams.
-        back_s: until every stream that had results has some again; None if that takes more than five minutes.
+        back_s: until every stream that had results has some again; None if that takes more than a minute.
         rss_mib: resident memory of the workers together.
     """
 
@@ -181,7 +181,7 @@ def _kill_one(front: Front) -> tuple[float, float | None]:
     def back() -> bool:
         return names <= {one["name"] for one in _streams(front) if one["worker"] and one["frames_out"]}
 
-    return ready_s, time.monotonic() - killed if _comes(back, _LONG_S) else None
+    return ready_s, time.monotonic() - killed if _comes(back, _FIRST_S) else None
 
 
 def _streams(front: Front) -> list[dict[str, Any]]:

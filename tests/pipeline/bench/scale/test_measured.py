@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from saccade.pipeline.bench.scale.measured import ScaleTimes, time_scale
+from saccade.pipeline.bench.scale.measured import Row, ScaleTimes, time_scale
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig
 
@@ -24,3 +24,9 @@ def test_workers_are_measured_and_one_is_killed() -> None:
     assert 0 < row.ready_s <= row.back_s
     assert ScaleTimes(**json.loads(times.as_json())).cameras == 2
     assert len(times.as_text().splitlines()) == 3
+
+
+def test_streams_without_results_have_no_latencies() -> None:
+    row = Row(2, 0.0, 1.0, 0.0, 64, None, None, 0.0, 2.0, {"?": 64}, None, 0.5, None, 800.0)
+    line = ScaleTimes(64, 25.0, [row]).as_text().splitlines()[-1]
+    assert line.split()[:8] == ["2", "0.0", "100.0", "%", "0.0", "%", "64", "-"]

@@ -1,0 +1,45 @@
+"""Decoding on a GPU, or not."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.engine_stream import yuv_image
+from saccade.sources import SourceError, open_source
+from saccade.sources.gpu import gpu_decoding, primary_context
+
+
+def test_without_a_gpu_the_processor_decodes() -> None:
+    assert gpu_decoding("none", 0) is None
+    assert gpu_decoding("auto", 99) is None
+    with pytest.raises(SourceError, match="no GPU"):
+        gpu_decoding("cuda", 99)
+    with pytest.raises(OSError), primary_context(99):
+        pass
+
+
+def test_a_paced_file_falls_back_by_itself() -> None:
+    with open_source(DEMO_CLIP, paced=True, end=0.5) as source:
+        source.gpu = 99
+        assert [frame.index for frame in source] == [frame.index for frame in source] == list(range(5))
+        assert source.decoder == "h264"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_frames_stay_on_the_gpu_and_are_those_of_the_processor() -> None:
+    with open_source(DEMO_CLIP, paced=True) as hard, open_source(DEMO_CLIP) as soft:
+        hard.gpu = 0
+        frames = list(itertools.islice(hard, 40))  # more than a decoder has surfaces
+        assert hard.decoder == "h264 (cuda)"
+        for frame, wanted in zip(frames, soft, strict=False):
+            planes = frame.planes() if frame.planes else None
+            assert planes is not None
+            assert planes.gpu == 0
+            assert np.array_equal(yuv_image(planes).rgb().cpu().numpy(), wanted.image)
+            assert np.abs(frame.image.astype(int) - wanted.image).max() <= 40  # swscale interpolates NV12's chroma
