@@ -35,6 +35,7 @@ from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
 
+_OWN_TAU = 0  # rows up to which attention beside experts takes its temperature's products itself
 _FORKED = 0  # rows up to which experts run beside attention, not behind it
 
 
@@ -72,6 +73,7 @@ class PackedRunner:
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
             self._routes = side_products.Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
+            self._tau_features = scratch(MAX_ROWS, blocks.heads)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
             self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
@@ -207,6 +209,9 @@ class _TokenOps:
         self.pdl = runner._pdl and self._skinny and not together
         # Whether experts have a stream of their own, and whether it was joined by the last kernel's.
         self._forks, self.joined = self._skinny and self._count <= _FORKED, False
+        # Attention takes the temperature's products itself, where experts run beside it and route themselves.
+        fits = not together and runner._blocks.top > 0 and runner._adapters is None and self._count <= _OWN_TAU
+        self._features = runner._tau_features[: self._count] if self._forks and fits else None
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
@@ -238,7 +243,8 @@ class _TokenOps:
         if layer.experts is not None:
             wide = wide[:, : self._runner._blocks.heads]
         if self._skinny:
-            skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, pdl=self.pdl)
+            features = self._features if layer.experts is not None else None
+            skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, features=features, pdl=self.pdl)
         else:
             torch.addmm(into.bias, normed, into.weight.t(), out=wide)
         if self._adapters is not None:
@@ -252,6 +258,8 @@ class _TokenOps:
         """The heads as they are: attention multiplies by the factors, whose products these are; beside them, routes."""
         assert layer.temperature is not None
         runner, experts, tau = self._runner, layer.experts, layer.temperature[0]
+        if experts is not None and self._features is not None:
+            return heads
         if experts is None or self._forks:
             side_products.temperature_products(heads, tau, self._products, pdl=self.pdl)
         else:
@@ -268,6 +276,7 @@ class _TokenOps:
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         """What attention saw, and behind it the dense MLP's values through GELU."""
         runner, pre_gelu = self._runner, heads.shape[1] - self._runner._blocks.heads
+        features = self._features if layer.experts is not None else None
         both = runner._both[: self._count, : runner._blocks.text.dim + pre_gelu]
         if self._together:
             self.write_kv(layer, heads, cache)
@@ -278,7 +287,8 @@ class _TokenOps:
             both,
             write=not self._together,
             pre_gelu=pre_gelu,
-            temperature=self._temperature(layer),
+            temperature=self._temperature(layer) if features is None else layer.temperature,
+            features=features,
             pdl=self.pdl,
         )
         return both
