@@ -10,7 +10,7 @@ On a CPU with bfloat16 products of its own, maps and weights are bfloat16. Knows
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -32,6 +32,8 @@ from saccade.engine.models.moondream.picodet import (
 
 T = TypeVar("T")
 _MANY = 600  # rows from which oneDNN's product with its activation is faster than MKL's and a pass for the activation
+Evidences = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+"""From crops to the parts of `Evidence`."""
 Size = tuple[int, int, int]
 """Images, rows and columns of a map."""
 
@@ -52,28 +54,30 @@ class PackedPicoDet(nn.Module):
     Args:
         plain: the detector; is not changed.
         dtype: float32 or bfloat16; an attribute, too.
+        kind: how its layers are run; on a CPU by default.
     """
 
-    def __init__(self, plain: PicoDet, dtype: torch.dtype) -> None:
+    def __init__(self, plain: PicoDet, dtype: torch.dtype, kind: type[Layers] | None = None) -> None:
         super().__init__()
         self.n_classes, self.reduce = plain.n_classes, plain.reduce
         self.dtype = dtype
-        self._first = _Convolution(plain.first, dtype)
+        layers = (kind or Layers)(dtype)
+        self._first = layers.convolution(plain.first)
         self._stages, self._reduce = [], []
         order: list[int] | None = None
         for stage, reduce in zip(plain.stages, plain.reduce, strict=True):
             assert isinstance(stage, nn.Sequential)
             assert isinstance(reduce, ConvAct)
-            packed = _Stage(stage, order, dtype)
+            packed = _Stage(stage, order, layers)
             order = packed.order
             self._stages.append(packed)
-            self._reduce.append(_Pointwise(reduce, dtype, order))
-        self._top_down = [_Csp(csp, dtype) for csp in _of(Csp, plain.top_down)]
-        self._bottom_up = [_Csp(csp, dtype) for csp in _of(Csp, plain.bottom_up)]
-        self._down = [_Separable(one, dtype) for one in _of(Separable, plain.down)]
-        self._last_in, self._last_out = _Separable(plain.last_in, dtype), _Separable(plain.last_out, dtype)
-        self._heads = [_Head(head, dtype) for head in _of(Head, plain.heads)]
-        self._run = Replay(self._evidence, self.__dict__)
+            self._reduce.append(layers.pointwise(reduce, order))
+        self._top_down = [_Csp(csp, layers) for csp in _of(Csp, plain.top_down)]
+        self._bottom_up = [_Csp(csp, layers) for csp in _of(Csp, plain.bottom_up)]
+        self._down = [_Separable(one, layers) for one in _of(Separable, plain.down)]
+        self._last_in, self._last_out = _Separable(plain.last_in, layers), _Separable(plain.last_out, layers)
+        self._heads = [_Head(head, layers) for head in _of(Head, plain.heads)]
+        self._run = layers.repeated(self._evidence, self.__dict__)
 
     def forward(self, crops: torch.Tensor) -> Evidence:
         """As `PicoDet.forward`, in the detector's type of numbers."""
@@ -101,7 +105,7 @@ class PackedPicoDet(nn.Module):
         return features, out[..., : self.n_classes], out[..., self.n_classes :], _map(last, size32)
 
 
-class _Pointwise:
+class Pointwise:
     """A pointwise `ConvAct` over rows; `order` says which channel each column of the rows is."""
 
     def __init__(self, conv: ConvAct, dtype: torch.dtype, order: Sequence[int] | None = None) -> None:
@@ -109,7 +113,7 @@ class _Pointwise:
         assert conv.bias is not None
         self.weight = (weight if order is None else weight[:, order]).to(dtype).contiguous()
         self.bias = conv.bias.to(dtype)
-        self._act = conv.act == "hswish"
+        self.act = conv.act == "hswish"
         self._least = _MANY if dtype == torch.float32 else 0
         self._transposed = self.weight.t()
         self._packed: torch.Tensor | None = None
@@ -118,17 +122,17 @@ class _Pointwise:
         """Rows (R, in) to (R, out)."""
         if len(x) < self._least or not x.is_contiguous():
             out = self.product(x)
-            return F.hardswish(out, inplace=True) if self._act else out
+            return F.hardswish(out, inplace=True) if self.act else out
         if self._packed is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, len(x))
-        return linear(x, self._packed, self.bias, "hardswish" if self._act else "none")
+        return linear(x, self._packed, self.bias, "hardswish" if self.act else "none")
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same without its activation, written to `out` if that is given."""
         return torch.addmm(self.bias, x, self._transposed, out=out)
 
 
-class _Convolution:
+class Convolution:
     """Any other `ConvAct`, over maps (N, channels, H, W) in channels-last."""
 
     def __init__(self, conv: ConvAct, dtype: torch.dtype, order: Sequence[int] | None = None) -> None:
@@ -136,33 +140,25 @@ class _Convolution:
         weight, bias = conv.weight, conv.bias
         if order is not None:
             weight, bias = weight[order], bias[order]
-        self._weight = weight.to(dtype).contiguous(memory_format=torch.channels_last)
-        self._bias = bias.to(dtype).contiguous()
+        self.weight = weight.to(dtype).contiguous(memory_format=torch.channels_last)
+        self.bias = bias.to(dtype).contiguous()
         assert not isinstance(conv.padding, str)
-        self._how = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
-        self._act = "hardswish" if conv.act == "hswish" else "none"
+        self.how = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
+        self.act = conv.act == "hswish"
         self._packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `ConvAct.forward`."""
         if self._packed is None:
-            self._packed = torch.ops.mkldnn._reorder_convolution_weight(self._weight, *self._how, list(x.shape))
-        return convolution(x, self._packed, self._bias, self._how, self._act)
+            self._packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight, *self.how, list(x.shape))
+        return convolution(x, self._packed, self.bias, self.how, "hardswish" if self.act else "none")
 
     def rows(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         """The same from rows to rows."""
         return _rows(self(_map(x, size)))
 
 
-class _Separable:
-    def __init__(self, plain: Separable, dtype: torch.dtype) -> None:
-        self._dw, self._pw = _Convolution(plain.dw, dtype), _Pointwise(plain.pw, dtype)
-
-    def __call__(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        return self._pw(self._dw.rows(x, size))
-
-
-class _Gain:
+class Gain:
     """`SqueezeExcite`, in place; in float32 within, since so small a product takes longer in bfloat16."""
 
     def __init__(self, plain: SqueezeExcite) -> None:
@@ -172,25 +168,64 @@ class _Gain:
     def __call__(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         """Weigh the columns of rows by what each image's hold on average."""
         x = x.view(size[0], -1, x.shape[1])
-        mean = x.sum(1).float() / x.shape[1]
+        mean = self.means(x)
         inner = torch.addmm(self._fc1[1], mean, self._fc1[0]).relu_()
         gain = F.hardsigmoid(torch.addmm(self._fc2[1], inner, self._fc2[0]), inplace=True)
         return x.mul_(gain.to(x.dtype).unsqueeze(1)).flatten(0, 1)
 
+    def means(self, x: torch.Tensor) -> torch.Tensor:
+        """Of each image's columns, (N, columns) float32."""
+        return x.sum(1).float() / x.shape[1]
+
+
+class Layers:
+    """How the layers of a detector are run, by their kinds: here on a CPU.
+
+    Args:
+        dtype: float32 or bfloat16.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def pointwise(self, conv: ConvAct, order: Sequence[int] | None = None) -> Pointwise:
+        """A convolution over 1×1; its inputs are in an `order` of their own."""
+        return Pointwise(conv, self.dtype, order)
+
+    def convolution(self, conv: ConvAct, order: Sequence[int] | None = None) -> Convolution:
+        """Any other convolution."""
+        return Convolution(conv, self.dtype, order)
+
+    def gain(self, plain: SqueezeExcite) -> Gain:
+        """The weights of channels."""
+        return Gain(plain)
+
+    def repeated(self, run: Evidences, state: dict[str, object]) -> Evidences:
+        """What runs all of them again and again."""
+        return Replay(run, state)
+
+
+class _Separable:
+    def __init__(self, plain: Separable, layers: Layers) -> None:
+        self._dw, self._pw = layers.convolution(plain.dw), layers.pointwise(plain.pw)
+
+    def __call__(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        return self._pw(self._dw.rows(x, size))
+
 
 class _Down:
-    def __init__(self, plain: Down, order: Sequence[int] | None, dtype: torch.dtype) -> None:
+    def __init__(self, plain: Down, order: Sequence[int] | None, layers: Layers) -> None:
         branch = plain.branch
-        self._dw, self._pw = _Convolution(plain.dw, dtype, order), _Pointwise(plain.pw, dtype, order)
-        self._pw1, self._branch_dw = _Pointwise(branch.pw1, dtype, order), _Convolution(branch.dw, dtype)
-        self._gain, self._pw2 = _Gain(branch.se), _Pointwise(branch.pw2, dtype)
-        self._mix_dw, self._mix_pw = _Convolution(plain.mix_dw, dtype), _Pointwise(plain.mix_pw, dtype)
+        self._dw, self._pw = layers.convolution(plain.dw, order), layers.pointwise(plain.pw, order)
+        self._pw1, self._branch_dw = layers.pointwise(branch.pw1, order), layers.convolution(branch.dw)
+        self._gain, self._pw2 = layers.gain(branch.se), layers.pointwise(branch.pw2)
+        self._mix_dw, self._mix_pw = layers.convolution(plain.mix_dw), layers.pointwise(plain.mix_pw)
 
     def __call__(self, x: torch.Tensor, size: Size) -> tuple[torch.Tensor, Size]:
         after = _halved(size)
         inner = self._gain(self._branch_dw.rows(self._pw1(x), size), after)
         half = len(self._pw.weight)
-        both = torch.empty(len(inner), 2 * half, dtype=x.dtype)
+        both = x.new_empty(len(inner), 2 * half)
         self._pw.product(self._dw.rows(x, size), both[:, :half])
         self._pw2.product(inner, both[:, half:])
         F.hardswish(both, inplace=True)
@@ -198,9 +233,9 @@ class _Down:
 
 
 class _Branch:
-    def __init__(self, plain: Branch, order: Sequence[int], dtype: torch.dtype) -> None:
-        self._pw1, self._dw = _Pointwise(plain.pw1, dtype, order), _Convolution(plain.dw, dtype)
-        self._gain, self._pw2 = _Gain(plain.se), _Pointwise(plain.pw2, dtype)
+    def __init__(self, plain: Branch, order: Sequence[int], layers: Layers) -> None:
+        self._pw1, self._dw = layers.pointwise(plain.pw1, order), layers.convolution(plain.dw)
+        self._gain, self._pw2 = layers.gain(plain.se), layers.pointwise(plain.pw2)
 
     def __call__(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         x = self._pw1(x)
@@ -218,10 +253,10 @@ class _Stage:
         order: which channel of the plain stage each column of the rows is.
     """
 
-    def __init__(self, plain: nn.Sequential, order: Sequence[int] | None, dtype: torch.dtype) -> None:
+    def __init__(self, plain: nn.Sequential, order: Sequence[int] | None, layers: Layers) -> None:
         down, *units = plain
         assert isinstance(down, Down)
-        self._down = _Down(down, order, dtype)
+        self._down = _Down(down, order, layers)
         channels = down.mix_pw.out_channels
         half = channels // 2
         held = [(0, channel) for channel in range(channels)]  # which unit made each channel, and which of its own it is
@@ -229,7 +264,7 @@ class _Stage:
         for number, unit in enumerate(units, 1):
             parts, places = _parts(held[half:])
             assert isinstance(unit.branch, Branch)
-            self._units.append((parts, _Branch(unit.branch, places, dtype)))
+            self._units.append((parts, _Branch(unit.branch, places, layers)))
             held = [one for i in range(half) for one in (held[i], (number, i))]
         self._parts, self.order = _parts(held)
 
@@ -261,15 +296,15 @@ def _join(made: list[torch.Tensor], parts: list[Part]) -> torch.Tensor:
 
 
 class _Csp:
-    def __init__(self, plain: Csp, dtype: torch.dtype) -> None:
-        weight = torch.cat([plain.main.weight, plain.short.weight]).flatten(1).to(dtype)
+    def __init__(self, plain: Csp, layers: Layers) -> None:
+        weight = torch.cat([plain.main.weight, plain.short.weight]).flatten(1).to(layers.dtype)
         first, second = weight.chunk(2, dim=1)
         self._first, self._second = first.t(), second.t()
         assert plain.main.bias is not None
         assert plain.short.bias is not None
-        self._bias = torch.cat([plain.main.bias, plain.short.bias]).to(dtype)
-        self._pw1, self._dw = _Pointwise(plain.pw1, dtype), _Convolution(plain.dw, dtype)
-        self._pw2, self._final = _Pointwise(plain.pw2, dtype), _Pointwise(plain.final, dtype)
+        self._bias = torch.cat([plain.main.bias, plain.short.bias]).to(layers.dtype)
+        self._pw1, self._dw = layers.pointwise(plain.pw1), layers.convolution(plain.dw)
+        self._pw2, self._final = layers.pointwise(plain.pw2), layers.pointwise(plain.final)
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor, size: Size) -> torch.Tensor:
         """From maps as rows, the second of `size`, the first of that or of half of it."""
@@ -288,9 +323,9 @@ class _Csp:
 
 
 class _Head:
-    def __init__(self, plain: Head, dtype: torch.dtype) -> None:
-        self._first, self._second = _Separable(plain.first, dtype), _Separable(plain.second, dtype)
-        self._out = _Pointwise(plain.out, dtype)
+    def __init__(self, plain: Head, layers: Layers) -> None:
+        self._first, self._second = _Separable(plain.first, layers), _Separable(plain.second, layers)
+        self._out = layers.pointwise(plain.out)
         self.width = plain.out.out_channels
 
     def __call__(self, x: torch.Tensor, size: Size) -> torch.Tensor:

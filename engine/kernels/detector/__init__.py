@@ -1,0 +1,1 @@
+"""Kernels over maps of features. Needs Triton."""
