@@ -13,7 +13,7 @@ from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.kernels import fp8_linear as fp8_kernels
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
-from saccade.engine.kernels.side_products import side_products, temperature_products
+from saccade.engine.kernels.side_products import router_products, side_products, temperature_products
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class _Prefilled:
         wide: heads, and with FP8 what goes into the dense MLP's GELU.
         products: of the temperature.
         logits: of the router.
+        parts: what is added to x by the next norm, if experts write theirs beside attention.
     """
 
     normed: Rows
@@ -33,6 +34,10 @@ class _Prefilled:
     wide: torch.Tensor | None = None
     products: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    parts: torch.Tensor | None = None
+
+
+FORKED = False  # whether experts run on a stream of their own, beside attention
 
 
 class PrefillOps:
@@ -48,7 +53,9 @@ class PrefillOps:
         owners: torch.Tensor,
         tables: torch.Tensor,
         adapters: AdaptedRows | None = None,
+        beside: torch.cuda.Stream | None = None,
     ) -> None:
+        self._beside = beside
         self._adapters = adapters
         self._blocks, self.x, self._shape = blocks, flat, shape
         count, length = shape
@@ -68,7 +75,21 @@ class PrefillOps:
         if layer.experts is None and self._adapters is None:
             return _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8))
         plain = add_layernorm(self.x, self.before, layer.norm)
-        return _Prefilled(fp8_kernels.quantize_rows(plain, None) if fp8 else (plain, None), plain)
+        rows = _Prefilled(fp8_kernels.quantize_rows(plain, None) if fp8 else (plain, None), plain)
+        if layer.experts is not None and self._forks(layer):
+            assert self._beside is not None
+            rows.parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
+            router = layer.experts.router
+            self._beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._beside):
+                rows.logits = plain.new_empty(len(plain), router.out_features, dtype=torch.float32)
+                router_products(plain, router, rows.logits)
+                layer.experts.many(rows.normed, rows.logits, rows.parts[1:])
+        return rows
+
+    def _forks(self, layer: PackedLayer) -> bool:
+        """Whether a layer's experts run beside its attention; in the last one they wait for it to drop images."""
+        return FORKED and self._beside is not None and layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
         """Heads; with FP8 rows or adapters and a dense MLP, what goes into its GELU behind them."""
@@ -90,7 +111,7 @@ class PrefillOps:
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
         tau = layer.temperature[0]
         heads.products = tau.new_empty(blocks.tau_parts, rows, len(tau), dtype=torch.float32)
-        if layer.experts is None:
+        if layer.experts is None or self._forks(layer):
             temperature_products(wide[:, : blocks.heads], tau, heads.products)
         else:
             assert heads.plain is not None
@@ -146,8 +167,11 @@ class PrefillOps:
             gelu = F.gelu(normed.wide[:, self._blocks.heads :], approximate="tanh")
         if layer.experts is not None:
             assert normed.logits is not None
-            self.before = seen.new_empty(1 + self._blocks.top, *seen.shape)
-            layer.experts.many(normed.normed, normed.logits, self.before[1:])
+            if normed.parts is None:
+                self.before = seen.new_empty(1 + self._blocks.top, *seen.shape)
+                layer.experts.many(normed.normed, normed.logits, self.before[1:])
+            else:
+                self.before = normed.parts
             if fp8:
                 self.before[0].copy_(out.linear(fp8_kernels.quantize_rows(seen, None)))
             else:
@@ -163,3 +187,6 @@ class PrefillOps:
             self._adapters.add(layer.number, "attn.proj", seen, self.x)
             if gelu is not None:
                 self._adapters.add(layer.number, "mlp.fc2", gelu, self.x)
+        if normed.parts is not None:
+            assert self._beside is not None
+            torch.cuda.current_stream().wait_stream(self._beside)

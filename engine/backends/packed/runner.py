@@ -135,7 +135,9 @@ class PackedRunner:
         if prompts is not None:
             flat = torch.cat([flat, prompts])
         adapters = None if self._adapters is None else self._adapters.spread(*images.shape[:2])
-        ops = PrefillOps(self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables, adapters)
+        ops = PrefillOps(
+            self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables, adapters, self._beside
+        )
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
         return None if prompts is None else add_layernorm(ops.x, ops.before, None)
 
