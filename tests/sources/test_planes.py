@@ -37,6 +37,7 @@ def test_planes_are_as_swscale_converts_them(matrix: int, color_range: int) -> N
         assert planes is not None
         assert planes.gpu is None
         assert np.abs(yuv_image(planes).rgb().numpy() - wanted).max() <= 2  # 0 on x86
+        assert np.array_equal(RgbConverter().later(decoded)(), wanted)
 
 
 def test_they_outlive_the_frame_they_are_of() -> None:
