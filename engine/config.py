@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 MAX_IMAGES_PER_PREFILL = 64
 """Each size is a CUDA graph more, and memory of its own."""
+MAX_PROMPT_TOKENS = 512
+"""Tokens of a prefill's prompts that buffers are made for: no values are fed behind more."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -74,6 +74,8 @@ class Submitter:
             lambda image: executor.prepare(image),
             pace,
             config.max_sequences,
+            # A branch takes a batch slot and one to three pages: most are left to other requests.
+            min(config.max_sequences, loop.n_pages // 16) // 4,
             config.drafts,
         )
         self._streams: dict[Hashable, StreamSettings] = {}

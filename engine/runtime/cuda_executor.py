@@ -31,7 +31,7 @@ from saccade.engine.backends.plain_runner import (
     take_tokens,
 )
 from saccade.engine.backends.select import cuda_runner
-from saccade.engine.config import EngineConfig
+from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.image import Pixels
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.phase import TEXT_PHASES, Phase
@@ -46,7 +46,8 @@ from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128, 256, 512)  # as is a prefill in tokens of prompts; more run without a graph
+# As is a prefill in tokens of prompts; more run without a graph.
+PROMPT_TOKEN_SIZES = (8, 16, 32, 64, 128, 256, MAX_PROMPT_TOKENS)
 _COORDS, _SIZES, _TEXT, _DRAFTED = 1, 2, 4, 8  # what a graph samples, as bits; whether the host says what is fed
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
 

@@ -77,10 +77,13 @@ def _key(request: ImageRequest[Any], sequence: Answer[Any]) -> Hashable:
     return request.window, sequence.prompt, type(sequence.output).__name__
 
 
-def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts, from_image: bool = False) -> Rows:
+def first_rows(
+    request: ImageRequest[Any], left: int, counts: DraftCounts, from_image: bool = False, certain: bool = True
+) -> Rows:
     """What a prefill samples of a request: behind each prompt, and behind each of at most `left` values of drafts.
 
-    With `from_image` the executor drafts what is asked of an image that it encodes.
+    With `from_image` the executor drafts what is asked of an image that it encodes; with `certain` what is certain to
+    be fed is, whatever is left.
     """
     scheduled: Rows = []
     for sequence in request.sequences:
@@ -89,11 +92,13 @@ def first_rows(request: ImageRequest[Any], left: int, counts: DraftCounts, from_
             raise ValueError("an output state that wants no step was scheduled")
         rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
         sequence.position += len(sequence.prompt)
-        if left > 0 and sequence.output.draftable:
+        if certain and (known := sequence.output.certain):
+            _extend(rows, known)
+        elif left > 0 and sequence.output.draftable:
             draft = () if sequence.memory is None else sequence.memory.draft()
             if from_image and request.image is not None and sequence.output.visible:
                 draft = (FROM_IMAGE,) * max(len(draft), _FROM_IMAGE)
-            left -= _extend(rows, draft[:left], counts)
+            left -= _draft(rows, draft[:left], counts)
         scheduled += rows
     return scheduled
 
@@ -144,7 +149,7 @@ def next_rows(sequence: Answer[Any], left: int, counts: DraftCounts) -> Rows:
     if sequence.feed:
         rows[0].value, *draft = sequence.feed
         sequence.feed = ()
-        _extend(rows, draft[: max(0, left)], counts)
+        _draft(rows, draft[: max(0, left)], counts)
     return rows
 
 
@@ -161,7 +166,8 @@ def take(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled], cou
     """
     sequence = rows[0].sequence
     committed, complete = (1, sequence.output.commit(sampled[0])) if len(rows) == 1 else _verify(rows, sampled)
-    counts.accepted += committed - 1
+    if sequence.drafted:
+        counts.accepted += committed - 1
     sequence.started = True
     sequence.committed += committed
     if complete and (sequence.drafted or sequence.memory is not None):
@@ -173,8 +179,16 @@ def take(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled], cou
     return complete
 
 
-def _extend(rows: Rows, draft: Sequence[FedValue], counts: DraftCounts) -> int:
-    """Add rows that feed a draft behind a sequence's first row, as far as the answer can be so long; how many."""
+def _draft(rows: Rows, draft: Sequence[FedValue], counts: DraftCounts) -> int:
+    """Add rows that feed a draft; how many."""
+    drafted = _extend(rows, draft)
+    rows[0].sequence.drafted += drafted
+    counts.drafted += drafted
+    return drafted
+
+
+def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
+    """Add rows that feed values behind a sequence's first row, as far as the answer can be so long; how many."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()
@@ -185,8 +199,6 @@ def _extend(rows: Rows, draft: Sequence[FedValue], counts: DraftCounts) -> int:
     for row in rows:
         row.alone = not drafted
     sequence.verifying = drafted > 0
-    sequence.drafted += drafted
-    counts.drafted += drafted
     return drafted
 
 

@@ -133,6 +133,21 @@ class OutputState(ABC):
         return False
 
     @property
+    def certain(self) -> Sequence[FedValue]:
+        """What its next steps feed, whatever is sampled: those steps can be run at once, behind the prompt."""
+        return ()
+
+    def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
+        """Let others do a part of the work beside it: each has tokens behind the prompt, and what is done there.
+
+        They share what this holds, which is complete once all of them are. To be called once, before the first step.
+
+        Args:
+            most: that there may be; if more are needed, there are none.
+        """
+        return ()
+
+    @property
     def visible(self) -> bool:
         """Whether the values of the answer can be read from the image, without being asked for; see `FROM_IMAGE`."""
         return False

@@ -53,6 +53,7 @@ class RequestMaker(Generic[ImageT]):
         cut: the executor's `prepare`.
         pace: how long that takes.
         max_prompts: most prompts of an image request; more are asked in further ones.
+        max_branches: most prompts and branches of one that has branches, see `OutputState.branches`.
         drafts: whether answers are begun with earlier ones.
         known: token ids of the last tasks.
     """
@@ -62,6 +63,7 @@ class RequestMaker(Generic[ImageT]):
     cut: abc.Callable[[Pixels], ImageT]
     pace: CropPace
     max_prompts: int
+    max_branches: int = 0
     drafts: bool = False
     known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
 
@@ -205,7 +207,7 @@ class Request(Generic[ImageT]):
                 part = slice(start, start + most)
                 image_request = ImageRequest[ImageT](
                     None,
-                    sequences[part],
+                    [*sequences[part], *self._branches(sequences[part])],
                     self._image_done,
                     self.deadline,
                     self._adapter,
@@ -281,6 +283,14 @@ class Request(Generic[ImageT]):
             raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the image")
         return Sequence(ids, output, values)
 
+    def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
+        """Sequences that do a part of the others' work beside them."""
+        beside: list[Sequence[ImageT]] = []
+        for one in sequences:
+            for tokens, output in one.output.branches(self._maker.max_branches - len(sequences) - len(beside)):
+                beside.append(Sequence((*one.prompt, *tokens), output, one.values, trunk=one))
+        return beside
+
     def _image_done(self, image_request: ImageRequest[ImageT], error: BaseException | None) -> None:
         """Called by the step loop, once for each image request."""
         self._left -= 1
@@ -316,7 +326,7 @@ class Request(Generic[ImageT]):
     def _result(self) -> Result:
         answers: list[list[tuple[Sequence[ImageT], Window]]] = [[] for _ in self._tasks]
         for part in self._parts:
-            for i, sequence in zip(part.tasks, part.image_request.sequences, strict=True):
+            for i, sequence in zip(part.tasks, part.image_request.sequences, strict=False):  # behind them branches
                 sequence.output.finish()
                 answers[i].append((sequence, part.window or Window(0, 0, self._width, self._height)))
         parts: list[ResultPart] = []

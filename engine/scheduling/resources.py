@@ -109,6 +109,7 @@ class Resources:
             EngineError: if the kept prefix that it reads is released already.
         """
         for sequence in request.sequences:
+            self._share(sequence)
             sequence.n_pages = self._private_pages(sequence)
         pages, left = self._pages_of(request), self.pages_total - self._kept_pages
         if request.reads is not None and not request.reads.pages:
@@ -155,8 +156,11 @@ class Resources:
                 self.pool.share(request.pages)
             self._adapters.acquire(slot, request.adapter)
             sequence.batch_slot = self._batch_slots.pop()
-            sequence.pages = self.pool.allocate(sequence.n_pages)
+            shared = sequence.trunk.pages[: sequence.n_shared] if sequence.trunk is not None else ()
+            self.pool.share(shared)
+            sequence.pages = (*shared, *self.pool.allocate(sequence.n_pages))
             sequence.position = self._prefix_length if request.has_prefix else 0
+            sequence.position += sequence.n_shared * self._page_size
         return True
 
     def keep(self, request: ImageRequest[Any], kept: KeptPrefix) -> None:
@@ -178,6 +182,15 @@ class Resources:
             self._adapters.release(sequence.request.adapter_slot)
             self._batch_slots.append(sequence.batch_slot)
             sequence.batch_slot, sequence.pages = -1, ()
+
+    def _share(self, sequence: Sequence[Any]) -> None:
+        """Leave to the trunk's whole pages what they hold of a sequence's prompt."""
+        if sequence.trunk is None or not sequence.request.has_prefix:  # prompts alone do not begin with a page
+            return
+        sequence.n_shared = len(sequence.trunk.prompt) // self._page_size
+        cut = sequence.n_shared * self._page_size
+        sequence.prompt = sequence.prompt[cut:]
+        sequence.values = {at - cut: value for at, value in sequence.values.items() if at >= cut}
 
     def _private_pages(self, sequence: Sequence[Any]) -> int:
         length = len(sequence.prompt) + sequence.output.positions

@@ -25,8 +25,10 @@ class Sequence(Generic[ImageT]):
         values: what stands in the prompt in place of the embeddings of some of its tokens, by their places: one number
             is a coordinate, two are a size.
         output: says what each step samples, and holds the answer.
+        trunk: the sequence, ahead of it in the request, whose prompt its own begins with: they share whole pages of it.
         request: the image it is about.
         n_pages: private pages that the whole answer may need; set once, when the request is queued.
+        n_shared: pages of the trunk that it reads; their tokens are no part of its prompt any more. Likewise.
         batch_slot: its place in the executor's state; -1 while it holds none.
         pages: private pages, for prompt and answer.
         position: where the next token goes.
@@ -44,8 +46,10 @@ class Sequence(Generic[ImageT]):
     prompt: tuple[int, ...]
     output: OutputState
     values: abc.Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    trunk: Sequence[ImageT] | None = None
     request: ImageRequest[ImageT] = field(init=False)
     n_pages: int = 0
+    n_shared: int = 0
     batch_slot: int = -1
     pages: tuple[int, ...] = ()
     position: int = 0

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import abc
 from typing import Generic
 
+from saccade.engine.config import MAX_PROMPT_TOKENS
 from saccade.engine.scheduling.drafts import DraftCounts, first_rows, next_rows
 from saccade.engine.scheduling.step import ImageRequest, ImageT, ScheduledSequence, Sequence, Step, StepKind
 
@@ -121,12 +122,16 @@ class StepPlanner(Generic[ImageT]):
         requests: list[ImageRequest[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
         # What drafts may add: no more rows than there are batch slots, nor tokens than are nearly free.
-        prompts = [sequence.prompt for request in ready for sequence in request.sequences]
-        room = min(self._n_batch_slots - len(prompts), self._drafted_tokens - sum(map(len, prompts)))
+        sequences = [sequence for request in ready for sequence in request.sequences]
+        certain = sum(len(sequence.output.certain) for sequence in sequences)
+        slots = self._n_batch_slots - len(sequences) - certain
+        tokens = sum(len(sequence.prompt) for sequence in sequences) + certain
+        fits = slots >= 0 and tokens <= MAX_PROMPT_TOKENS
+        room = min(slots, self._drafted_tokens - tokens)
         share = max(0, room) // max(1, len(ready))
         for request in ready:
             try:
-                rows = first_rows(request, share, self._drafts, self._from_images)
+                rows = first_rows(request, share, self._drafts, self._from_images, certain=fits)
             except Exception as error:  # an output state's mistake is its own request's
                 self._cancel(request, error)
                 continue

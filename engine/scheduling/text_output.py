@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from saccade.engine.models.protocol import ReasoningTokens
 from saccade.engine.phase import Phase
@@ -86,7 +87,58 @@ class TextOutput(OutputState):
             self._on_finish()
 
 
-class ChoiceOutput(OutputState):
+class _TreeWalk(OutputState):
+    """Scores some inner nodes of a tree of options, one each step, in depth-first order.
+
+    Args:
+        nodes: the path of the first is fed already.
+        sampling: how tokens are sampled.
+    """
+
+    __slots__ = ("_committed", "_nodes", "_ruled")
+    phases = (Phase.TOKEN,)
+
+    def __init__(self, nodes: Sequence[_Inner], sampling: Sampling) -> None:
+        super().__init__(len(nodes), sampling)
+        self._nodes = nodes
+        self._committed = self._ruled = 0
+
+    @property
+    def positions(self) -> int:
+        """The depth of the nodes below the first."""
+        return max(len(node.path) for node in self._nodes) - len(self._nodes[0].path) if self.steps else 0
+
+    @property
+    def certain(self) -> Sequence[FedValue]:
+        """The tokens that lead from the first node to those right below one another."""
+        return [(Phase.TOKEN, float(node.path[-1]), 0.0) for node in _chains(self._nodes)[0][1:]]
+
+    def next_phase(self) -> Phase | None:
+        """TOKEN for the root, LATER_TOKEN for all others."""
+        number = self._launched
+        phase = super().next_phase()
+        if phase is None or not self._nodes[number].path:
+            return phase
+        if number:
+            self.back = len(self._nodes[number - 1].path) + 1 - len(self._nodes[number].path)
+        return Phase.LATER_TOKEN
+
+    def rule(self) -> TokenRule:
+        """Scores of the node's children; what is sampled leads to the next node."""
+        node, self._ruled = self._nodes[self._ruled], self._ruled + 1
+        following = self._nodes[self._ruled].path[-1] if self._ruled < len(self._nodes) else next(iter(node.children))
+        return TokenRule(allowed=(following,), scored=tuple(node.children))
+
+    def commit(self, sampled: Sampled) -> bool:
+        """Take the scores of a node's children; True after the last node."""
+        node = self._nodes[self._committed]
+        self._committed += 1
+        for token, score in zip(node.children, sampled[3:], strict=True):
+            node.children[token] = -math.inf if math.isnan(score) else score
+        return self._committed == self.steps
+
+
+class ChoiceOutput(_TreeWalk):
     """Answers of query with choices: the probability of each, and the likeliest or one drawn by them.
 
     The probability of an option is the product of its tokens', each behind those before it: that an answer drawn from
@@ -95,7 +147,8 @@ class ChoiceOutput(OutputState):
 
     The options are a tree of tokens. Each step feeds one inner node, in depth-first order, and yields the log
     probabilities of its children; a branch that is done is overwritten by the next, see `back`. So where the options
-    begin with tokens of their own, and are one token long, the step that reads the prompt answers alone.
+    begin with tokens of their own, and are one token long, the step that reads the prompt answers alone. With branches
+    it does so whatever the options are: of yes and no in letters, a tree of 14 inner nodes, there are 8.
 
     Args:
         options: what each token sequence stands for; none is empty.
@@ -113,8 +166,7 @@ class ChoiceOutput(OutputState):
         ValueError: if more than `MAX_SCORED` tokens can follow one another's beginning.
     """
 
-    __slots__ = ("_committed", "_nodes", "_on_finish", "_options", "_ruled", "choice", "n_tokens", "probabilities")
-    phases = (Phase.TOKEN,)
+    __slots__ = ("_on_finish", "_options", "_tree", "choice", "n_tokens", "probabilities")
 
     def __init__(
         self,
@@ -124,50 +176,30 @@ class ChoiceOutput(OutputState):
         on_finish: Callable[[str], None] | None = None,
     ) -> None:
         self._options, self._on_finish = options, on_finish
-        self._nodes = _inner_nodes(options)
-        if any(len(node.children) > MAX_SCORED for node in self._nodes):
+        self._tree = _inner_nodes(options)
+        if any(len(node.children) > MAX_SCORED for node in self._tree):
             raise ValueError(f"at most {MAX_SCORED} choices can begin alike")
-        fits = max(map(len, options)) <= max_steps
-        super().__init__(len(self._nodes) if fits else 0, sampling)
-        self._committed = self._ruled = 0
+        super().__init__(self._tree, sampling)
+        if max(map(len, options)) > max_steps:
+            self.steps = 0
         self.probabilities: dict[str, float] = {}
         self.choice, self.n_tokens = "", 0
 
-    @property
-    def positions(self) -> int:
-        """The depth of the tree, less its leaves."""
-        return max(len(node.path) for node in self._nodes) if self.steps else 0
-
-    def next_phase(self) -> Phase | None:
-        """TOKEN for the first, LATER_TOKEN from then on."""
-        number = self._launched
-        phase = super().next_phase()
-        if phase is None or not number:
-            return phase
-        self.back = len(self._nodes[number - 1].path) + 1 - len(self._nodes[number].path)
-        return Phase.LATER_TOKEN
+    def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
+        """The nodes that the tokens of the first option do not lead to, each chain of them behind its own tokens."""
+        own, *others = _chains(self._tree)
+        if len(others) > most:
+            return ()
+        self._nodes, self.steps = own, len(own)
+        return [(chain[0].path, _TreeWalk(chain, self.sampling)) for chain in others]
 
     def vocabulary(self) -> Iterable[int]:
         """The tokens of all options."""
         return {token for option in self._options for token in option}
 
-    def rule(self) -> TokenRule:
-        """Scores of the node's children; what is sampled leads to the next node."""
-        node, self._ruled = self._nodes[self._ruled], self._ruled + 1
-        following = self._nodes[self._ruled].path[-1] if self._ruled < len(self._nodes) else next(iter(node.children))
-        return TokenRule(allowed=(following,), scored=tuple(node.children))
-
-    def commit(self, sampled: Sampled) -> bool:
-        """Take the scores of a node's children; True after the last node."""
-        node = self._nodes[self._committed]
-        self._committed += 1
-        for token, score in zip(node.children, sampled[3:], strict=True):
-            node.children[token] = -math.inf if math.isnan(score) else score
-        return self._committed == self.steps
-
     def finish(self) -> None:
         """Make probabilities of the scores, decide, and report the choice."""
-        scores = {(*node.path, token): score for node in self._nodes for token, score in node.children.items()}
+        scores = {(*node.path, token): score for node in self._tree for token, score in node.children.items()}
         logs: dict[tuple[int, ...], float] = {}
         for path in sorted(scores, key=len):
             logs[path] = logs.get(path[:-1], 0.0) + scores[path]
@@ -214,6 +246,17 @@ def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
         below = [(*node.path, token) for token in node.children]
         pending += [nodes[path] for path in reversed(below) if path in nodes]
     return ordered
+
+
+def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
+    """Nodes in depth-first order, cut where one is not right below the one before it."""
+    chains = [[nodes[0]]]
+    for before, node in pairwise(nodes):
+        if node.path[:-1] == before.path:
+            chains[-1].append(node)
+        else:
+            chains.append([node])
+    return chains
 
 
 def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:

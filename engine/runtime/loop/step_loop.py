@@ -53,6 +53,11 @@ class StepLoop(Generic[ImageT]):
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def n_pages(self) -> int:
+        """Pages of the cache that requests share."""
+        return self._scheduler.resources.pages_total
+
     def require_open(self) -> None:
         """Do nothing while requests are taken.
 

@@ -26,25 +26,31 @@ def chance(path: tuple[int, ...], token: int) -> float:
     return weights[token] / sum(weights.values())
 
 
-def decide(options: dict[tuple[int, ...], str], **more: object) -> ChoiceOutput:
-    """Run an output over the arithmetic model: what is fed lies at a position, and what is behind that is forgotten."""
+def decide(options: dict[tuple[int, ...], str], branches: int = 0, **more: object) -> ChoiceOutput:
+    """Run an output over the arithmetic model, with at most so many branches."""
     output = ChoiceOutput(options, 9, **more)  # type: ignore[arg-type]
-    fed: list[int] = []
-    token = -1
+    for path, one in [((), output), *output.branches(branches)]:
+        walk(one, path)
+    output.finish()
+    return output
+
+
+def walk(output: OutputState, path: tuple[int, ...]) -> None:
+    """Run one part of it: what is fed lies at a position, and what is behind that is forgotten."""
+    fed, token, certain = list(path), -1, [int(value[1]) for value in output.certain]
     for number in range(output.steps):
-        assert output.next_phase() is (Phase.LATER_TOKEN if number else Phase.TOKEN)
+        assert output.next_phase() is (Phase.LATER_TOKEN if number or path else Phase.TOKEN)
         if number:
+            assert number > len(certain) or token == certain[number - 1]
             del fed[len(fed) - output.back :]
             fed.append(token)
-        assert len(fed) <= output.positions
+        assert len(fed) - len(path) <= output.positions
         rule = output.rule()
         assert rule.allowed is not None
         (token,) = rule.allowed
         scores = [math.log(chance(tuple(fed), one)) for one in rule.scored]
         assert output.commit((float(token), 0.0, 0.0, *scores)) == (number == output.steps - 1)
     assert output.next_phase() is None
-    output.finish()
-    return output
 
 
 paths = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
@@ -62,11 +68,11 @@ def test_a_choice_has_the_mass_of_the_answers_that_are_it(options: dict[tuple[in
             mass = math.prod(chance(answer[:n], token) for n, token in enumerate(answer))
             wanted[options[option]] += mass
     total = sum(wanted.values())
-    output = decide(options)
-    assert list(output.probabilities) == list(wanted)
-    for choice, mass in wanted.items():
-        assert output.probabilities[choice] == pytest.approx(mass / total, abs=1e-9)
-    assert output.probabilities[output.choice] == max(output.probabilities.values())
+    for output in (decide(options), decide(options, branches=30)):
+        assert list(output.probabilities) == list(wanted)
+        for choice, mass in wanted.items():
+            assert output.probabilities[choice] == pytest.approx(mass / total, abs=1e-9)
+        assert output.probabilities[output.choice] == max(output.probabilities.values())
 
 
 def test_choices_of_one_token_take_the_prompt_s_step_alone() -> None:

@@ -72,7 +72,12 @@ class TimedExecutor(Untimed):
         """Sample objects until there are enough."""
         most = 3 * self._objects
         self._firsts[slot, : len(step.sequences)] = [
-            -9.0 if row.phase is Phase.X_OR_EOS and row.sequence.committed >= most else 0.5 for row in step.sequences
+            row.rule.allowed[0]
+            if row.rule.allowed
+            else -9.0
+            if row.phase is Phase.X_OR_EOS and row.sequence.committed >= most
+            else 0.5
+            for row in step.sequences
         ]
 
     def read(self, slot: int, step: Step[Any]) -> list[Sampled]:
