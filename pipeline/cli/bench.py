@@ -260,6 +260,7 @@ def bench_scale(
         str, typer.Option(metavar="N,N,…", help="How many workers on this machine: one row each.")
     ] = "1,2,4",
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to measure each row.")] = 20.0,
+    kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Kill a worker at the end of each row.")] = True,
     gpus: Annotated[int, typer.Option(min=1, max=10_000, help="How many GPUs.")] = 200,
     workers: Annotated[int, typer.Option(min=1, max=8, help="Workers on each GPU.")] = 2,
     fps: Annotated[float, typer.Option(min=0.1, max=120, help="Frames a second of each camera.")] = 15.0,
@@ -281,7 +282,7 @@ def bench_scale(
         from saccade.pipeline.bench.scale.measured import time_scale
 
         settings = load_settings({"source": clip, "detect": "person", **given})
-        times = time_scale(settings, parse_counts(counts, "--counts"), cameras=cameras or 8, seconds=seconds)
+        times = time_scale(settings, parse_counts(counts, "--counts"), cameras=cameras or 8, seconds=seconds, kill=kill)
         print(times.as_json() if as_json else times.as_text())
         return
     from saccade.pipeline.bench.scale.simulation import Scenario, simulate

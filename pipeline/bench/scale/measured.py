@@ -8,10 +8,9 @@ import os
 import signal
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +23,7 @@ from saccade.pipeline.workers.process.process_worker import processors
 _LONG_S = 300.0  # for workers to start: a large model, on a slow machine
 _FIRST_S = 60.0  # for results of every stream, at first and after a worker was killed
 _IN_TIME_S = 0.1
+_SETTLE_S = 2.0  # after which what waited for the first results is through
 _POLL_S = 0.05
 
 
@@ -36,14 +36,14 @@ class Row:
         frames_per_s: results of all streams together.
         dropped: share of the frames offered that has no result, from 0 to 1.
         in_time: share of the results that came within 100 ms of their frame, decoding included, from 0 to 1.
-        silent: streams without a result; the latencies are those of the others.
-        p50_ms, p99_ms: the median of the streams' latencies, and the worst of their 99th percentiles; None without
-            results.
+        silent: streams without a result.
+        p50_ms, p99_ms: of the latencies of all streams together, decoding included, as exact as the metrics' buckets
+            let them be; None without results.
         cameras_each: how many such cameras a worker would keep up with, by its frames a second.
         cores: processors that the workers keep busy.
         decoders: how many streams are decoded by what, such as {"h264 (cuda)": 64}.
         start_s: from the command to the first result of every stream; None if some have none after a minute.
-        ready_s: from the end of a worker killed by SIGKILL until the next takes streams.
+        ready_s: from the end of a worker killed by SIGKILL until the next takes streams; None if none is killed.
         back_s: until every stream that had results has some again; None if that takes more than a minute.
         rss_mib: resident memory of the workers together.
     """
@@ -59,7 +59,7 @@ class Row:
     cores: float
     decoders: dict[str, int]
     start_s: float | None
-    ready_s: float
+    ready_s: float | None
     back_s: float | None
     rss_mib: float
 
@@ -90,14 +90,17 @@ class ScaleTimes:
         for row in self.rows:
             p50, p99 = (_shown(ms, 6, 0) for ms in (row.p50_ms, row.p99_ms))
             shares = f"{100 * row.dropped:5.1f} %    {100 * row.in_time:5.1f} %  {row.silent:6}"
-            times = f"{_shown(row.start_s, 7, 1)}  {row.ready_s:15.2f}  {_shown(row.back_s, 10, 2)}  {row.rss_mib:4.0f}"
+            killed = f"{_shown(row.ready_s, 15, 2)}  {_shown(row.back_s, 10, 2)}"
+            times = f"{_shown(row.start_s, 7, 1)}  {killed}  {row.rss_mib:4.0f}"
             speed = f"{row.frames_per_s:8.1f}  {shares}   {p50}   {p99}  {row.cameras_each:12.1f}  {row.cores:5.1f}"
             decoders = ", ".join(f"{name} x {count}" for name, count in row.decoders.items())
             lines.append(f"{row.workers:7}  {speed}  {times}  {decoders}")
         return "\n".join(lines)
 
 
-def time_scale(settings: RunConfig, counts: list[int], *, cameras: int, seconds: float) -> ScaleTimes:
+def time_scale(
+    settings: RunConfig, counts: list[int], *, cameras: int, seconds: float, kill: bool = True
+) -> ScaleTimes:
     """Run cameras on so many workers each time, then kill one of these.
 
     Args:
@@ -105,6 +108,7 @@ def time_scale(settings: RunConfig, counts: list[int], *, cameras: int, seconds:
         counts: numbers of workers, one row each.
         cameras: how many streams.
         seconds: how long to measure each.
+        kill: whether to kill one.
 
     Raises:
         ConfigError, EngineError, SourceError: if something it names cannot be used.
@@ -117,11 +121,13 @@ def time_scale(settings: RunConfig, counts: list[int], *, cameras: int, seconds:
         rate = opened.source.info.average_rate
     fps = float(rate or 25) / stream.vid_stride
     fps = min(fps, stream.max_fps or fps)
-    rows = [_time(settings, stream, count, fps, cameras, seconds) for count in counts]
+    rows = [_time(settings, stream, count, fps, cameras, seconds, kill) for count in counts]
     return ScaleTimes(cameras, fps, rows)
 
 
-def _time(settings: RunConfig, stream: ListedStream, workers: int, fps: float, cameras: int, seconds: float) -> Row:
+def _time(
+    settings: RunConfig, stream: ListedStream, workers: int, fps: float, cameras: int, seconds: float, kill: bool
+) -> Row:
     begun = time.monotonic()
     values = settings.model_copy(update={"workers": workers, "source": "", "streams": [], "http": "127.0.0.1:0"})
     with opened_front(values) as front:
@@ -138,25 +144,26 @@ def _time(settings: RunConfig, stream: ListedStream, workers: int, fps: float, c
             start_s = time.monotonic() - begun
         elif not any(one["frames_out"] for one in _streams(front)):
             raise RunFailed(f"no stream has a result after {_FIRST_S:g} s")
-        before, early, since = _streams(front), _totals(front), time.monotonic()
+        time.sleep(_SETTLE_S)
+        before, early, since = _streams(front), _latencies(front), time.monotonic()
         time.sleep(seconds)
-        after, late, took_s = _streams(front), _totals(front), time.monotonic() - since
+        after, late, took_s = _streams(front), _latencies(front), time.monotonic() - since
         seats = front.supervisor.seats()
         reports = [seat.report for seat in seats if seat.report]
-        ready_s, back_s = _kill_one(front)
+        ready_s, back_s = _kill_one(front) if kill else (None, None)
     known = {one["name"]: one["frames_out"] for one in before}
     heard = [one for one in after if one["frames_out"] > known.get(one["name"], 0)]
-    latencies = [one["latency_ms"] for one in heard if one["latency_ms"]["p50"] is not None]
-    done, in_time = (new - old for new, old in zip(late, early, strict=True))
+    counts = {edge: late[edge] - early.get(edge, 0.0) for edge in sorted(late)}
+    done = counts.get(math.inf, 0.0)
     rate = done / took_s
     return Row(
         workers=workers,
         frames_per_s=rate,
         dropped=max(0.0, 1 - rate / (cameras * fps)),
-        in_time=in_time / done if done else 0.0,
+        in_time=counts[_IN_TIME_S] / done if done else 0.0,
         silent=cameras - len(heard),
-        p50_ms=median(one["p50"] for one in latencies) if latencies else None,
-        p99_ms=max(one["p99"] for one in latencies) if latencies else None,
+        p50_ms=quantile_ms(counts, 0.5),
+        p99_ms=quantile_ms(counts, 0.99),
         cameras_each=rate / workers / fps,
         cores=sum(report.busy for report in reports) * processors() / max(1, len(reports)),
         decoders=dict(Counter((one["detail"] or "?").rpartition(" by ")[2] for one in after)),
@@ -190,19 +197,33 @@ def _streams(front: Front) -> list[dict[str, Any]]:
     return listed
 
 
-def _totals(front: Front) -> tuple[float, float]:
-    """Results of all streams so far, and how many of them came in time."""
+def _latencies(front: Front) -> dict[float, float]:
+    """Results of all streams so far, by the seconds within which they came: the cumulated buckets of the metrics."""
     with urllib.request.urlopen(f"{front.url}/metrics", timeout=_LONG_S) as answer:
         text = answer.read().decode()
-    done = in_time = 0.0
+    counts: dict[float, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         if family.name == "saccade_latency_seconds":
             for sample in family.samples:
                 if sample.labels.get("stage") == "total" and "le" in sample.labels:
-                    edge = float(sample.labels["le"])
-                    done += sample.value if math.isinf(edge) else 0.0
-                    in_time += sample.value if edge == _IN_TIME_S else 0.0
-    return done, in_time
+                    counts[float(sample.labels["le"])] += sample.value
+    return counts
+
+
+def quantile_ms(counts: dict[float, float], share: float) -> float | None:
+    """The milliseconds within which a share of some results came, evenly spread within a bucket; None without results.
+
+    Args:
+        counts: how many came within so many seconds, from the fewest to infinity.
+        share: from 0 to 1.
+    """
+    wanted = share * max(counts.values(), default=0.0)
+    low = below = 0.0
+    for edge, count in counts.items():
+        if count >= wanted > 0:
+            return 1e3 * (low if math.isinf(edge) else low + (edge - low) * (wanted - below) / (count - below))
+        low, below = edge, count
+    return None
 
 
 def _comes(until: Callable[[], bool], limit_s: float) -> bool:

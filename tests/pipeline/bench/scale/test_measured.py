@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import math
 
-from saccade.pipeline.bench.scale.measured import Row, ScaleTimes, time_scale
+import pytest
+
+from saccade.pipeline.bench.scale.measured import Row, ScaleTimes, quantile_ms, time_scale
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig
 
@@ -21,6 +24,7 @@ def test_workers_are_measured_and_one_is_killed() -> None:
     assert 0 <= row.in_time <= 1
     assert row.silent == 0
     assert row.back_s is not None
+    assert row.ready_s is not None
     assert 0 < row.ready_s <= row.back_s
     assert ScaleTimes(**json.loads(times.as_json())).cameras == 2
     assert len(times.as_text().splitlines()) == 3
@@ -30,3 +34,10 @@ def test_streams_without_results_have_no_latencies() -> None:
     row = Row(2, 0.0, 1.0, 0.0, 64, None, None, 0.0, 2.0, {"?": 64}, None, 0.5, None, 800.0)
     line = ScaleTimes(64, 25.0, [row]).as_text().splitlines()[-1]
     assert line.split()[:8] == ["2", "0.0", "100.0", "%", "0.0", "%", "64", "-"]
+
+
+def test_quantiles_are_those_of_the_buckets() -> None:
+    counts = {0.01: 0.0, 0.02: 50.0, 0.1: 90.0, math.inf: 100.0}
+    assert [quantile_ms(counts, share) for share in (0.25, 0.5, 0.7, 0.99)] == pytest.approx([15, 20, 60, 100])
+    assert quantile_ms({}, 0.5) is None
+    assert quantile_ms({0.1: 0.0, math.inf: 0.0}, 0.5) is None
