@@ -63,7 +63,7 @@ def carry_on(state: int, fed: tuple[float, ...]) -> int:
 
 def fed(output: OutputState, phase: Phase, values: Sampled) -> tuple[float, ...]:
     """What a device feeds after a sample, which does not know whether the answer ends there."""
-    if not output.draftable:
+    if not (output.draftable or output.certain):
         return values
     if phase is Phase.X_OR_EOS:
         return Phase.Y, values[1], 0.0
