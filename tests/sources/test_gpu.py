@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.engine_stream import yuv_image
 from saccade.sources import SourceError, open_source
-from saccade.sources.gpu import gpu_decoding, primary_context
+from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context
+from saccade.sources.live.decoder import Decoder
+from saccade.sources.rgb import RgbConverter
 
 
 def test_without_a_gpu_the_processor_decodes() -> None:
@@ -28,6 +31,28 @@ def test_a_paced_file_falls_back_by_itself() -> None:
         source.gpu = 99
         assert [frame.index for frame in source] == [frame.index for frame in source] == list(range(5))
         assert source.decoder == "h264"
+
+
+def decoded(hwaccel: HwAccel) -> tuple[str, list[av.VideoFrame]]:
+    """The demo clip's first frames as a camera's are decoded, and what has decoded them."""
+    with av.open(str(DEMO_CLIP)) as clip:
+        stream = clip.streams.video[0]
+        decoder = Decoder("h264", stream.codec_context.extradata or b"", hwaccel, gpu=0)
+        packets = itertools.islice(clip.demux(stream), 20)
+        frames = [frame for packet in packets for frame in decoder.decode(bytes(packet), packet.pts or 0)]
+        return decoder.name, frames
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_camera_s_frames_stay_on_the_gpu() -> None:
+    name, frames = decoded("cuda")
+    assert name == "h264 (cuda)"
+    assert {frame.format.name for frame in frames} == {"cuda"}
+    wanted = decoded("none")[1]
+    assert len(frames) == len(wanted)
+    for frame, other in zip(frames, wanted, strict=True):
+        assert np.array_equal(RgbConverter().later(frame)(), RgbConverter().later(other)())
 
 
 @pytest.mark.gpu
