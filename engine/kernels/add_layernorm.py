@@ -22,6 +22,7 @@ def _add_layernorm_kernel(
     shift,
     normed,
     scales,
+    plain,
     stride,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -29,6 +30,7 @@ def _add_layernorm_kernel(
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
+    PLAIN: tl.constexpr,
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -53,6 +55,10 @@ def _add_layernorm_kernel(
         g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
         s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
         y = centred * rstd * g + s
+        if PLAIN:
+            y = y.to(plain.dtype.element_ty)
+            tl.store(plain + at + d, y, mask=real)
+            y = y.to(tl.float32)
         if SCALED:
             scale = tl.maximum(tl.max(tl.where(real, tl.abs(y), 0.0), 0), 1e-12) / _LARGEST
             tl.store(scales + tl.program_id(0), scale)
@@ -67,6 +73,7 @@ def add_layernorm(
     normed: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    plain: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     pdl: bool = False,
     early: bool = True,
@@ -79,6 +86,7 @@ def add_layernorm(
         norm: over dim.
         normed: where the norm goes; a new tensor if None.
         scales: (rows,) float32, written if the norm goes to e4m3.
+        plain: where the norm goes in x's dtype as well, if it goes to e4m3.
         bias: (dim,), added with `delta`.
         pdl: begin before the previous kernel has ended, and let the next one, see `kernels.pdl`.
         early: False to let the next one alone: there is more than one previous kernel.
@@ -94,6 +102,7 @@ def add_layernorm(
         x if norm is None else norm.bias,
         out,
         x if scales is None else scales,
+        x if plain is None else plain,
         rows * dim if split_k < 2 or delta is None else delta.stride(0),
         DIM=dim,
         BLOCK=triton.next_power_of_2(dim),
@@ -101,6 +110,7 @@ def add_layernorm(
         BIAS=bias is not None,
         NORM=norm is not None,
         SCALED=scales is not None,
+        PLAIN=plain is not None,
         EPS=1e-5 if norm is None else norm.eps,
         PDL=pdl,
         num_warps=_WARPS,

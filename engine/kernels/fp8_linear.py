@@ -83,7 +83,12 @@ def supports(rows: int, *widths: int) -> bool:
 
 
 def linear(
-    x: torch.Tensor, scales: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A linear layer with FP8 on both sides, in bfloat16.
 
@@ -93,8 +98,16 @@ def linear(
         weight: (outputs, inputs) e4m3.
         scale: (outputs,) float32.
         bias: (outputs,) bfloat16.
+        out: (rows, outputs) bfloat16, where the result goes.
     """
     # torch has no public name for it yet.
     return torch._scaled_mm(
-        x, weight.t(), scales.unsqueeze(1), scale.unsqueeze(0), bias, out_dtype=torch.bfloat16, use_fast_accum=True
+        x,
+        weight.t(),
+        scales.unsqueeze(1),
+        scale.unsqueeze(0),
+        bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+        out=out,
     )

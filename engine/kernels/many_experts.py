@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from saccade.engine.kernels.activation import exact_gelu
 
-_SORT = 1024  # choices that a program looks through at a time
+_SORT = 8192  # choices that a program looks through at a time: an image's and its prompt's are fewer
 
 
 class Shape(NamedTuple):
@@ -205,7 +205,7 @@ class SortedRows:
         _choose_kernel[(triton.cdiv(rows, 16),)](
             logits, chosen, self.weights, rows, EXPERTS=experts, TOP=top, BLOCK_M=16, num_warps=4
         )
-        _sort_kernel[(experts,)](chosen, self.order, self.begins, rows * top, BLOCK=_SORT, num_warps=4)
+        _sort_kernel[(experts,)](chosen, self.order, self.begins, rows * top, BLOCK=_SORT, num_warps=8)
 
 
 def grouped_product(

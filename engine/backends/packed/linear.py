@@ -36,13 +36,15 @@ class PackedLinear:
         self.weight, self.bias = weight, bias
         self.packed, self.scale = quantize(weight) if fp8 else (weight, None)
 
-    def linear(self, x: Rows, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Outputs (rows, stop - start) in half precision."""
+    def linear(self, x: Rows, start: int = 0, stop: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Outputs (rows, stop - start) in half precision, in `out` if it is given."""
         values, scales = x
         part = slice(start, stop)
         if self.scale is None or scales is None:
-            return F.linear(values, self.weight[part], self.bias[part])
-        return kernels.linear(values, scales, self.packed[part], self.scale[part], self.bias[part])
+            if out is None:
+                return F.linear(values, self.weight[part], self.bias[part])
+            return torch.addmm(self.bias[part], values, self.weight[part].t(), out=out)
+        return kernels.linear(values, scales, self.packed[part], self.scale[part], self.bias[part], out)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """The same in half precision from output `start` on, and tanh-approximated GELU, in one kernel."""
@@ -50,12 +52,21 @@ class PackedLinear:
         return torch._addmm_activation(self.bias[start:], x, self.weight[start:].t(), use_gelu=True)
 
 
-def add_layernorm_rows(x: torch.Tensor, delta: torch.Tensor | None, norm: torch.nn.LayerNorm, fp8: bool) -> Rows:
-    """`add_layernorm` whose result is in half precision or FP8, as `PackedLinear.linear` takes it."""
+def add_layernorm_rows(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    norm: torch.nn.LayerNorm,
+    fp8: bool,
+    plain: torch.Tensor | None = None,
+) -> Rows:
+    """`add_layernorm` whose result is in half precision or FP8, as `PackedLinear.linear` takes it.
+
+    In FP8 it may be wanted in half precision as well, in `plain`.
+    """
     if not fp8:
-        return add_layernorm(x, delta, norm), None
+        return add_layernorm(x, delta, norm, plain), None
     out, scales = torch.empty_like(x, dtype=E4M3), torch.empty(len(x), dtype=torch.float32, device=x.device)
-    return add_layernorm(x, delta, norm, out, scales=scales), scales
+    return add_layernorm(x, delta, norm, out, scales=scales, plain=plain), scales
 
 
 class BinHead:

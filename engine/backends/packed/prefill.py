@@ -11,7 +11,6 @@ from saccade.engine.backends.lora import AdaptedRows
 from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.kernels import fp8_linear as fp8_kernels
-from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.side_products import router_products, side_products, temperature_products
 
@@ -74,8 +73,8 @@ class PrefillOps:
         fp8 = self._blocks.fp8_rows and not self._is_last(layer)  # whose rows are few
         if layer.experts is None and self._adapters is None:
             return _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8))
-        plain = add_layernorm(self.x, self.before, layer.norm)
-        rows = _Prefilled(fp8_kernels.quantize_rows(plain, None) if fp8 else (plain, None), plain)
+        plain = torch.empty_like(self.x)
+        rows = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8, plain), plain)
         if layer.experts is not None and self._forks(layer):
             assert self._beside is not None
             rows.parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
@@ -172,10 +171,7 @@ class PrefillOps:
                 layer.experts.many(normed.normed, normed.logits, self.before[1:])
             else:
                 self.before = normed.parts
-            if fp8:
-                self.before[0].copy_(out.linear(fp8_kernels.quantize_rows(seen, None)))
-            else:
-                torch.addmm(out.bias, seen, out.weight.t(), out=self.before[0])
+            out.linear(fp8_kernels.quantize_rows(seen, None) if fp8 else (seen, None), out=self.before[0])
         elif fp8:
             self.before = out.linear(fp8_kernels.quantize_rows(seen, normed.wide[:, self._blocks.heads :]))
         else:
