@@ -10,7 +10,8 @@ from saccade.engine.kernels.fp8_format import LARGEST
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 _LARGEST = tl.constexpr(LARGEST)
-_WARPS = 8  # of a row
+_WARPS, _FEW_WARPS = 8, 16  # of a row, and of one of few: the parts that it is summed from are all under way at once
+_FEW = 64
 
 
 @triton.jit
@@ -113,7 +114,7 @@ def add_layernorm(
         PLAIN=plain is not None,
         EPS=1e-5 if norm is None else norm.eps,
         PDL=pdl,
-        num_warps=_WARPS,
+        num_warps=_FEW_WARPS if rows <= _FEW else _WARPS,
         **pdl_options(pdl and early),
     )
     return out

@@ -43,10 +43,10 @@ class Shape(NamedTuple):
 
 # fc1 and fc2 by whether weights are in FP8 and rows few; by trial on an H200.
 _SHAPES = {
-    (False, True): (Shape(64, 128, 3, 4), Shape(128, 64, 4, 4, 256)),
+    (False, True): (Shape(64, 64, 5, 4), Shape(128, 64, 4, 4, 256)),
     (False, False): (Shape(64, 128, 3, 4), Shape(128, 64, 4, 4, 256)),
-    (True, True): (Shape(32, 256, 3, 2), Shape(64, 256, 3, 4, 256)),
-    (True, False): (Shape(32, 128, 4, 2), Shape(128, 128, 3, 4, 256)),
+    (True, True): (Shape(32, 128, 4, 2), Shape(128, 128, 3, 4, 256)),
+    (True, False): (Shape(32, 128, 4, 2), Shape(64, 128, 4, 4, 512)),
 }
 
 
@@ -190,6 +190,7 @@ def few_experts(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     pdl: bool = False,
     late: bool = False,
+    first: bool = False,
     shapes: tuple[Shape, Shape] | None = None,
 ) -> None:
     """Put rows through the experts that a router has chosen for each.
@@ -204,6 +205,7 @@ def few_experts(
         scales: float32 (experts, 2 · width) and (experts, dim), of FP8 weights.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`.
         late: with `pdl`, the previous kernel wrote neither x nor routes: do fc1 in its shadow.
+        first: whether fc1 is the first kernel of a stream, behind an event of another; then it does not begin early.
         shapes: how fc1 and fc2 are cut up, instead of the table's.
     """
     rows, top = len(x), len(parts)
@@ -217,7 +219,6 @@ def few_experts(
         "BLOCK_M": _BLOCK_M,
         "SCALED": fp8,
         "PDL": pdl,
-        **pdl_options(pdl),
     }
     into, out = shapes or _SHAPES[fp8, rows <= FEW]
     _fc1_kernel[(width // into.block_n, slots)](
@@ -234,6 +235,7 @@ def few_experts(
         LIMIT=_LARGEST_HALF,
         LATE=late,
         num_warps=into.warps,
+        **pdl_options(pdl and not first),
         **shared,
     )
     _fc2_kernel[(dim // out.block_n, slots)](
@@ -251,5 +253,6 @@ def few_experts(
         LINES=out.prefetch_bytes // L2_LINE_BYTES,
         PER_LINE=L2_LINE_BYTES // fc2.element_size(),
         num_warps=out.warps,
+        **pdl_options(pdl),
         **shared,
     )

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.paged_kv import factor, factor_of, rotated, write_kv_kernel
+from saccade.engine.kernels.paged_kv import factor, rotated, write_kv_kernel
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
@@ -81,9 +81,6 @@ def _attend_kernel(
     products,
     products_stride,
     alpha,
-    features,
-    features_stride,
-    tau,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
     D: tl.constexpr,
@@ -100,12 +97,8 @@ def _attend_kernel(
     PDL: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
-    OWN_TAU: tl.constexpr,
-    INNER_BLOCK: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
-
-    OWN_TAU: the temperature's products are taken here, from what the row's heads have gone through GELU to.
 
     Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values behind its heads: the MLP's half.
     """
@@ -136,19 +129,11 @@ def _attend_kernel(
     if PDL and not WRITE:
         pdl_wait()
     k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
-    if OWN_TAU:
-        i = tl.arange(0, INNER_BLOCK)
-        inner: tl.constexpr = (N_HEADS + 2 * N_KV) * D
-        of_q = tl.load(tau + head * inner + i, mask=i < inner, other=0.0)
-        of_v = tl.load(tau + (N_HEADS + head) * inner + i, mask=i < inner, other=0.0)
     if PDL and WRITE:
         pdl_wait()
     at = heads + row.to(tl.int64) * heads_stride
     q = rotated(at + head * D, real, position, cosine, sine, d, D // 4)
-    if OWN_TAU:
-        feature = tl.load(features + row.to(tl.int64) * features_stride + i, mask=i < inner, other=0.0).to(tl.float32)
-        q *= factor_of(tl.sum(feature * of_q.to(tl.float32), 0), alpha, head, position)
-    elif PARTS > 0:
+    if PARTS > 0:
         own_products = products + row * 2 * N_HEADS
         q *= factor(own_products, products_stride, alpha, head, head, position, PARTS, PARTS_BLOCK)
     # The least rows of a matrix product are 16; the query is in each of them.
@@ -158,10 +143,7 @@ def _attend_kernel(
     if WRITE and split == 0:
         k_new = rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
         v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
-        if OWN_TAU:
-            v_factor = factor_of(tl.sum(feature * of_v.to(tl.float32), 0), alpha, kv, position)
-            v_new = (v_new * v_factor).to(values.dtype.element_ty)
-        elif PARTS > 0:
+        if PARTS > 0:
             v_factor = factor(own_products, products_stride, alpha, N_HEADS + kv, kv, position, PARTS, PARTS_BLOCK)
             v_new = (v_new * v_factor).to(values.dtype.element_ty)
         k_new = k_new.to(keys.dtype.element_ty)
@@ -251,7 +233,6 @@ class PagedAttention:
         write: bool,
         pre_gelu: int = 0,
         temperature: Temperature | None = None,
-        features: torch.Tensor | None = None,
         pdl: bool = False,
     ) -> None:
         """Each row's token over everything in its pages up to itself.
@@ -266,10 +247,7 @@ class PagedAttention:
             values: the same.
             out: (rows, n_heads · head_dim + pre_gelu).
             pre_gelu: so many values go through GELU.
-            temperature: of queries and of new values; of as many heads for keys as for queries. With `features` the
-                weights (2 · n_heads, inner) in the products' place.
-            features: (rows, inner) queries, keys and values through exact GELU, of which the products are taken on the
-                way: for a row or two that is faster than a kernel before this one.
+            temperature: of queries and of new values; of as many heads for keys as for queries.
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
                 that see each other need.
             pdl: begin before the previous kernel has ended, see `kernels.pdl`.
@@ -279,7 +257,6 @@ class PagedAttention:
         splits = 1
         while splits < _MOST_SPLITS and rows * self._n_heads * splits < _PROGRAMS:
             splits *= 2
-        parts = 0 if temperature is None or features is not None else len(temperature[0])
         _attend_kernel[(self._n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits, rows)](
             heads,
             heads.stride(0),
@@ -297,11 +274,7 @@ class PagedAttention:
             self._weights,
             self._arrived,
             self._dim**-0.5,
-            *_products(None if temperature is None or features is not None else temperature, heads)[:2],
-            heads if temperature is None else temperature[1],
-            heads if features is None else features,
-            0 if features is None else features.stride(0),
-            heads if temperature is None else temperature[0],
+            *_products(temperature, heads),
             N_HEADS=self._n_heads,
             N_KV=self._n_kv,
             D=self._dim,
@@ -313,10 +286,8 @@ class PagedAttention:
             BLOCK_F=_BLOCK_F,
             LIMIT=_LARGEST_HALF,
             PDL=pdl,
-            PARTS=parts,
-            PARTS_BLOCK=triton.next_power_of_2(max(1, parts)),
-            OWN_TAU=features is not None,
-            INNER_BLOCK=triton.next_power_of_2((self._n_heads + 2 * self._n_kv) * self._dim),
+            PARTS=0 if temperature is None else len(temperature[0]),
+            PARTS_BLOCK=1 if temperature is None else triton.next_power_of_2(len(temperature[0])),
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,
             **pdl_options(pdl),

@@ -29,12 +29,6 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
     """
     i = tl.arange(0, BLOCK)
     x = tl.sum(tl.load(products + i * stride + at, mask=i < PARTS, other=0.0), 0)
-    return factor_of(x, alpha, head, position)
-
-
-@triton.jit
-def factor_of(x, alpha, head, position) -> tl.tensor:
-    """A temperature whose product is x."""
     a = tl.load(alpha + head).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
     # tanh(x) = 1 - 2 / (exp(2x) + 1), which is exact at both ends.
     return 1.5 - 2.0 / (tl.exp(2.0 * x) + 1.0) + 1.0 / (1.0 + tl.exp(-a))

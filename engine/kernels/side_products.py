@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu
-from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options, pdl_wait
+from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 _CHUNK = 256  # inputs of the temperature's product that a program takes
 _BLOCK_M = 16  # rows that a program takes: more of them cost registers, for the error function
@@ -108,6 +108,8 @@ def _side_kernel(
     ROWS: tl.constexpr,
     COUNTED: tl.constexpr,
     PDL: tl.constexpr,
+    LINES: tl.constexpr,
+    PER_LINE: tl.constexpr,
 ):
     """For BLOCK_M rows the part of one of CHUNKS in TAU outputs, or the logits of ROUTED experts, whole.
 
@@ -127,11 +129,16 @@ def _side_kernel(
         part = tl.dot(of_tau, exact_gelu(seen.to(tl.float32)).to(of_tau.dtype))
         tl.store(partial + (pid * rows + at[None, :]) * TAU + out[:, None], part, mask=real[None, :])
     else:
-        # The normed states are of the kernel before the previous one: this product is done in the latter's shadow.
         n = (pid - CHUNKS) * ROUTED + tl.arange(0, ROUTED)
         there = n < EXPERTS
         if PDL:
-            pdl_launch()
+            if CHUNKS > 0:
+                # The normed states are of the kernel before the previous one: this is done in the latter's shadow.
+                pdl_launch()
+            else:
+                lines = tl.arange(0, LINES) * PER_LINE
+                prefetch_l2(router + tl.minimum(n, EXPERTS - 1)[:, None] * DIM + lines[None, :])
+                pdl_wait()
         acc = tl.zeros((ROUTED, BLOCK_M), tl.float32)
         for start in tl.range(0, DIM, BLOCK_K, num_stages=4):
             k = start + tl.arange(0, BLOCK_K)
@@ -144,7 +151,7 @@ def _side_kernel(
             )
             acc = tl.dot(w, x, acc)
         acc += tl.load(router_bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
-        if PDL and TOP == 0:
+        if PDL and CHUNKS > 0 and TOP == 0:
             pdl_join()
         # With TOP nothing of this step has read them before, so that they need not wait.
         tl.store(logits + at[None, :] * EXPERTS + n[:, None], acc, mask=real[None, :] & there[:, None])
@@ -153,9 +160,9 @@ def _side_kernel(
             programs = (tl.num_programs(0) - CHUNKS) * tl.num_programs(1)
             if tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1:
                 tl.debug_barrier()
-                _choose(logits, table, order, shares, rows, EXPERTS, TOP, ROWS, COUNTED, PDL)
+                _choose(logits, table, order, shares, rows, EXPERTS, TOP, ROWS, COUNTED, PDL and CHUNKS > 0)
                 tl.store(arrived, 0)
-            elif PDL:
+            elif PDL and CHUNKS > 0:
                 pdl_join()
 
 
@@ -202,7 +209,7 @@ def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.
         partial: float32 (parts, rows, outputs), to be summed by the reader; parts as `temperature_parts` gives.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`.
     """
-    _launch((heads, tau, partial), None, None, 0, pdl, pdl)
+    _launch((heads, tau, partial), None, None, 0, pdl)
 
 
 def router_products(
@@ -222,9 +229,9 @@ def router_products(
         logits: float32 (rows, experts).
         routes: to be written.
         top: experts a row.
-        pdl: let the next kernel begin early, see `kernels.pdl`; this one begins behind what the stream waits for.
+        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
     """
-    _launch(None, (normed, router, logits), routes, top, pdl, False)
+    _launch(None, (normed, router, logits), routes, top, pdl)
 
 
 def side_products(
@@ -252,7 +259,7 @@ def side_products(
         top: likewise.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`; the one before that wrote `normed`.
     """
-    _launch((heads, tau, partial), (normed, router, logits), routes, top, pdl, pdl)
+    _launch((heads, tau, partial), (normed, router, logits), routes, top, pdl)
 
 
 def _launch(
@@ -261,9 +268,7 @@ def _launch(
     routes: Routes | None,
     top: int,
     pdl: bool,
-    early: bool,
 ) -> None:
-    """`early`: begin before the previous kernel has ended; `pdl`: let the next one."""
     chunks, experts, dim, outputs = 0, 0, _BLOCK_K, 16
     if of_tau is not None:
         heads, tau, partial = of_tau
@@ -281,6 +286,7 @@ def _launch(
     table, order, shares, arrived = (
         (logits,) * 4 if routes is None else (routes.table, routes.order, routes.shares, routes.arrived)
     )
+    per_line = L2_LINE_BYTES // weight.element_size()
     most = next((size for size in _ROUTES if size >= rows), 0)
     assert routes is None or most > 0
     _side_kernel[(chunks + triton.cdiv(experts, _ROUTED), triton.cdiv(rows, _BLOCK_M))](
@@ -310,6 +316,8 @@ def _launch(
         ROWS=1 if routes is None else most,
         COUNTED=most <= _COUNTED,
         PDL=pdl,
+        LINES=triton.next_power_of_2(dim // per_line),
+        PER_LINE=per_line,
         num_warps=4 if rows <= _BLOCK_M else 8,
-        **pdl_options(early),
+        **pdl_options(pdl),
     )

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import exact_gelu, gelu
+from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
@@ -55,8 +55,6 @@ def _skinny_gemm_kernel(
     out,
     out_stride,
     split_stride,
-    features,
-    features_stride,
     rows,
     K: tl.constexpr,
     SPLIT_K: tl.constexpr,
@@ -71,7 +69,6 @@ def _skinny_gemm_kernel(
     LATE: tl.constexpr,
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
-    FEATURES: tl.constexpr,
 ):
     """BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; transposed: a tile is more weights high.
 
@@ -105,11 +102,7 @@ def _skinny_gemm_kernel(
     if PDL and LATE:
         pdl_join()
     at = out + split * split_stride + m * out_stride + n[:, None]
-    value = acc.to(out.dtype.element_ty)
-    tl.store(at, value, mask=real)
-    if FEATURES:
-        feature = exact_gelu(value.to(tl.float32)).to(features.dtype.element_ty)
-        tl.store(features + m * features_stride + n[:, None], feature, mask=real)
+    tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 
 
 def split_k_for(inputs: int, scaled: bool) -> int:
@@ -130,7 +123,6 @@ def skinny_gemm(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     apply_gelu: bool = False,
-    features: torch.Tensor | None = None,
     pdl: bool = False,
     late: bool = False,
 ) -> torch.Tensor:
@@ -144,7 +136,6 @@ def skinny_gemm(
         scale: (outputs,) float32, of FP8 weights.
         bias: (outputs,); not where the inputs are split.
         apply_gelu: put the outputs through tanh-approximated GELU; not where the inputs are split.
-        features: (rows, outputs), where the outputs go through exact GELU as well; not where the inputs are split.
         pdl: whether kernels of the step begin before the previous one has ended, see `kernels.pdl`.
         late: with `pdl`, the previous kernel did not write x: do everything but the end in its shadow.
     """
@@ -168,8 +159,6 @@ def skinny_gemm(
         out,
         out.stride(-2),
         out.stride(0),
-        out if features is None else features,
-        0 if features is None else features.stride(0),
         rows,
         K=inputs,
         SPLIT_K=split_k,
@@ -184,7 +173,6 @@ def skinny_gemm(
         LATE=pdl and late,
         LINES=shape.prefetch_bytes // L2_LINE_BYTES,
         PER_LINE=per_line,
-        FEATURES=features is not None,
         num_warps=shape.warps,
         **pdl_options(pdl and shape.pdl),
     )

@@ -74,10 +74,19 @@ class PackedExperts:
             self._scales = first, second
 
     def few(
-        self, x: torch.Tensor, routes: Routes, inner: torch.Tensor, parts: torch.Tensor, *, pdl: bool, late: bool
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        inner: torch.Tensor,
+        parts: torch.Tensor,
+        *,
+        pdl: bool,
+        late: bool,
+        first: bool,
     ) -> None:
         """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
-        few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl, late=late)
+        fc1, fc2, scales = self._fc1, self._fc2, self._scales
+        few.few_experts(routes, x, fc1, fc2, inner, parts, scales=scales, pdl=pdl, late=late, first=first)
 
     def many(self, x: Rows, logits: torch.Tensor, parts: torch.Tensor) -> None:
         """Results of any number of rows, to `parts` (top, rows, dim)."""

@@ -36,7 +36,7 @@ class _Prefilled:
     parts: torch.Tensor | None = None
 
 
-FORKED = False  # whether experts run on a stream of their own, beside attention
+_FORKED = True  # whether experts run on a stream of their own, beside attention
 
 
 class PrefillOps:
@@ -88,7 +88,7 @@ class PrefillOps:
 
     def _forks(self, layer: PackedLayer) -> bool:
         """Whether a layer's experts run beside its attention; in the last one they wait for it to drop images."""
-        return FORKED and self._beside is not None and layer.experts is not None and not self._is_last(layer)
+        return _FORKED and self._beside is not None and layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
         """Heads; with FP8 rows or adapters and a dense MLP, what goes into its GELU behind them."""

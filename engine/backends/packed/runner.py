@@ -35,8 +35,7 @@ from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
 
-_OWN_TAU = 0  # rows up to which attention beside experts takes its temperature's products itself
-_FORKED = 0  # rows up to which experts run beside attention, not behind it
+_FORKED = MAX_ROWS  # rows up to which experts run beside attention, not behind it
 
 
 class PackedRunner:
@@ -73,7 +72,6 @@ class PackedRunner:
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
             self._routes = side_products.Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
-            self._tau_features = scratch(MAX_ROWS, blocks.heads)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
             self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
@@ -211,26 +209,21 @@ class _TokenOps:
         self.pdl = runner._pdl and self._skinny and not together
         # Whether experts have a stream of their own, and whether it was joined by the last kernel's.
         self._forks, self.joined = self._skinny and self._count <= _FORKED, False
-        # Attention takes the temperature's products itself, where experts run beside it and route themselves.
-        fits = not together and runner._blocks.top > 0 and runner._adapters is None and self._count <= _OWN_TAU
-        self._features = runner._tau_features[: self._count] if self._forks and fits else None
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
         self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """The norm; experts, who need no more, begin behind it on a stream of their own where that is faster."""
+        """The norm; behind it the router, and experts on a stream of their own."""
         runner, normed = self._runner, self._runner._normed[: self._count]
         early, self.joined = not self.joined, False
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
         if layer.experts is not None and self._forks:
+            router, routes = layer.experts.router, runner._routes
+            side_products.router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
             runner._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(runner._beside):
-                router, routes = layer.experts.router, runner._routes
-                side_products.router_products(
-                    normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl
-                )
                 self._experts(layer.experts, normed, late=False)
         return normed
 
@@ -238,15 +231,16 @@ class _TokenOps:
         """Of few rows, behind the parts of attention's product."""
         runner = self._runner
         parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
-        experts.few(normed, runner._routes, runner._expert_inner, parts, pdl=self.pdl, late=late)
+        experts.few(normed, runner._routes, runner._expert_inner, parts, pdl=self.pdl, late=late, first=not late)
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
         into, wide = layer.into, self._runner._wide[: self._count]
         if layer.experts is not None:
             wide = wide[:, : self._runner._blocks.heads]
         if self._skinny:
-            features = self._features if layer.experts is not None else None
-            skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, features=features, pdl=self.pdl)
+            # Behind the router, whose predecessor wrote what both read.
+            late = layer.experts is not None and self._forks
+            skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, pdl=self.pdl, late=late)
         else:
             torch.addmm(into.bias, normed, into.weight.t(), out=wide)
         if self._adapters is not None:
@@ -260,8 +254,6 @@ class _TokenOps:
         """The heads as they are: attention multiplies by the factors, whose products these are; beside them, routes."""
         assert layer.temperature is not None
         runner, experts, tau = self._runner, layer.experts, layer.temperature[0]
-        if experts is not None and self._features is not None:
-            return heads
         if experts is None or self._forks:
             side_products.temperature_products(heads, tau, self._products, pdl=self.pdl)
         else:
@@ -278,7 +270,6 @@ class _TokenOps:
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         """What attention saw, and behind it the dense MLP's values through GELU."""
         runner, pre_gelu = self._runner, heads.shape[1] - self._runner._blocks.heads
-        features = self._features if layer.experts is not None else None
         both = runner._both[: self._count, : runner._blocks.text.dim + pre_gelu]
         if self._together:
             self.write_kv(layer, heads, cache)
@@ -289,8 +280,7 @@ class _TokenOps:
             both,
             write=not self._together,
             pre_gelu=pre_gelu,
-            temperature=self._temperature(layer) if features is None else layer.temperature,
-            features=features,
+            temperature=self._temperature(layer),
             pdl=self.pdl,
         )
         return both
