@@ -12,11 +12,11 @@ from saccade.engine.backends.packed.linear import PackedLinear, Rows
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
 from saccade.engine.kernels import few_experts as few
-from saccade.engine.kernels import fp8_linear as fp8_kernels
 from saccade.engine.kernels import region_sampling, side_products
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.paged_attention import PagedAttention
+from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.kernels.side_products import Routes
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream

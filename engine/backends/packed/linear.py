@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.backends.quantization import quantize
-from saccade.engine.kernels import fp8_linear as kernels
 from saccade.engine.kernels import region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels.prefill import fp8_linear as kernels
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
 from saccade.engine.models.moondream.layers import Mlp
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from saccade.engine.backends.lora import AdaptedRows
 from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
-from saccade.engine.kernels import fp8_linear as fp8_kernels
 from saccade.engine.kernels.paged_attention import Temperature
+from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.kernels.side_products import router_products, side_products, temperature_products
 
 

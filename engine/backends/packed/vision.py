@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from saccade.engine.backends.packed.linear import PackedLinear, add_layernorm_rows
 from saccade.engine.backends.quantization import supports_fp8_gemm
-from saccade.engine.kernels import fp8_linear as kernels
 from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.prefill import fp8_linear as kernels
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower
 

@@ -309,7 +309,7 @@ def test_products_of_few_rows(rows: int, split_k: int, fp8: bool) -> None:
 
 @torch.inference_mode()
 def test_rows_are_quantized_as_weights_are() -> None:
-    from saccade.engine.kernels.fp8_linear import linear, quantize_rows
+    from saccade.engine.kernels.prefill.fp8_linear import linear, quantize_rows
 
     plain, pre_gelu = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
     joined = torch.cat([plain.float(), F.gelu(pre_gelu.float(), approximate="tanh")], dim=1)
