@@ -27,6 +27,7 @@ def _quantize_rows_kernel(
     PRE_GELU: tl.constexpr,
     BLOCK_PLAIN: tl.constexpr,
     BLOCK_PRE_GELU: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
     """One row: PLAIN values as they are and PRE_GELU values through GELU behind them."""
     row = tl.program_id(0).to(tl.int64)
@@ -38,14 +39,21 @@ def _quantize_rows_kernel(
         widest = tl.max(tl.abs(a), 0)
     if PRE_GELU > 0:
         b = tl.arange(0, BLOCK_PRE_GELU)
-        g = gelu(tl.load(pre_gelu + row * pre_gelu_stride + b, mask=b < PRE_GELU, other=0.0).to(tl.float32))
+        g = gelu(tl.load(pre_gelu + row * pre_gelu_stride + b).to(tl.float32))
         widest = tl.maximum(widest, tl.max(tl.abs(g), 0))
+    if BLOCK_REST > 0:
+        c = BLOCK_PRE_GELU + tl.arange(0, BLOCK_REST)
+        r = gelu(tl.load(pre_gelu + row * pre_gelu_stride + c, mask=c < PRE_GELU, other=0.0).to(tl.float32))
+        widest = tl.maximum(widest, tl.max(tl.abs(r), 0))
     scale = tl.maximum(widest, 1e-12) / _LARGEST
     tl.store(scales + row, scale)
+    factor = 1.0 / scale  # a division for each value would take as long as its GELU
     if PLAIN > 0:
-        tl.store(at + p, (a / scale).to(out.dtype.element_ty), mask=p < PLAIN)
+        tl.store(at + p, (a * factor).to(out.dtype.element_ty), mask=p < PLAIN)
     if PRE_GELU > 0:
-        tl.store(at + PLAIN + b, (g / scale).to(out.dtype.element_ty), mask=b < PRE_GELU)
+        tl.store(at + PLAIN + b, (g * factor).to(out.dtype.element_ty))
+    if BLOCK_REST > 0:
+        tl.store(at + PLAIN + c, (r * factor).to(out.dtype.element_ty), mask=c < PRE_GELU)
 
 
 def quantize_rows(plain: torch.Tensor | None, pre_gelu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +68,7 @@ def quantize_rows(plain: torch.Tensor | None, pre_gelu: torch.Tensor | None) -> 
     rows, widths = len(given), [0 if part is None else part.shape[1] for part in (plain, pre_gelu)]
     out = torch.empty(rows, sum(widths), dtype=E4M3, device=given.device)
     scales = torch.empty(rows, dtype=torch.float32, device=given.device)
+    whole = 1 << max(0, widths[1].bit_length() - 1)
     first, second = (given if part is None else part for part in (plain, pre_gelu))
     _quantize_rows_kernel[(rows,)](
         first,
@@ -71,7 +80,9 @@ def quantize_rows(plain: torch.Tensor | None, pre_gelu: torch.Tensor | None) -> 
         PLAIN=widths[0],
         PRE_GELU=widths[1],
         BLOCK_PLAIN=triton.next_power_of_2(max(1, widths[0])),
-        BLOCK_PRE_GELU=triton.next_power_of_2(max(1, widths[1])),
+        # A power of two and the rest: of 4,304 values in one block of 8,192 half would be for nothing.
+        BLOCK_PRE_GELU=whole,
+        BLOCK_REST=triton.next_power_of_2(widths[1] - whole) if widths[1] > whole else 0,
         num_warps=8,
     )
     return out, scales
