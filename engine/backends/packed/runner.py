@@ -25,7 +25,7 @@ from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, Pack
 from saccade.engine.backends.packed.linear import BinHead
 from saccade.engine.backends.packed.prefill import PrefillOps
 from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.kernels import region_sampling, side_products
+from saccade.engine.kernels import gemv, region_sampling, side_products
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
@@ -36,6 +36,11 @@ from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
 
 _FORKED = MAX_ROWS  # rows up to which experts run beside attention, not behind it
+ONE_ROW: dict[bool, tuple[gemv.Shape, gemv.Shape] | None] = {
+    False: None,
+    True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
+}
+"""Of a step of one row, in half precision and FP8: shapes of the products into a block and out of it, if by `gemv`."""
 
 
 class PackedRunner:
@@ -80,12 +85,15 @@ class PackedRunner:
         self._head_norms = model.region.norms
         self._head_input = scratch(max(1, len(self._head_norms)), max_rows, text.dim)
         self._coords = BinHead(model.region.coord_decoder, region.coord_out_dim, self._pdl)
-        self._beside = torch.cuda.Stream(model.device)  # experts go there beside attention
+        self._beside = torch.cuda.Stream(model.device)  # experts and prompts go there beside attention
         self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
         self._features = scratch(max_rows, region.size_feat_dim)
         self._skinny = gemm.supports(self._wide.shape[1], text.dim) and gemm.supports(
             text.dim, self._both.shape[1], self._splits
         )
+        dense = text.moe is None and not text.tau
+        possible = dense and gemv.supports(self._wide.shape[1], text.dim) and gemv.supports(text.dim, text.ff_dim)
+        self._one_row = ONE_ROW[blocks.fp8] if possible else None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PackedRunner:
         """As `plain_runner.Runner.with_adapters`; shares this one's weights and scratch."""
@@ -107,8 +115,12 @@ class PackedRunner:
                     for at in range(0, len(x), most)
                 ]
             )
-        ops = _TokenOps(self, x, positions, owners, tables, together)
+        plain = self._adapters is None and not together
+        one = self._one_row if len(x) == 1 and plain else None
+        ops = (_TokenOps if one is None else _OneRowOps)(self, x, positions, owners, tables, together)
         run_blocks(self._blocks.layers, self._blocks.caches, ops)
+        if one is not None:
+            return x
         return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
 
     def _piece(self, first: int) -> PackedRunner:
@@ -316,3 +328,43 @@ class _TokenOps:
 
     def _temperature(self, layer: PackedLayer) -> Temperature | None:
         return None if layer.temperature is None else (self._products, layer.temperature[1])
+
+
+class _OneRowOps(_TokenOps):
+    """The same on one row: three kernels a layer, with the norm and the addition to x in the products."""
+
+    def norm(self, layer: PackedLayer) -> torch.Tensor:
+        return self.x
+
+    def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
+        """Heads; what the MLP gives is left behind the place of what attention will have seen."""
+        runner, into = self._runner, layer.into
+        assert runner._one_row is not None
+        heads = runner._wide[:1, : runner._blocks.heads]
+        inner = runner._both[:1, runner._blocks.text.dim :]
+        shape, _ = runner._one_row
+        gemv.norm_gemv(
+            normed,
+            layer.norm,
+            into.packed,
+            into.scale,
+            into.bias,
+            heads,
+            inner,
+            shape,
+            pdl=runner._pdl,
+        )
+        return heads
+
+    def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        both = self._runner._both[:1]
+        seen = both[:, : self._runner._blocks.text.dim]
+        self._runner._blocks.attention.attend(heads, *self._rows, *cache, seen, write=True, pdl=self._runner._pdl)
+        return both
+
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
+        runner, out = self._runner, layer.out
+        assert runner._one_row is not None
+        _, shape = runner._one_row
+        dim = runner._blocks.text.dim
+        gemv.add_gemv(seen, self.x, out.packed, out.scale, out.bias, dim, shape, pdl=runner._pdl)
