@@ -21,6 +21,7 @@ import numpy as np
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
+from saccade.engine.runtime.cpu_settings import shorten_collections
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.engine.tasks import Detect
 from saccade.sources import RgbImage
@@ -142,6 +143,7 @@ def open_engine(
     from saccade.engine.evaluation.random_model import random_engine
     from saccade.engine.models.registry import RANDOM
 
+    shorten_collections()
     if name in RANDOM:
         if imgsz is not None:
             raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")

@@ -281,6 +281,9 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
     from saccade.engine import (
         Engine,  # brings torch, which takes seconds: whatever is wrong before this is reported at once
     )
+    from saccade.engine.runtime.cpu_settings import shorten_collections
+
+    shorten_collections()
 
     imgsz = config.imgsz if isinstance(config, RunConfig) else None
     return Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,7 +11,13 @@ from contextlib import suppress
 import pytest
 import torch
 
-from saccade.engine.runtime.cpu_settings import ImageThreads, one_thread, set_threads, step_threads
+from saccade.engine.runtime.cpu_settings import (
+    ImageThreads,
+    one_thread,
+    set_threads,
+    shorten_collections,
+    step_threads,
+)
 
 
 @pytest.mark.skipif(
@@ -134,3 +141,13 @@ def test_spinning_is_limited_before_torch_is_loaded(imports: str, environment: d
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     ran = subprocess.run([sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True)
     assert ran.stdout.split("\n")[0] == wanted, ran.stderr
+
+
+def test_what_is_loaded_is_not_collected_again() -> None:
+    shorten_collections()
+    frozen = gc.get_freeze_count()
+    later: list[object] = []
+    later.append(later)
+    shorten_collections()
+    assert gc.get_freeze_count() == frozen > 10_000
+    assert any(one is later for one in gc.get_objects())
