@@ -26,7 +26,7 @@ def random_engine(
     name: str = MOONDREAM_2,
     n_pages: int = 2560,
     seed: int = 0,
-    drafts: bool | None = None,
+    drafts: bool = False,
 ) -> Engine:
     """An engine over a model of some shape with random weights. Any name may be asked for; a character is a token.
 
@@ -38,7 +38,7 @@ def random_engine(
         name: one of `registry.RANDOM`.
         n_pages: pages of the cache; the default holds 32 images of Moondream 2, with 50 objects each.
         seed: of the weights.
-        drafts: as in `Engine.load`, by default on a CPU only.
+        drafts: as in `Engine.load`; off by default, as an answer of random weights has nothing of the one before.
 
     Raises:
         EngineError: if there is no such device or dtype.
@@ -49,5 +49,4 @@ def random_engine(
     if dtype == FP8:
         round_to_fp8(loaded.model)
     info = ModelInfo.of(loaded, name if config is None else "random", Path(), dtype)
-    drafts = place.type == "cpu" if drafts is None else drafts
     return Engine(loaded, info, None, EngineConfig(depth=depth, n_pages=n_pages, drafts=drafts))

@@ -131,10 +131,12 @@ def open_engine(
     depth: int | None = None,
     dtype: str | None = None,
     *,
-    drafts: bool = True,
+    drafts: bool | None = None,
     imgsz: int | None = None,
 ) -> Engine:
     """Load a model, or make one of random weights; the arguments are those of `Engine.load`.
+
+    By default a model drafts, and one of random weights does not, whose answers have nothing of those before.
 
     Raises:
         EngineError: if there is no such model, device or dtype.
@@ -147,8 +149,8 @@ def open_engine(
     if name in RANDOM:
         if imgsz is not None:
             raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
-        return random_engine(device, dtype, depth or 2, name=name, drafts=drafts)
-    return Engine.load(name, device, dtype, depth=depth, drafts=drafts, imgsz=imgsz)
+        return random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts))
+    return Engine.load(name, device, dtype, depth=depth, drafts=drafts is not False, imgsz=imgsz)
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
