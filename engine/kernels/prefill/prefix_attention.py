@@ -38,13 +38,12 @@ def _more_keys(
     score = tl.dot(q, wide.load([row + start, k_at]).T)
     if REST > 0:
         score = tl.dot(q_rest, rest.load([row + start, k_at + WIDTH]).T, score)
-    score *= scale
     if LAST:
         t = start + tl.arange(0, BLOCK_T)
         score = tl.where((t < LENGTH)[None, :], score, -float("inf"))
     higher = tl.maximum(best, tl.max(score, 1))
-    fade = tl.exp2(best - higher)
-    p = tl.exp2(score - higher[:, None])
+    fade = tl.exp2((best - higher) * scale)
+    p = tl.exp2(score * scale - (higher * scale)[:, None])  # in one multiply-add a score
     total = total * fade + tl.sum(p, 1)
     p = p.to(q.dtype)
     acc = tl.dot(p, wide.load([row + start, v_at]), acc * fade[:, None])
