@@ -178,6 +178,7 @@ def test_nobody_without_the_token_is_forwarded(running: Running) -> None:
 
 def test_frames_and_events_of_any_stream_can_be_had(running: Running) -> None:
     for name in ("room", "hall"):
+        running.until_frames(name)
         assert running.ask(f"/streams/{name}/frame.jpg?width=320")[1][:2] == b"\xff\xd8"
     wait_for(lambda: {one["stream"] for one in running.ask("/events")[1]["events"]} >= {"room", "hall"}, LONG_S)
     event = running.ask("/events?limit=1")[1]["events"][0]
