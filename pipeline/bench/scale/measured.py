@@ -145,9 +145,9 @@ def _time(
         elif not any(one["frames_out"] for one in _streams(front)):
             raise RunFailed(f"no stream has a result after {_FIRST_S:g} s")
         time.sleep(_SETTLE_S)
-        before, early, since = _streams(front), _latencies(front), time.monotonic()
+        since, early, before = time.monotonic(), _latencies(front), _streams(front)
         time.sleep(seconds)
-        after, late, took_s = _streams(front), _latencies(front), time.monotonic() - since
+        took_s, late, after = time.monotonic() - since, _latencies(front), _streams(front)
         seats = front.supervisor.seats()
         reports = [seat.report for seat in seats if seat.report]
         ready_s, back_s = _kill_one(front) if kill else (None, None)
