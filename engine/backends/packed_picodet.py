@@ -54,14 +54,14 @@ class PackedPicoDet(nn.Module):
     Args:
         plain: the detector; is not changed.
         dtype: float32 or bfloat16; an attribute, too.
-        kind: how its layers are run; on a CPU by default.
+        layers: how they are run; on a CPU by default.
     """
 
-    def __init__(self, plain: PicoDet, dtype: torch.dtype, kind: type[Layers] | None = None) -> None:
+    def __init__(self, plain: PicoDet, dtype: torch.dtype, layers: Layers | None = None) -> None:
         super().__init__()
         self.n_classes, self.reduce = plain.n_classes, plain.reduce
         self.dtype = dtype
-        layers = (kind or Layers)(dtype)
+        layers = layers or Layers(dtype)
         self._first = layers.convolution(plain.first)
         self._stages, self._reduce = [], []
         order: list[int] | None = None

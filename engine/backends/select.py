@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -15,7 +16,10 @@ from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner, Runner
 from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.picodet import PicoDet
 from saccade.engine.models.protocol import Model, TextDecoder
+
+log = logging.getLogger(__name__)
 
 
 def cpu_decoder(model: Model, exact: bool) -> FusedDecoder | TextDecoder:
@@ -45,10 +49,22 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
 
 
 def cuda_features(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Features of normalized crops on CUDA, as `VisionEncoder.features`."""
+    """Features of normalized crops on CUDA, as `VisionEncoder.features`; a detector's layers are replaced in place."""
     if isinstance(model, Moondream) and kernels.available(model.device):
+        if isinstance(model.vision, DetectorTower) and model.dtype in (torch.float16, torch.bfloat16):
+            _pack_detector(model.vision, model.dtype)
         from saccade.engine.backends.packed import vision
 
         if vision.supports(model):
             return vision.PackedVision(model).features
     return model.vision.features
+
+
+def _pack_detector(tower: DetectorTower, dtype: torch.dtype) -> None:
+    from saccade.engine.backends.packed.picodet import packed
+
+    if isinstance(tower.stem, PicoDet):
+        try:
+            tower.set_submodule("stem", packed(tower.stem, dtype))
+        except Exception as error:  # Triton's own, of a version or a GPU that nobody has tried
+            log.warning("the detector runs slower, as its kernels cannot be compiled: %s", error)

@@ -22,7 +22,7 @@ from saccade.engine.backends.select import cuda_features
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder
 
-_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # images of a single crop that are encoded together
+_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
 
 Graphs = dict[Hashable, torch.cuda.CUDAGraph]
 CaptureJob = tuple[dict[Hashable, Any], Hashable, Callable[[], None]]

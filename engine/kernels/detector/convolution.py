@@ -1,6 +1,7 @@
 """Convolutions of small detectors over maps in channels-last, with bias and activation: pointwise and depthwise.
 
-A map is rows (N · H · W, channels), whose stride is free. Both are bound by memory: a layer is one pass over it.
+A map is rows (N · H · W, channels), whose stride is free. Both are bound by memory: a layer is one pass over it. As few
+forms as there can be, as each takes Triton half a second where it has not been compiled before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ def _hardswish(x):
     return x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) * (1.0 / 6.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "act"])
 def _pointwise_kernel(
     x,
     x_stride,
@@ -26,10 +27,10 @@ def _pointwise_kernel(
     rows,
     inner,
     outer,
+    act,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ACT: tl.constexpr,
 ):
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -43,13 +44,12 @@ def _pointwise_kernel(
         )
         acc = tl.dot(a, b, acc)
     acc += tl.load(bias + n, mask=n < outer, other=0.0).to(tl.float32)[None, :]
-    if ACT:
-        acc = _hardswish(acc)
+    acc = tl.where(act > 0, _hardswish(acc), acc)
     at = out + here * out_stride + n[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < outer)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "height", "width", "out_height", "out_width", "act"])
 def _depthwise_kernel(
     x,
     x_stride,
@@ -63,11 +63,11 @@ def _depthwise_kernel(
     out_height,
     out_width,
     channels,
+    act,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    ACT: tl.constexpr,
 ):
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -83,8 +83,7 @@ def _depthwise_kernel(
         at = ((image * height + y) * width + z).to(tl.int64)[:, None] * x_stride + c[None, :]
         seen = tl.load(x + at, mask=inside[:, None] & real[None, :], other=0.0).to(tl.float32)
         acc += seen * tl.load(weight + tap * channels + c, mask=real, other=0.0).to(tl.float32)[None, :]
-    if ACT:
-        acc = _hardswish(acc)
+    acc = tl.where(act > 0, _hardswish(acc), acc)
     at = p[:, None].to(tl.int64) * out_stride + c[None, :]
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=(p < total)[:, None] & real[None, :])
 
@@ -96,8 +95,7 @@ def pointwise(
     rows, inner = x.shape
     outer = len(weight)
     out = x.new_empty(rows, outer) if out is None else out
-    block_m, block_n = 64, min(128, max(16, triton.next_power_of_2(outer)))
-    block_k = min(64, max(16, triton.next_power_of_2(inner)))
+    block_m, block_n = 64, 64 if outer <= 64 else 128
     _pointwise_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outer, block_n))](
         x,
         x.stride(0),
@@ -108,10 +106,10 @@ def pointwise(
         rows,
         inner,
         outer,
+        int(hardswish),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        ACT=hardswish,
+        BLOCK_K=64,
         num_warps=4,
     )
     return out
@@ -140,7 +138,7 @@ def depthwise(
     after = (height + stride - 1) // stride, (width + stride - 1) // stride
     total = n * after[0] * after[1]
     out = x.new_empty(total, channels)
-    block_p, block_c = 32, min(64, triton.next_power_of_2(channels))
+    block_p, block_c = 64, 32
     _depthwise_kernel[(triton.cdiv(total, block_p), triton.cdiv(channels, block_c))](
         x,
         x.stride(0),
@@ -153,11 +151,11 @@ def depthwise(
         width,
         *after,
         channels,
+        int(hardswish),
         SIDE=round(taps**0.5),
         STRIDE=stride,
         BLOCK_P=block_p,
         BLOCK_C=block_c,
-        ACT=hardswish,
         num_warps=4,
     )
     return out
