@@ -1,7 +1,7 @@
 """Attention of single tokens over paged keys and values, rotary positions and the cache's new entry included.
 
 Heads may have a temperature (Moondream 3): queries and values are multiplied on their way by factors of position and
-token, whose products come in parts from `side_products`.
+token, whose products come in parts from `temperature`.
 
 Rows that share an image's pages find them in the L2 cache after the first one's read: an image's keys and values of one
 layer are 6 MB (Moondream 2), the cache of an H200 holds 60.

@@ -11,13 +11,13 @@ from torch import nn
 from saccade.engine.backends.packed.linear import PackedLinear, Rows
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
-from saccade.engine.kernels import few_experts as few
-from saccade.engine.kernels import region_sampling, side_products
+from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
-from saccade.engine.kernels.many_experts import SortedRows, grouped_product
+from saccade.engine.kernels.experts import few_experts as few
+from saccade.engine.kernels.experts import router
+from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.paged_attention import PagedAttention
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
-from saccade.engine.kernels.side_products import Routes
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join
@@ -35,11 +35,12 @@ def supports(model: Moondream) -> bool:
         and text.head_dim % 8 == 0
         and text.head_dim >= 16
         and bool(text.tau) == (text.moe is not None)
-        and (not text.tau or side_products.supports(inner, 2 * text.n_heads, text.dim))
+        and (not text.tau or temperature.supports(inner, 2 * text.n_heads))
         and (
             text.moe is None
             or (
                 few.supports(text.dim, text.moe.expert_inner_dim, text.moe.num_experts)
+                and router.supports(text.dim)
                 and gemm.supports(inner, text.dim)
                 and gemm.supports(text.dim, text.dim, gemm.split_k_for(text.dim, False))
             )
@@ -76,17 +77,14 @@ class PackedExperts:
     def few(
         self,
         x: torch.Tensor,
-        routes: Routes,
+        routes: router.Routes,
         inner: torch.Tensor,
         parts: torch.Tensor,
         *,
         pdl: bool,
-        late: bool,
-        first: bool,
     ) -> None:
         """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
-        fc1, fc2, scales = self._fc1, self._fc2, self._scales
-        few.few_experts(routes, x, fc1, fc2, inner, parts, scales=scales, pdl=pdl, late=late, first=first)
+        few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
 
     def many(self, x: Rows, logits: torch.Tensor, parts: torch.Tensor) -> None:
         """Results of any number of rows, to `parts` (top, rows, dim)."""
@@ -142,7 +140,7 @@ class PackedBlocks:
         self.heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
         self.top = 0 if text.moe is None else text.moe.experts_per_token
         self.out_splits = gemm.split_k_for(text.dim, False)
-        self.tau_parts = side_products.temperature_parts(self.heads) if text.tau else 0
+        self.tau_parts = temperature.temperature_parts(self.heads) if text.tau else 0
         self.fp8 = model.fp8 and supports_fp8(model.device)
         self.fp8_rows = (
             self.fp8

@@ -8,13 +8,14 @@ import torch
 from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdaptedRows
-from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
+from saccade.engine.kernels.experts.router import router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.kernels.prefill import prefix_attention
 from saccade.engine.kernels.prefill.prompt_attention import prompt_attention
-from saccade.engine.kernels.side_products import router_products, side_products, temperature_products
+from saccade.engine.kernels.temperature import temperature_products
 
 
 @dataclass(slots=True)
@@ -26,7 +27,6 @@ class _Prefilled:
         plain: the same in half precision, where there are experts: their router reads it.
         wide: heads, and with FP8 what goes into the dense MLP's GELU.
         products: of the temperature.
-        logits: of the router.
         parts: what is added to x by the next norm, if experts write theirs beside attention.
     """
 
@@ -34,7 +34,6 @@ class _Prefilled:
     plain: torch.Tensor | None = None
     wide: torch.Tensor | None = None
     products: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
     parts: torch.Tensor | None = None
 
 
@@ -82,14 +81,20 @@ class PrefillOps:
         rows = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8, plain), plain)
         if layer.experts is not None and self._forks(layer):
             assert self._beside is not None
-            rows.parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
-            router = layer.experts.router
             self._beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._beside):
-                rows.logits = plain.new_empty(len(plain), router.out_features, dtype=torch.float32)
-                router_products(plain, router, rows.logits)
-                layer.experts.many(rows.normed, rows.logits, rows.parts[1:])
+            rows.parts = self._experts(layer.experts, rows.normed, plain, self._beside)
         return rows
+
+    def _experts(
+        self, experts: PackedExperts, normed: Rows, plain: torch.Tensor, stream: torch.cuda.Stream | None = None
+    ) -> torch.Tensor:
+        """Results of experts (1 + top, rows, dim), on a stream; the first is for attention's."""
+        parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
+        with torch.cuda.stream(stream):
+            logits = plain.new_empty(len(plain), experts.router.out_features, dtype=torch.float32)
+            router_products(plain, experts.router, logits)
+            experts.many(normed, logits, parts[1:])
+        return parts
 
     def _forks(self, layer: PackedLayer) -> bool:
         """Whether a layer's experts run beside its attention; in the last one they wait for it to drop images."""
@@ -109,19 +114,13 @@ class PrefillOps:
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
-        """Products of the temperature and logits of the router, which attention and experts read."""
+        """Products of the temperature, which attention reads."""
         assert heads.wide is not None
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
         tau = layer.temperature[0]
         heads.products = tau.new_empty(blocks.tau_parts, rows, len(tau), dtype=torch.float32)
-        if layer.experts is None or self._forks(layer):
-            temperature_products(wide[:, : blocks.heads], tau, heads.products)
-        else:
-            assert heads.plain is not None
-            router = layer.experts.router
-            heads.logits = tau.new_empty(rows, router.out_features, dtype=torch.float32)
-            side_products(wide, tau, heads.products, heads.plain, router, heads.logits)
+        temperature_products(wide[:, : blocks.heads], tau, heads.products)
         return heads
 
     def _temperature(self, layer: PackedLayer, heads: _Prefilled, rows: slice) -> Temperature | None:
@@ -145,7 +144,6 @@ class PrefillOps:
         self.write_kv(layer, heads, cache)
         if last:  # the hidden states of an image are not read
             self.x, heads.normed = self.x[at:], (heads.normed[0][at:], None)
-            heads.logits = None if heads.logits is None else heads.logits[at:]
             heads.wide = heads.wide[at:]
             self._adapters = None if self._adapters is None else self._adapters.behind(at)
         attended = torch.empty_like(self.x)
@@ -191,12 +189,10 @@ class PrefillOps:
         if layer.experts is None and self._adapters is not None:
             gelu = F.gelu(normed.wide[:, self._blocks.heads :], approximate="tanh")
         if layer.experts is not None:
-            assert normed.logits is not None
             if normed.parts is None:
-                self.before = seen.new_empty(1 + self._blocks.top, *seen.shape)
-                layer.experts.many(normed.normed, normed.logits, self.before[1:])
-            else:
-                self.before = normed.parts
+                assert normed.plain is not None
+                normed.parts = self._experts(layer.experts, normed.normed, normed.plain[-len(seen) :])
+            self.before = normed.parts
             out.linear(fp8_kernels.quantize_rows(seen, None) if fp8 else (seen, None), out=self.before[0])
         elif fp8:
             self.before = out.linear(fp8_kernels.quantize_rows(seen, normed.wide[:, self._blocks.heads :]))
@@ -209,6 +205,6 @@ class PrefillOps:
             self._adapters.add(layer.number, "attn.proj", seen, self.x)
             if gelu is not None:
                 self._adapters.add(layer.number, "mlp.fc2", gelu, self.x)
-        if normed.parts is not None:
+        if self._forks(layer):
             assert self._beside is not None
             torch.cuda.current_stream().wait_stream(self._beside)

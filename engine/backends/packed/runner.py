@@ -7,7 +7,8 @@ layer's four matrices are packed into two, as both halves of a block read the sa
 
 With experts and a temperature (Moondream 3) it is
 
-    add and norm → product into heads → small products (temperature, router) → attention → experts (two) → product out
+    add and norm → router → product into heads → temperature's products → attention → product out of it
+                       └→ experts (two products), on a stream of their own: neither needs the other's
 
 From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
 760 keys take 0.86 / 1.18 / 1.99 ms on one H200, with FP8 weights 0.67 / 0.98 / 1.86; with cuBLAS's products and kernels
@@ -21,21 +22,22 @@ import copy
 import torch
 
 from saccade.engine.backends.lora import AdaptedRows, AdapterBank
-from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedExperts, PackedLayer
+from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
 from saccade.engine.backends.packed.linear import BinHead
 from saccade.engine.backends.packed.prefill import PrefillOps
 from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.kernels import gemv, region_sampling, side_products
+from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.experts.router import Routes, router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
+from saccade.engine.kernels.temperature import temperature_products
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
 
-_FORKED = MAX_ROWS  # rows up to which experts run beside attention, not behind it
 ONE_ROW: dict[bool, tuple[gemv.Shape, gemv.Shape] | None] = {
     False: None,
     True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
@@ -76,7 +78,7 @@ class PackedRunner:
         self._splits = most_parts = split_k_for(text.dim + text.ff_dim, blocks.fp8)
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
-            self._routes = side_products.Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
+            self._routes = Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
             self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
@@ -219,8 +221,7 @@ class _TokenOps:
         self._count, self._together = len(x), together
         self._skinny = runner._skinny and self._count <= MAX_ROWS
         self.pdl = runner._pdl and self._skinny and not together
-        # Whether experts have a stream of their own, and whether it was joined by the last kernel's.
-        self._forks, self.joined = self._skinny and self._count <= _FORKED, False
+        self.joined = False  # whether the next kernel comes behind the experts' stream as well
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
@@ -231,19 +232,15 @@ class _TokenOps:
         runner, normed = self._runner, self._runner._normed[: self._count]
         early, self.joined = not self.joined, False
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
-        if layer.experts is not None and self._forks:
+        if layer.experts is not None and self._skinny:
             router, routes = layer.experts.router, runner._routes
-            side_products.router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
+            router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
+            # Their parts lie behind those of attention's product.
+            parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
             runner._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(runner._beside):
-                self._experts(layer.experts, normed, late=False)
+                layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
         return normed
-
-    def _experts(self, experts: PackedExperts, normed: torch.Tensor, late: bool) -> None:
-        """Of few rows, behind the parts of attention's product."""
-        runner = self._runner
-        parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
-        experts.few(normed, runner._routes, runner._expert_inner, parts, pdl=self.pdl, late=late, first=not late)
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
         into, wide = layer.into, self._runner._wide[: self._count]
@@ -251,7 +248,7 @@ class _TokenOps:
             wide = wide[:, : self._runner._blocks.heads]
         if self._skinny:
             # Behind the router, whose predecessor wrote what both read.
-            late = layer.experts is not None and self._forks
+            late = layer.experts is not None
             skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, pdl=self.pdl, late=late)
         else:
             torch.addmm(into.bias, normed, into.weight.t(), out=wide)
@@ -263,17 +260,9 @@ class _TokenOps:
         return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """The heads as they are: attention multiplies by the factors, whose products these are; beside them, routes."""
+        """The heads as they are: attention multiplies by the factors, whose products these are."""
         assert layer.temperature is not None
-        runner, experts, tau = self._runner, layer.experts, layer.temperature[0]
-        if experts is None or self._forks:
-            side_products.temperature_products(heads, tau, self._products, pdl=self.pdl)
-        else:
-            normed, logits = runner._normed[: self._count], self._logits(layer)
-            routes = runner._routes if self._skinny else None
-            side_products.side_products(
-                heads, tau, self._products, normed, experts.router, logits, routes, runner._blocks.top, pdl=self.pdl
-            )
+        temperature_products(heads, layer.temperature[0], self._products, pdl=self.pdl)
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
@@ -305,20 +294,17 @@ class _TokenOps:
             if layer.experts is None:
                 self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
         if self._skinny:
-            # Behind experts what it reads is of the kernel before them: it runs beside their second product.
-            late = layer.experts is not None and not self._forks
-            if layer.experts is not None and late:
-                self._experts(layer.experts, normed, late=True)
             splits = runner._splits if layer.experts is None else runner._blocks.out_splits
             before = runner._split_k[: splits + (runner._blocks.top if layer.experts is not None else 0), :count]
-            skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl, late=late)
-            if layer.experts is not None and self._forks:
+            skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl)
+            if layer.experts is not None:
                 torch.cuda.current_stream().wait_stream(runner._beside)
                 self.joined = True
             self.before, self.bias = before, out.bias
         else:
             before = runner._delta[:, :count] if layer.experts is not None else runner._delta[0, :count]
             if layer.experts is not None:
+                router_products(normed, layer.experts.router, self._logits(layer))
                 layer.experts.many((normed, None), self._logits(layer), before[1:])
             torch.addmm(out.bias, seen, out.weight.t(), out=before[0] if layer.experts is not None else before)
             self.before, self.bias = before, None

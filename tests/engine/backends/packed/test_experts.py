@@ -49,8 +49,8 @@ def dtypes() -> list[torch.dtype]:
 @pytest.mark.parametrize("rows", [1, 3, 5] if DEVICE == "cpu" else [1, 2, 3, 16, 33, 64])
 def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp8: bool) -> None:
     from saccade.engine.backends.quantization import dequantize, quantize
-    from saccade.engine.kernels.few_experts import few_experts
-    from saccade.engine.kernels.side_products import Routes, router_products
+    from saccade.engine.kernels.experts.few_experts import few_experts
+    from saccade.engine.kernels.experts.router import Routes, router_products
 
     layer = made(dtype)
     scales, packed = [], []
@@ -74,7 +74,7 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("rows", [1, 20] if DEVICE == "cpu" else [1, 20, 65, 500, 3000])
 def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -> None:
-    from saccade.engine.kernels.many_experts import SortedRows, grouped_product
+    from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 
     layer = made(dtype)
     x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
@@ -88,14 +88,16 @@ def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -
 @torch.inference_mode()
 @pytest.mark.parametrize("rows", [5] if DEVICE == "cpu" else [1, 17, 70, 800])
 def test_small_products_beside_a_block(rows: int) -> None:
-    from saccade.engine.kernels.side_products import side_products, temperature_parts
+    from saccade.engine.kernels.experts.router import router_products
+    from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 
     dtype = dtypes()[0]
     layer, heads = made(dtype), torch.randn(rows, 3 * WIDTH, device=DEVICE, dtype=dtype)
     tau = torch.randn(16, 3 * WIDTH, device=DEVICE, dtype=dtype)
     x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
     products, logits = nothing(temperature_parts(3 * WIDTH), rows, 16), nothing(rows, 16)
-    side_products(heads, tau, products, x, layer.router, logits)
+    temperature_products(heads, tau, products)
+    router_products(x, layer.router, logits)
     limit = 1e-5 if dtype == torch.float32 else 0.01
     assert far(products.sum(0), F.gelu(heads.float()) @ tau.float().t()) < limit
     assert far(logits, layer.router_logits(x)) < 1e-5

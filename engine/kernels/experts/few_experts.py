@@ -1,6 +1,6 @@
 """A mixture of experts for few rows: reads the experts that the rows use, each once, and none of the others.
 
-Which rows an expert has is in `Routes`, which `side_products` writes on the device: the host is never asked, so that a
+Which rows an expert has is in `Routes`, which `router` writes on the device: the host is never asked, so that a
 graph can hold it. The results of a row's experts are left side by side for the next norm to add, always in the same
 order.
 """
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu
-from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
-from saccade.engine.kernels.side_products import Routes
+from saccade.engine.kernels.experts.router import Routes
+from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
 FEW = 2  # rows up to which experts have one row each, as a rule
@@ -69,32 +69,24 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
-    LATE: tl.constexpr,
 ):
-    """BLOCK_N values of gelu(h) · (g + 1) of one expert, for all its rows.
-
-    LATE: what is read was written before the previous kernel, in whose shadow it is done.
-    """
+    """BLOCK_N values of gelu(h) · (g + 1) of one expert, for all its rows."""
     if PDL:
-        if LATE:
-            pdl_launch()
-        else:
-            pdl_wait()
+        pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = table + tl.program_id(1) * 3
-    # Not through L1: the kernel may have begun before the previous one has ended, see `kernels.pdl`.
-    count = tl.load(slot + 2, cache_modifier=".cg")
+    count = tl.load(slot + 2)
     if count > 0:
         kind: tl.constexpr = tl.float16 if SCALED else x.dtype.element_ty
-        expert = tl.load(slot, cache_modifier=".cg")
-        own = order + tl.load(slot + 1, cache_modifier=".cg")
+        expert = tl.load(slot)
+        own = order + tl.load(slot + 1)
         h_at = weight + (expert.to(tl.int64) * (2 * INNER) + n[:, None]) * DIM
         g_at = h_at + INNER * DIM
         first = 0
         while first < count:
             m = first + tl.arange(0, BLOCK_M)
             real = m < count
-            pair = tl.load(own + m, mask=real, other=0, cache_modifier=".cg")
+            pair = tl.load(own + m, mask=real, other=0)
             x_at = x + (pair // TOP)[None, :].to(tl.int64) * x_stride
             h = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             g = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -102,7 +94,7 @@ def _fc1_kernel(
                 k = start + tl.arange(0, BLOCK_K)
                 h_w = tl.load(h_at + k[None, :])
                 g_w = tl.load(g_at + k[None, :])
-                a = tl.load(x_at + k[:, None], mask=real[None, :], other=0.0, cache_modifier=".cg").to(kind)
+                a = tl.load(x_at + k[:, None], mask=real[None, :], other=0.0).to(kind)
                 h = tl.dot(h_w.to(kind), a, h)
                 g = tl.dot(g_w.to(kind), a, g)
             if SCALED:
@@ -114,8 +106,6 @@ def _fc1_kernel(
             out = inner + pair[None, :].to(tl.int64) * INNER + n[:, None]
             tl.store(out, value.to(inner.dtype.element_ty), mask=real[None, :])
             first += BLOCK_M
-    if PDL and LATE:
-        pdl_join()
 
 
 @triton.jit
@@ -189,8 +179,6 @@ def few_experts(
     *,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     pdl: bool = False,
-    late: bool = False,
-    first: bool = False,
     shapes: tuple[Shape, Shape] | None = None,
 ) -> None:
     """Put rows through the experts that a router has chosen for each.
@@ -203,9 +191,7 @@ def few_experts(
         inner: (at least rows · top, width), scratch of x's dtype.
         parts: (top, rows, dim): each row's results by rank, times their weights, to be summed by the reader.
         scales: float32 (experts, 2 · width) and (experts, dim), of FP8 weights.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
-        late: with `pdl`, the previous kernel wrote neither x nor routes: do fc1 in its shadow.
-        first: whether fc1 is the first kernel of a stream, behind an event of another; then it does not begin early.
+        pdl: let fc2 begin before fc1 has ended, see `kernels.pdl`. fc1 itself is the first of a stream.
         shapes: how fc1 and fc2 are cut up, instead of the table's.
     """
     rows, top = len(x), len(parts)
@@ -233,9 +219,7 @@ def few_experts(
         BLOCK_K=into.block_k,
         STAGES=into.stages,
         LIMIT=_LARGEST_HALF,
-        LATE=late,
         num_warps=into.warps,
-        **pdl_options(pdl and not first),
         **shared,
     )
     _fc2_kernel[(dim // out.block_n, slots)](
