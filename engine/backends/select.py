@@ -51,7 +51,7 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
 def cuda_features(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
     """Features of normalized crops on CUDA, as `VisionEncoder.features`; a detector's layers are replaced in place."""
     if isinstance(model, Moondream) and kernels.available(model.device):
-        if isinstance(model.vision, DetectorTower) and model.dtype in (torch.float16, torch.bfloat16):
+        if isinstance(model.vision, DetectorTower):
             _pack_detector(model.vision, model.dtype)
         from saccade.engine.backends.packed import vision
 

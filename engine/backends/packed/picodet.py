@@ -1,4 +1,4 @@
-"""The detector of a tower on CUDA in half precision: a kernel a convolution, with its bias and its activation.
+"""The detector of a tower on CUDA: a kernel a convolution, with its bias and its activation.
 
 `packed_picodet` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to choose a
 plan before the first: with 117 layers, half a minute of capturing. Needs Triton.
@@ -20,7 +20,7 @@ _COMPILERS = 8  # threads; Triton compiles without Python's lock for most of the
 
 
 def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
-    """A detector on CUDA that is not trained any more, in float16 or bfloat16; its kernels are compiled now.
+    """A detector on CUDA that is not trained any more, in any dtype; its kernels are compiled now.
 
     Raises:
         Exception: whatever Triton raises where it cannot compile them.

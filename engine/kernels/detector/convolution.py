@@ -42,7 +42,7 @@ def _pointwise_kernel(
         b = tl.load(
             weight + n[None, :] * inner + k[:, None], mask=(n < outer)[None, :] & (k < inner)[:, None], other=0.0
         )
-        acc = tl.dot(a, b, acc)
+        acc = tl.dot(a, b, acc, input_precision="ieee")
     acc += tl.load(bias + n, mask=n < outer, other=0.0).to(tl.float32)[None, :]
     acc = tl.where(act > 0, _hardswish(acc), acc)
     at = out + here * out_stride + n[None, :]
@@ -91,11 +91,13 @@ def _depthwise_kernel(
 def pointwise(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, hardswish: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Rows (R, outer) of half precision, from rows (R, inner), weights (outer, inner) and biases (outer,)."""
+    """Rows (R, outer) from rows (R, inner), weights (outer, inner) and biases (outer,), all of one dtype."""
     rows, inner = x.shape
     outer = len(weight)
     out = x.new_empty(rows, outer) if out is None else out
-    block_m, block_n = 64, 64 if outer <= 64 else 128
+    # float32 stays float32, without tensor cores: wider blocks take more registers than there are.
+    wide = x.element_size() == 2
+    block_m, block_n, block_k = 64, 128 if wide and outer > 64 else 64, 64 if wide else 32
     _pointwise_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outer, block_n))](
         x,
         x.stride(0),
@@ -109,7 +111,7 @@ def pointwise(
         int(hardswish),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_K=64,
+        BLOCK_K=block_k,
         num_warps=4,
     )
     return out

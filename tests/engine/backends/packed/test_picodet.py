@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 3, 64, 96), (3, 3, 416, 416)])
 @torch.inference_mode()
 def test_a_detector_on_cuda_says_the_same_in_its_kernels(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -29,4 +29,4 @@ def test_a_detector_on_cuda_says_the_same_in_its_kernels(dtype: torch.dtype, sha
     for name in ("features", "classes", "sides", "grid"):
         mine, theirs = getattr(got, name).float(), getattr(wanted, name)
         assert mine.shape == theirs.shape
-        assert (mine - theirs).norm() < (0.01 if dtype is torch.float16 else 0.06) * theirs.norm(), name
+        assert (mine - theirs).norm() < (0.06 if dtype is torch.bfloat16 else 0.01) * theirs.norm(), name
