@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 MAX_STREAMS = 64
@@ -226,19 +227,17 @@ class Placement:
             if now_s - since >= settings.settle_s and quiet(name) and table.workers[name].ready
         ]
         for source in sorted(ripe, key=lambda name: (-table.load[name], name)):
-            targets = [worker for worker in table.takers if worker.name != source and quiet(worker.name)]
-            if not targets:
-                return
-            target = min(targets, key=lambda worker: (table.load[worker.name], worker.name)).name
+            targets = table.idlest(worker for worker in table.takers if worker.name != source and quiet(worker.name))
             for _ in range(settings.max_moves):
                 free = [
                     name
                     for name in table.by_worker[source]
                     if now_s - self._moved_at.get(name, -math.inf) >= settings.stay_s
                 ]
-                moved = table.best_move(free, source, target, costs, settings.margin)
-                if moved is None or table.load[source] <= settings.high:
+                best = table.best_move(free, source, targets, costs, settings.margin)
+                if best is None or table.load[source] <= settings.high:
                     break
+                moved, target = best
                 table.remove(moved, costs[moved])
                 table.add(moved, target, costs[moved])
                 self._moved_at[moved] = now_s
@@ -293,19 +292,28 @@ class _Table:
             else:
                 heapq.heappop(heap)
 
+    def idlest(self, workers: Iterable[WorkerSlot]) -> list[str]:
+        """Of the workers of each capacity that have room, the least loaded: what it cannot take, others cannot."""
+        found: dict[float, WorkerSlot] = {}
+        for worker in workers:
+            if self.room(worker) > 0 and (
+                worker.capacity not in found or self._rank(worker) < self._rank(found[worker.capacity])
+            ):
+                found[worker.capacity] = worker
+        return [worker.name for worker in found.values()]
+
     def best_move(
-        self, streams: Iterable[str], source: str, target: str, costs: dict[str, float], margin: float
-    ) -> str | None:
-        """The stream whose move leaves the two workers loaded most alike; None if none makes it clearly better."""
-        if self.room(self.workers[target]) <= 0:
-            return None
-        best: tuple[float, str] | None = None
-        for name in streams:
-            less = self.load[source] - costs[name] / self.workers[source].capacity
-            more = self.load[target] + costs[name] / self.workers[target].capacity
-            if more <= self.load[source] - margin and (best is None or (max(less, more), name) < best):
-                best = (max(less, more), name)
-        return best and best[1]
+        self, streams: Iterable[str], source: str, targets: Iterable[str], costs: dict[str, float], margin: float
+    ) -> tuple[str, str] | None:
+        """The stream and the target whose move leaves both workers least loaded; None if none is clearly better."""
+        moves = []
+        for name, target in product(streams, targets):
+            if self.room(self.workers[target]) > 0:
+                less = self.load[source] - costs[name] / self.workers[source].capacity
+                more = self.load[target] + costs[name] / self.workers[target].capacity
+                if more <= self.load[source] - margin:
+                    moves.append((max(less, more), name, target))
+        return min(moves)[1:] if moves else None
 
     def _rank(self, worker: WorkerSlot) -> tuple[float, int, str]:
         return (self.load[worker.name], len(self.by_worker[worker.name]), worker.name)

@@ -120,6 +120,13 @@ def test_overload_is_relieved_only_once_it_has_lasted() -> None:
     assert moves(start, placement.place(uneven, workers, 26.0)) in (1, 2)
 
 
+def test_a_faster_worker_relieves_where_the_idlest_cannot() -> None:
+    placement, streams = Placement(Settings(settle_s=0)), [StreamNeed("heavy", cost=3.0), StreamNeed("light", cost=0.2)]
+    workers = [WorkerSlot("a"), WorkerSlot("idle", capacity=0.5), WorkerSlot("fast", capacity=2.0)]
+    placement.adopt({"heavy": "a", "light": "fast"})
+    assert placement.place(streams, workers, 0.0) == {"heavy": "fast", "light": "fast"}
+
+
 def test_loads_that_swing_do_not_move_streams_back_and_forth() -> None:
     """Two workers take turns at being busy, each for 15 s: longer than the load must last, shorter than a move pays."""
     placement, workers = Placement(), slots("a", "b")
