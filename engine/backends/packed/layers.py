@@ -14,7 +14,7 @@ from saccade.engine.backends.quantization import quantize, supports_fp8, support
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.experts import few_experts as few
-from saccade.engine.kernels.experts import router
+from saccade.engine.kernels.experts import one_row, router
 from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.paged_attention import PagedAttention
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
@@ -85,6 +85,20 @@ class PackedExperts:
     ) -> None:
         """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
         few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
+
+    def one(
+        self,
+        x: torch.Tensor,
+        routes: router.Routes,
+        inner: torch.Tensor,
+        out: torch.Tensor,
+        shape: one_row.Shape,
+        *,
+        pdl: bool,
+    ) -> None:
+        """The sum of one row's results; the arguments are those of `one_row.one_row`."""
+        fc1, fc2 = self._fc1, self._fc2
+        one_row.one_row(routes, self.top, x, fc1, fc2, inner, out, shape, scales=self._scales, pdl=pdl)
 
     def many(self, x: Rows, logits: torch.Tensor, parts: torch.Tensor) -> None:
         """Results of any number of rows, to `parts` (top, rows, dim)."""

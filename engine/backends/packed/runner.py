@@ -29,6 +29,7 @@ from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
+from saccade.engine.kernels.experts import one_row
 from saccade.engine.kernels.experts.router import Routes, router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
@@ -43,6 +44,8 @@ ONE_ROW: dict[bool, tuple[gemv.Shape, gemv.Shape] | None] = {
     True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
 }
 """Of a step of one row, in half precision and FP8: shapes of the products into a block and out of it, if by `gemv`."""
+ONE_ROW_EXPERTS: dict[bool, one_row.Shape | None] = {False: None, True: one_row.Shape(4, 4, 2, 4)}
+"""Likewise of experts."""
 
 
 class PackedRunner:
@@ -76,9 +79,12 @@ class PackedRunner:
         self._delta = scratch(1 + blocks.top, max_rows, text.dim)
         self._normed = scratch(max_rows, text.dim)
         self._splits = most_parts = split_k_for(text.dim + text.ff_dim, blocks.fp8)
+        self._one_expert_row: one_row.Shape | None = None
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
             self._routes = Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
+            if one_row.supports(text.dim, text.moe.expert_inner_dim, blocks.top):
+                self._one_expert_row = ONE_ROW_EXPERTS[blocks.fp8]
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
             self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
@@ -221,6 +227,8 @@ class _TokenOps:
         self._count, self._together = len(x), together
         self._skinny = runner._skinny and self._count <= MAX_ROWS
         self.pdl = runner._pdl and self._skinny and not together
+        self._one = runner._one_expert_row if self._count == 1 else None
+        self._expert_parts = runner._blocks.top if self._one is None else 1
         self.joined = False  # whether the next kernel comes behind the experts' stream as well
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
@@ -236,10 +244,13 @@ class _TokenOps:
             router, routes = layer.experts.router, runner._routes
             router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
             # Their parts lie behind those of attention's product.
-            parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
+            parts = runner._split_k[runner._blocks.out_splits :, : self._count][: self._expert_parts]
             runner._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(runner._beside):
-                layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
+                if self._one is None:
+                    layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
+                else:
+                    layer.experts.one(normed, routes, runner._expert_inner, parts[0], self._one, pdl=self.pdl)
         return normed
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
@@ -295,7 +306,7 @@ class _TokenOps:
                 self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
         if self._skinny:
             splits = runner._splits if layer.experts is None else runner._blocks.out_splits
-            before = runner._split_k[: splits + (runner._blocks.top if layer.experts is not None else 0), :count]
+            before = runner._split_k[: splits + (self._expert_parts if layer.experts is not None else 0), :count]
             skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl)
             if layer.experts is not None:
                 torch.cuda.current_stream().wait_stream(runner._beside)

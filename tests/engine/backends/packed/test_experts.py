@@ -50,6 +50,7 @@ def dtypes() -> list[torch.dtype]:
 def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp8: bool) -> None:
     from saccade.engine.backends.quantization import dequantize, quantize
     from saccade.engine.kernels.experts.few_experts import few_experts
+    from saccade.engine.kernels.experts.one_row import Shape, one_row
     from saccade.engine.kernels.experts.router import Routes, router_products
 
     layer = made(dtype)
@@ -67,7 +68,12 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
     for _ in range(2):  # the second finds what the first has left
         router_products(x, layer.router, logits, routes, TOP)
     few_experts(routes, x, packed[0], packed[1], inner, parts, scales=given)
-    assert far(parts.sum(0), layer(x)) < (1e-5 if dtype == torch.float32 and not fp8 else 0.02)
+    wanted = layer(x)
+    if rows == 1:
+        out = nothing(1, WIDTH)
+        one_row(routes, TOP, x, packed[0], packed[1], inner, out, Shape(4, 4, 4, 4), scales=given)
+        assert far(out, wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.02)
+    assert far(parts.sum(0), wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.02)
 
 
 @torch.inference_mode()
