@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, SupersededError
 from saccade.engine.evaluation.golden import check
+from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.scheduling.task import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
 
@@ -199,6 +200,10 @@ def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
             for mine, theirs in zip(got.detections.boxes, want.detections.boxes, strict=True):
                 assert mine.pixels(1, 1) == pytest.approx(theirs.pixels(1, 1), abs=1e-5)
         assert results[1][0].detections != results[1][1].detections
+        executor = cuda._executor
+        assert isinstance(executor, CudaExecutor)
+        assert executor._adapted_prefills
+        assert all(slot.adapted for slot in executor._slots)
 
 
 @pytest.mark.parametrize("traced", [False, True])
