@@ -67,4 +67,4 @@ def _pack_detector(tower: DetectorTower, dtype: torch.dtype) -> None:
         try:
             tower.set_submodule("stem", packed(tower.stem, dtype))
         except Exception as error:  # Triton's own, of a version or a GPU that nobody has tried
-            log.warning("the detector runs slower, as its kernels cannot be compiled: %s", error)
+            log.warning("the detector runs slower, as its own kernels do not run here: %s", error)

@@ -23,13 +23,16 @@ def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
     """A detector on CUDA that is not trained any more, in any dtype; its kernels are compiled now.
 
     Raises:
-        Exception: whatever Triton raises where it cannot compile them.
+        Exception: whatever Triton raises where it cannot compile or run them.
     """
     layers = _CudaLayers(dtype)
     detector = PackedPicoDet(plain, dtype, layers)
     with ThreadPoolExecutor(_COMPILERS) as pool:
         for _ in pool.map(lambda layer: layer.compile(), layers.made.values()):
             pass
+    crops = plain.first.weight.new_zeros(1, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        detector(crops)  # what fails does so here, where there is another way
     return detector
 
 
