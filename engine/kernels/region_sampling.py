@@ -35,7 +35,7 @@ def _best_bin(
     return tl.argmax(score, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else it is compiled for 1, for multiples of 16 and for others
 def _sample_kernel(
     hidden,
     hidden_stride,
@@ -109,7 +109,7 @@ def _sample_kernel(
         tl.store(features + row * 2 * SIZE_HALF + COORD_HALF + f, tl.sin(angle).to(features.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else it is compiled for 1, for multiples of 16 and for others
 def _encode_kernel(
     features,
     phases,
