@@ -5,6 +5,8 @@ layer's four matrices are packed into two, as both halves of a block read the sa
 
     add and norm → product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both
 
+A single row of FP8 weights takes three, without tensor cores (`kernels.gemv`): norm and addition are in the products.
+
 With experts and a temperature (Moondream 3) it is
 
     add and norm → router → product into heads → temperature's products → attention → product out of it
