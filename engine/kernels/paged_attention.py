@@ -197,10 +197,6 @@ class PagedAttention:
         page_size: tokens of a page.
         prefix_length, gap: tokens of an image's prefix, and unused cells behind it.
         cosine, sine: (positions, head_dim / 4) float32 angles.
-
-    Attributes:
-        cosine, sine: as given.
-        layout: of the pool, as kernels take it.
     """
 
     def __init__(
@@ -217,8 +213,8 @@ class PagedAttention:
         assert gap < _BLOCK_T  # or a block of keys might have none to be seen
         self._n_heads, self._n_kv, self._dim = n_heads, n_kv_heads, head_dim
         self._width = triton.next_power_of_2(head_dim)
-        self.layout = {"PAGE": page_size, "PREFIX": prefix_length, "GAP": gap}
-        self.cosine, self.sine = cosine, sine
+        self._layout = {"PAGE": page_size, "PREFIX": prefix_length, "GAP": gap}
+        self._cosine, self._sine = cosine, sine
         # Heads are split only while there are fewer programs than that.
         self._partial = torch.empty(2 * _PROGRAMS * self._width, device=cosine.device)
         self._weights = torch.empty(2 * _PROGRAMS * 2, device=cosine.device)
@@ -264,8 +260,8 @@ class PagedAttention:
         _attend_kernel[(self._n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits, rows)](
             heads,
             heads.stride(0),
-            self.cosine,
-            self.sine,
+            self._cosine,
+            self._sine,
             positions,
             owners,
             tables,
@@ -295,7 +291,7 @@ class PagedAttention:
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,
             **pdl_options(pdl),
-            **self.layout,
+            **self._layout,
         )
 
     def write_kv(
@@ -326,8 +322,8 @@ class PagedAttention:
         write_kv_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
             heads,
             heads.stride(0),
-            self.cosine,
-            self.sine,
+            self._cosine,
+            self._sine,
             positions,
             owners,
             tables,
@@ -343,7 +339,7 @@ class PagedAttention:
             ROTATE=rotate,
             PARTS=0 if temperature is None else len(temperature[0]),
             num_warps=4,
-            **self.layout,
+            **self._layout,
         )
 
 

@@ -13,8 +13,6 @@ from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.kernels.experts.router import router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
-from saccade.engine.kernels.prefill import prefix_attention
-from saccade.engine.kernels.prefill.prompt_attention import prompt_attention
 from saccade.engine.kernels.temperature import temperature_products
 
 
@@ -37,9 +35,6 @@ class _Prefilled:
     parts: torch.Tensor | None = None
 
 
-ASIDE = False  # whether prompts attend on a stream of their own, beside the images' attention
-GROUPED = False  # whether prompts attend a sequence at a time, not a row
-TILE: prefix_attention.Tile | None = None  # of images' attention, if by our kernel
 _FORKED = True  # whether experts run on a stream of their own, beside attention
 
 
@@ -147,39 +142,18 @@ class PrefillOps:
             heads.wide = heads.wide[at:]
             self._adapters = None if self._adapters is None else self._adapters.behind(at)
         attended = torch.empty_like(self.x)
-        answered = attended if last else attended[at:]
-        prompts = len(qkv) > at
-        aside = self._beside if ASIDE and prompts and not last and not self._forks(layer) else None
-        if aside is not None:  # few rows: behind the images' attention they cost 10 µs a layer
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                self._attend_prompts(layer, heads, qkv[at:], cache, answered)
-        elif prompts:
-            self._attend_prompts(layer, heads, qkv[at:], cache, answered)
+        if len(qkv) > at:
+            temperature, prompt = self._temperature(layer, heads, slice(at, None)), qkv[at:]
+            blocks.attention.write_kv(prompt, *self._prompts, *cache, temperature=temperature)
+            answered = attended if last else attended[at:]
+            blocks.attention.attend(prompt, *self._prompts, *cache, answered, write=False, temperature=temperature)
         if not last:
             config = blocks.text
-            heads_of = config.n_heads, config.n_kv_heads, config.head_dim
-            if TILE is not None and prefix_attention.supports(qkv, config.head_dim):
-                prefix_attention.prefix_attention(qkv[:at], attended[:at], self._shape[1], *heads_of, TILE)
-            else:
-                every = qkv[:at].unflatten(0, self._shape).unflatten(2, (-1, config.head_dim)).transpose(1, 2)
-                q, k, v = every.split([config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
-                whole = F.scaled_dot_product_attention(q, k, v, enable_gqa=config.n_heads != config.n_kv_heads)
-                attended[:at].view(*self._shape, config.n_heads, -1).copy_(whole.transpose(1, 2))
-        if aside is not None:
-            torch.cuda.current_stream().wait_stream(aside)
+            every = qkv[:at].unflatten(0, self._shape).unflatten(2, (-1, config.head_dim)).transpose(1, 2)
+            q, k, v = every.split([config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
+            whole = F.scaled_dot_product_attention(q, k, v, enable_gqa=config.n_heads != config.n_kv_heads)
+            attended[:at].view(*self._shape, config.n_heads, -1).copy_(whole.transpose(1, 2))
         return attended
-
-    def _attend_prompts(
-        self, layer: PackedLayer, heads: _Prefilled, qkv: torch.Tensor, cache: LayerCache, out: torch.Tensor
-    ) -> None:
-        """Write the prompts' keys and values, and what they see of the images and of each other to `out`."""
-        attention, temperature = self._blocks.attention, self._temperature(layer, heads, slice(self._prefix_rows, None))
-        attention.write_kv(qkv, *self._prompts, *cache, temperature=temperature)
-        if GROUPED and temperature is None:
-            prompt_attention(attention, qkv, *self._prompts, *cache, out)
-        else:
-            attention.attend(qkv, *self._prompts, *cache, out, write=False, temperature=temperature)
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: _Prefilled) -> None:
         """What is added to x by the next norm."""

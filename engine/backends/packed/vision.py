@@ -13,11 +13,8 @@ from saccade.engine.backends.packed.linear import PackedLinear, add_layernorm_ro
 from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.prefill import fp8_linear as kernels
-from saccade.engine.kernels.prefill import prefix_attention
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower
-
-TILE: prefix_attention.Tile | None = None  # of attention, if by our kernel
 
 
 class _Layer:
@@ -59,7 +56,8 @@ class PackedVision:
         before: torch.Tensor | None = None
         for layer in self._layers:
             heads = layer.qkv.linear(add_layernorm_rows(flat, before, layer.ln1, self._fp8))
-            seen = self._attend(heads, count)
+            q, k, v = heads.view(count, tokens, 3, self._n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, dim)
             if self._fp8:
                 attended = layer.proj.linear(kernels.quantize_rows(seen, None))
                 wide = layer.fc1.linear(add_layernorm_rows(flat, attended, layer.ln2, True))
@@ -70,17 +68,6 @@ class PackedVision:
         last = self._tower.post_ln
         assert isinstance(last, nn.LayerNorm)
         return add_layernorm(flat, before, last).view(count, tokens, dim)
-
-    def _attend(self, heads: torch.Tensor, count: int) -> torch.Tensor:
-        """What each crop's tokens see (count · tokens, dim), of their queries, keys and values."""
-        tokens, dim = len(heads) // count, heads.shape[1] // 3
-        if TILE is not None and prefix_attention.supports(heads, dim // self._n_heads):
-            seen = heads.new_empty(len(heads), dim)
-            heads_of = self._n_heads, self._n_heads, dim // self._n_heads
-            prefix_attention.prefix_attention(heads, seen, tokens, *heads_of, TILE)
-            return seen
-        q, k, v = heads.view(count, tokens, 3, self._n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, dim)
 
 
 def supports(model: Moondream) -> bool:

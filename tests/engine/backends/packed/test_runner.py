@@ -247,19 +247,6 @@ def test_rows_with_adapters_agree_with_the_modules(fp8: bool, limit: float, expe
     assert far(got, wanted) < limit * (3 if experts else 1)  # a rounding may choose other experts
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-def test_our_attention_in_prefills_agrees(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from saccade.engine.backends.packed import prefill, vision
-    from saccade.engine.kernels.prefill.prefix_attention import Tile
-
-    monkeypatch.setattr(prefill, "ASIDE", True)
-    monkeypatch.setattr(prefill, "GROUPED", True)
-    monkeypatch.setattr(prefill, "TILE", Tile(64, 64, 3, 4))
-    monkeypatch.setattr(vision, "TILE", Tile(64, 64, 3, 4))
-    test_images_and_prompts_together_agree_with_the_modules(9, fp8, 0.1 if fp8 else 0.01, False)
-    test_the_tower_agrees_with_the_modules(fp8, 0.1 if fp8 else 0.02)
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("experts", [False, True])
 def test_samples_agree_with_the_modules(experts: bool) -> None:
