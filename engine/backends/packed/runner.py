@@ -42,7 +42,7 @@ from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
 
 ONE_ROW: dict[bool, tuple[gemv.Shape, gemv.Shape] | None] = {
-    False: None,
+    False: (gemv.Shape(8, 4, True), gemv.Shape(4, 8, True)),
     True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
 }
 """Of a step of one row, in half precision and FP8: shapes of the products into a block and out of it, if by `gemv`."""
