@@ -149,8 +149,12 @@ def open_engine(
     if name in RANDOM:
         if imgsz is not None:
             raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
-        return random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts))
-    return Engine.load(name, device, dtype, depth=depth, drafts=drafts is not False, imgsz=imgsz)
+        engine = random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts))
+    else:
+        engine = Engine.load(name, device, dtype, depth=depth, drafts=drafts is not False, imgsz=imgsz)
+    if engine.model.device.startswith("cuda"):
+        shorten_collections(model=True)
+    return engine
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:

@@ -286,4 +286,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
     shorten_collections()
 
     imgsz = config.imgsz if isinstance(config, RunConfig) else None
-    return Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress)
+    engine = Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress)
+    if engine.model.device.startswith("cuda"):
+        shorten_collections(model=True)
+    return engine

@@ -151,3 +151,7 @@ def test_what_is_loaded_is_not_collected_again() -> None:
     shorten_collections()
     assert gc.get_freeze_count() == frozen > 10_000
     assert any(one is later for one in gc.get_objects())
+    shorten_collections(model=True)
+    assert gc.get_freeze_count() > frozen
+    assert not any(one is later for one in gc.get_objects())
+    gc.unfreeze()
