@@ -12,6 +12,7 @@ any, and the slots take memory. Knows nothing of requests, names or results.
 
 from __future__ import annotations
 
+import gc
 from collections import abc
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -164,6 +165,7 @@ class CudaExecutor:
         """Wait for the work on the streams."""
         for part in (self._images, self._compute, self._copy):
             part.close()
+        gc.unfreeze()  # or the model would stay where a process loads another, see `shorten_collections`
 
     # ---- what a step costs
 
