@@ -127,6 +127,9 @@ class CpuExecutor:
                 x = model.text.embed(prompts)
                 put_values(model.region, x.view(-1, x.shape[-1]), values)
                 feed(model, x.view(-1, x.shape[-1]), cells.fed())
+                if length > model.limits.max_context:  # a line that begins behind others is filled past the context
+                    filled = cells.filled().expand(len(at), -1)
+                    at, x = at.gather(1, filled), x.take_along_dim(filled.unsqueeze(-1), 1)
                 self._hidden[slot] = self._text(adapters)(x, at, cache, cache.before(at))[cells.sampled]
 
         self._compute.run(torch.inference_mode()(forward))
@@ -290,7 +293,7 @@ class _Cells:
         self.groups = step.groups
         starts = [0 if decode else len(group[0].sequence.prompt) - 1 for group in self.groups]
         ends = [start + len(group) for start, group in zip(starts, self.groups, strict=True)]
-        self.longest, self.drafted = max(ends), step.drafted
+        self.longest, self.drafted, self._ends = max(ends), step.drafted, ends
         lines = [line for line, group in enumerate(self.groups) for _ in group]
         places = [start + i for start, group in zip(starts, self.groups, strict=True) for i in range(len(group))]
         self.sampled = torch.tensor(lines), torch.tensor(places)
@@ -303,7 +306,11 @@ class _Cells:
                 fills = self.longest if decode and place == ends[line] - 1 else place + 1
                 self._drafts.append((row, range(line * self.longest + place, line * self.longest + fills)))
         if decode:
-            self.steps = torch.arange(self.longest).minimum(torch.tensor(ends).unsqueeze(1) - 1)
+            self.steps = self.filled()
+
+    def filled(self) -> torch.Tensor:
+        """(lines, longest) places in the lines, of which the last repeats itself where a line is shorter."""
+        return torch.arange(self.longest).minimum(torch.tensor(self._ends).unsqueeze(1) - 1)
 
     def fed(self) -> dict[int, FedValue]:
         """The values that come from the host, by line · `longest` + place; once drafts are read from the images."""

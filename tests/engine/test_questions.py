@@ -6,6 +6,7 @@ import gc
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,17 @@ def mass(engine: Engine, question: str, spelling: str) -> float:
     return math.exp(total)
 
 
+def longest(engine: Engine) -> str:
+    """A question that leaves no room behind its choices."""
+    for length in range(engine.limits.max_context, 0, -1):
+        with suppress(PromptError):
+            ask(engine, Query("?" * length, choices=CHOICES))
+            return "?" * length
+    raise AssertionError("no question fits")
+
+
 def test_choices_have_the_mass_of_their_spellings(tiny: Engine) -> None:
-    for question in ("is it?", "is it longer than a page of the cache?"):
+    for question in ("is it?", "is it longer than a page of the cache?", longest(tiny)):
         masses = {one: mass(tiny, question, one) for one in [*SPELLINGS, " Not at all"]}
         by_choice = {choice: sum(p for one, p in masses.items() if one.strip().lower() == choice) for choice in CHOICES}
         by_choice["no"] -= by_choice["not at all"]
