@@ -53,7 +53,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         None,
         "Pixels of the longer side at which nano sees a frame; more for what is far away, in more time.",
         more="A multiple of 32; 416 by itself. With 640, faces and persons far away are found more often, large "
-        "things less, and a frame takes twice the time on a CPU. The size is fixed for other models.",
+        "things less, and a frame takes a third more time on a CPU. The size is fixed for other models.",
         metavar="PIXELS",
         ge=128,
         le=1280,
