@@ -30,7 +30,6 @@ def start(
     """
     n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences)
     executor: Executor[Any]
-    from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
     if model.device.type == "cuda":
         from saccade.engine.runtime.cuda_executor import CudaExecutor
 
@@ -40,6 +39,33 @@ def start(
         keep_freed_memory()
         executor = CpuExecutor(model, config, n_pages)
         together = preparers = 1  # on a CPU a batch of images is no faster than one by one
+    from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
+    loop = step_loop(executor, model, config, n_pages, together, preparers, from_images=from_images)
+    loop.monitor.attach(executor.streams)
+    return executor, loop
+
+
+def step_loop(
+    executor: Executor[Any],
+    model: Model,
+    config: EngineConfig,
+    n_pages: int,
+    images: int,
+    preparers: int,
+    *,
+    from_images: bool,
+) -> StepLoop[Any]:
+    """The loop of an executor, and its scheduler.
+
+    Args:
+        executor: with so many pages.
+        model: what it runs.
+        config: sizes.
+        n_pages: of the cache.
+        images: most of a prefill.
+        preparers: threads that prepare images.
+        from_images: whether the executor drafts answers.
+    """
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is where the executor writes what is never read
     scheduler: Scheduler[Any] = Scheduler(
@@ -47,12 +73,10 @@ def start(
         config.page_size,
         model.limits.prefix_length,
         config.max_sequences,
-        together,
+        images,
         config.adapter_slots,
         drafts=config.drafts,
         from_images=from_images,
         drafted_tokens=config.drafted_tokens,
     )
-    loop = StepLoop(executor, scheduler, config.depth, preparers)
-    loop.monitor.attach(executor.streams)
-    return executor, loop
+    return StepLoop(executor, scheduler, config.depth, preparers)

@@ -18,8 +18,7 @@ from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop.step_loop import StepLoop
-from saccade.engine.scheduling.resources import PagePool
-from saccade.engine.scheduling.scheduler import Scheduler
+from saccade.engine.start import step_loop
 
 _PAGES = 2048
 
@@ -62,19 +61,9 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
     def start(model: Model, config: EngineConfig, *, texts: bool, **_: object) -> tuple[Executor[Any], StepLoop[Any]]:
         with mock.patch.object(_Now, "capturing", True):
             executor = CudaExecutor(model, config, _PAGES, texts=texts)
-        pool = PagePool(_PAGES)
-        pool.allocate(1)
-        scheduler: Scheduler[Any] = Scheduler(
-            pool,
-            config.page_size,
-            model.limits.prefix_length,
-            config.max_sequences,
-            config.images_per_prefill,
-            drafts=config.drafts,
-            from_images=config.drafts and isinstance(model.vision, DraftingEncoder),
-            drafted_tokens=config.drafted_tokens,
-        )
-        return executor, StepLoop(executor, scheduler, config.depth, 2)
+        drafting = config.drafts and isinstance(model.vision, DraftingEncoder)
+        loop = step_loop(executor, model, config, _PAGES, config.images_per_prefill, 2, from_images=drafting)
+        return executor, loop
 
     here = "saccade.engine.runtime.cuda_executor"
     replaced: dict[str, object] = {

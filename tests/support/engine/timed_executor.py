@@ -24,9 +24,8 @@ from saccade.engine.runtime.loop.step_loop import StepLoop
 from saccade.engine.runtime.sampling_inputs import with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs
 from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
-from saccade.engine.scheduling.resources import PagePool
-from saccade.engine.scheduling.scheduler import Scheduler
 from saccade.engine.scheduling.step import Step, StepKind
+from saccade.engine.start import step_loop
 from tests.support.engine.untimed import Untimed
 
 Cost = Callable[[StepKind, int], float]
@@ -93,18 +92,8 @@ def timed_engine(cost: Cost, objects: int, config: EngineConfig | None = None) -
 
     def start(model: Model, config: EngineConfig, **_: object) -> tuple[Executor[Any], StepLoop[Any]]:
         executor = TimedExecutor(model, config, cost, objects)
-        pool = PagePool(_PAGES)
-        pool.allocate(1)
-        scheduler: Scheduler[Any] = Scheduler(
-            pool,
-            config.page_size,
-            model.limits.prefix_length,
-            config.max_sequences,
-            config.images_per_prefill,
-            config.adapter_slots,
-            drafts=config.drafts,
-        )
-        return executor, StepLoop(executor, scheduler, config.depth, _PREPARERS)
+        most = config.images_per_prefill
+        return executor, step_loop(executor, model, config, _PAGES, most, _PREPARERS, from_images=False)
 
     with Engine.load("nano", "cpu") as loaded, mock.patch("saccade.engine.engine.start", start):
         info, vocabulary = loaded.model, loaded._vocabulary
