@@ -21,9 +21,9 @@ import numpy as np
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
-from saccade.engine.runtime.cpu_settings import shorten_collections
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.engine.tasks import Detect
+from saccade.pipeline.core.build import for_life
 from saccade.sources import RgbImage
 
 if TYPE_CHECKING:
@@ -145,16 +145,11 @@ def open_engine(
     from saccade.engine.evaluation.random_model import random_engine
     from saccade.engine.models.registry import RANDOM
 
-    shorten_collections()
     if name in RANDOM:
         if imgsz is not None:
             raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
-        engine = random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts))
-    else:
-        engine = Engine.load(name, device, dtype, depth=depth, drafts=drafts is not False, imgsz=imgsz)
-    if engine.model.device.startswith("cuda"):
-        shorten_collections(model=True)
-    return engine
+        return for_life(lambda: random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts)))
+    return for_life(lambda: Engine.load(name, device, dtype, depth=depth, drafts=drafts is not False, imgsz=imgsz))
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:

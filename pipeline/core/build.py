@@ -281,12 +281,17 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
     from saccade.engine import (
         Engine,  # brings torch, which takes seconds: whatever is wrong before this is reported at once
     )
+
+    imgsz = config.imgsz if isinstance(config, RunConfig) else None
+    return for_life(lambda: Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress))
+
+
+def for_life(load: Callable[[], Engine]) -> Engine:
+    """What is loaded, as the engine of this process for all of its life: see `shorten_collections`."""
     from saccade.engine.runtime.cpu_settings import shorten_collections
 
     shorten_collections()
-
-    imgsz = config.imgsz if isinstance(config, RunConfig) else None
-    engine = Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress)
-    if engine.model.device.startswith("cuda"):
+    engine = load()
+    if engine.model.gpu is not None:
         shorten_collections(model=True)
     return engine
