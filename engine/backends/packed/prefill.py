@@ -47,8 +47,8 @@ class PrefillOps:
         positions: torch.Tensor,
         owners: torch.Tensor,
         tables: torch.Tensor,
-        adapters: AdaptedRows | None = None,
-        beside: torch.cuda.Stream | None = None,
+        adapters: AdaptedRows | None,
+        beside: torch.cuda.Stream,
     ) -> None:
         self._beside = beside
         self._adapters = adapters
@@ -72,7 +72,6 @@ class PrefillOps:
         plain = torch.empty_like(self.x)
         rows = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8, plain), plain)
         if layer.experts is not None and self._forks(layer):
-            assert self._beside is not None
             self._beside.wait_stream(torch.cuda.current_stream())
             rows.parts = self._experts(layer.experts, rows.normed, plain, self._beside)
         return rows
@@ -93,7 +92,7 @@ class PrefillOps:
 
         An image's prefill takes 8.1 ms so where it takes 8.6 one after the other, 6.1 instead of 6.7 in FP8.
         """
-        return self._beside is not None and layer.experts is not None and not self._is_last(layer)
+        return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
         """Heads; with FP8 rows or adapters and a dense MLP, what goes into its GELU behind them."""
@@ -180,5 +179,4 @@ class PrefillOps:
             if gelu is not None:
                 self._adapters.add(layer.number, "mlp.fc2", gelu, self.x)
         if self._forks(layer):
-            assert self._beside is not None
             torch.cuda.current_stream().wait_stream(self._beside)

@@ -97,7 +97,7 @@ class PackedRunner:
         self._head_norms = model.region.norms
         self._head_input = scratch(max(1, len(self._head_norms)), max_rows, text.dim)
         self._coords = BinHead(model.region.coord_decoder, region.coord_out_dim, self._pdl)
-        self._beside = torch.cuda.Stream(model.device)  # experts and prompts go there beside attention
+        self._beside = torch.cuda.Stream(model.device)  # experts go there beside attention
         self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
         self._features = scratch(max_rows, region.size_feat_dim)
         self._skinny = gemm.supports(self._wide.shape[1], text.dim) and gemm.supports(

@@ -1,1 +1,1 @@
-"""Triton kernels of a prefill, whose rows are many: FP8 on both sides of products, attention of images and prompts."""
+"""Triton kernels of a prefill, whose rows are many: FP8 on both sides of products."""
