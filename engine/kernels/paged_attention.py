@@ -4,7 +4,7 @@ Heads may have a temperature (Moondream 3): queries and values are multiplied on
 token, whose products come in parts from `temperature`.
 
 Rows that share an image's pages find them in the L2 cache after the first one's read: an image's keys and values of one
-layer are 6 MB (Moondream 2), the cache of an H200 holds 60.
+layer are 6 MB (Moondream 2), the cache of an H200 holds 60. Rows of one sequence are for `prefill.prompt_attention`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton.language as tl
 from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.paged_kv import factor, rotated, write_kv_kernel
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.kernels.prefill.prompt_attention import counters, prompt_attention
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
 _PROGRAMS, _MOST_SPLITS = 384, 8
@@ -88,7 +89,6 @@ def _attend_kernel(
     PAGE: tl.constexpr,
     PREFIX: tl.constexpr,
     GAP: tl.constexpr,
-    WRITE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     PRE_GELU: tl.constexpr,
@@ -121,15 +121,12 @@ def _attend_kernel(
     position = tl.load(positions + row)
     own = tl.where(position < PREFIX, position, position + GAP)  # the row's own cell; without an image also the former
     table = tables + tl.load(owners + row) * tables_stride
-    end = own if WRITE else own + 1
-    share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
-    stop = tl.minimum(end, (split + 1) * share)
+    share = tl.cdiv(tl.cdiv(own, SPLITS), BLOCK_T) * BLOCK_T
+    stop = tl.minimum(own, (split + 1) * share)
     start = split * share
-    # In the cache is what earlier steps have written; without WRITE, this step's too, by the kernel before it.
-    if PDL and not WRITE:
-        pdl_wait()
+    # In the cache is what earlier steps have written.
     k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
-    if PDL and WRITE:
+    if PDL:
         pdl_wait()
     at = heads + row.to(tl.int64) * heads_stride
     q = rotated(at + head * D, real, position, cosine, sine, d, D // 4)
@@ -140,7 +137,7 @@ def _attend_kernel(
     best = tl.full((16,), -float("inf"), tl.float32)
     total = tl.zeros((16,), tl.float32)
     acc = tl.zeros((16, WIDTH), tl.float32)
-    if WRITE and split == 0:
+    if split == 0:
         k_new = rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
         v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
         if PARTS > 0:
@@ -219,6 +216,7 @@ class PagedAttention:
         self._partial = torch.empty(2 * _PROGRAMS * self._width, device=cosine.device)
         self._weights = torch.empty(2 * _PROGRAMS * 2, device=cosine.device)
         self._arrived = torch.zeros(_PROGRAMS, dtype=torch.int32, device=cosine.device)
+        self._arrived_prompts = counters(cosine.device)
 
     def attend(
         self,
@@ -249,10 +247,29 @@ class PagedAttention:
             pre_gelu: so many values go through GELU.
             temperature: of queries and of new values; of as many heads for keys as for queries.
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
-                that see each other need.
-            pdl: begin before the previous kernel has ended, see `kernels.pdl`.
+                that see each other need; and those of a sequence best come one behind the other.
+            pdl: begin before the previous kernel has ended, see `kernels.pdl`; with `write` only.
         """
         rows = heads.shape[0]
+        if not write:
+            prompt_attention(
+                heads,
+                (self._cosine, self._sine),
+                positions,
+                owners,
+                tables,
+                keys,
+                values,
+                out,
+                self._arrived_prompts,
+                n_heads=self._n_heads,
+                pre_gelu=pre_gelu,
+                limit=_LARGEST_HALF,
+                products=_products(temperature, heads),
+                parts=0 if temperature is None else len(temperature[0]),
+                layout=self._layout,
+            )
+            return
         # Powers of two, so that the parts can be put together in one go.
         splits = 1
         while splits < _MOST_SPLITS and rows * self._n_heads * splits < _PROGRAMS:
@@ -279,7 +296,6 @@ class PagedAttention:
             N_KV=self._n_kv,
             D=self._dim,
             WIDTH=self._width,
-            WRITE=write,
             SPLITS=splits,
             BLOCK_T=_BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T,
             PRE_GELU=pre_gelu,

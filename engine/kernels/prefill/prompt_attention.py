@@ -1,0 +1,229 @@
+"""Attention of rows that follow each other in their sequences: prompts, and drafts behind them. Their keys are cached.
+
+What `paged_attention` does a row at a time. Here up to sixteen rows of a sequence read its keys once: an image's 6 MB
+a layer (Moondream 2) came from the L2 cache for each of its prompt's tokens, 88 µs a layer for those of 8 images.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.engine.kernels.activation import gelu
+from saccade.engine.kernels.paged_kv import rotated
+
+_BLOCK_M = tl.constexpr(16)  # rows of a program, the least of a matrix product
+_BLOCK_T = 64  # keys at a time
+_BLOCK_F = 512  # values of the MLP at a time
+_PROGRAMS, _MOST_SPLITS = 512, 8  # keys are split among programs while these are few
+_ROWS_EACH = 8  # of a sequence, as a guess of how many programs of a launch have anything to do
+_LOWEST = tl.constexpr(-1e30)  # not infinity: a row may see none of a program's keys
+
+
+@triton.jit
+def _prompt_attention_kernel(
+    heads,
+    heads_stride,
+    cosine,
+    sine,
+    positions,
+    owners,
+    tables,
+    tables_stride,
+    keys,
+    values,
+    out,
+    out_stride,
+    partial,
+    weights,
+    arrived,
+    scale,
+    products,
+    products_stride,
+    alpha,
+    rows,
+    limit,
+    N_HEADS: tl.constexpr,
+    N_KV: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    PREFIX: tl.constexpr,
+    GAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PRE_GELU: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """One head of a sequence's rows within a block of sixteen, over one of SPLITS parts of its keys.
+
+    The first of these rows does it for all, and the last of the parts to arrive puts them together. Programs past the
+    last head apply GELU to BLOCK_F of a row's PRE_GELU values behind its heads: the MLP's half.
+    """
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.program_id(2)
+    if head >= N_HEADS:
+        if split == 0:
+            f = (head - N_HEADS) * BLOCK_F + tl.arange(0, BLOCK_F)
+            inside = f < PRE_GELU
+            x = tl.load(heads + row.to(tl.int64) * heads_stride + (N_HEADS + 2 * N_KV) * D + f, mask=inside, other=0.0)
+            wide = tl.minimum(gelu(x.to(tl.float32)), limit).to(out.dtype.element_ty)
+            tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, wide, mask=inside)
+        return
+    owner = tl.load(owners + row)
+    if (row % _BLOCK_M > 0) & (tl.load(owners + tl.maximum(row - 1, 0)) == owner):
+        return
+    kv = head // (N_HEADS // N_KV)
+    m = row // _BLOCK_M * _BLOCK_M + tl.arange(0, _BLOCK_M)
+    here = (m >= row) & (m < rows)
+    here = here & (tl.load(owners + m, mask=here, other=-1) == owner)
+    position = tl.load(positions + m, mask=here, other=0)
+    own = tl.where(position < PREFIX, position, position + GAP)
+    table = tables + owner * tables_stride
+    end = tl.max(tl.where(here, own, 0), 0) + 1
+    share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_T) * BLOCK_T
+    stop = tl.minimum(end, (split + 1) * share)
+    d = tl.arange(0, WIDTH)
+    both = here[:, None] & (d < D)[None, :]
+    lines = m.to(tl.int64)[:, None]
+    q = rotated(heads + lines * heads_stride + head * D, both, position[:, None], cosine, sine, d[None, :], D // 4)
+    if PARTS > 0:
+        x = tl.zeros((_BLOCK_M,), tl.float32)
+        for part in range(PARTS):
+            x += tl.load(products + part * products_stride + m * 2 * N_HEADS + head, mask=here, other=0.0)
+        a = tl.load(alpha + head).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
+        q *= (1.5 - 2.0 / (tl.exp(2.0 * x) + 1.0) + 1.0 / (1.0 + tl.exp(-a)))[:, None]
+    query = q.to(keys.dtype.element_ty)
+    best = tl.full((_BLOCK_M,), _LOWEST, tl.float32)
+    total = tl.zeros((_BLOCK_M,), tl.float32)
+    acc = tl.zeros((_BLOCK_M, WIDTH), tl.float32)
+    for start in range(split * share, stop, BLOCK_T):
+        t = start + tl.arange(0, BLOCK_T)
+        there = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
+        page = tl.load(table + t // PAGE, mask=there, other=0).to(tl.int64)
+        cell = ((page * N_KV + kv) * PAGE + t % PAGE)[:, None] * D + d[None, :]
+        real = there[:, None] & (d < D)[None, :]
+        k = tl.load(keys + cell, mask=real, other=0.0)
+        v = tl.load(values + cell, mask=real, other=0.0)
+        # The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
+        seen = there[None, :] & (t[None, :] <= own[:, None])
+        score = tl.where(seen, tl.dot(query, tl.trans(k)) * scale, -float("inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        fade = tl.exp(best - higher)
+        p = tl.exp(score - higher[:, None])
+        total = total * fade + tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+        best = higher
+    out_at = out + lines * out_stride + head * D + d[None, :]
+    if SPLITS == 1:
+        tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=both)
+    else:
+        slot = (m * N_HEADS + head) * SPLITS
+        of_width = tl.arange(0, WIDTH)[None, :]
+        tl.store(partial + (slot + split)[:, None] * WIDTH + of_width, acc, mask=here[:, None])
+        tl.store(weights + (slot + split) * 2, best, mask=here)
+        tl.store(weights + (slot + split) * 2 + 1, total, mask=here)
+        tl.debug_barrier()  # all of this program's stores come before it signals them
+        if tl.atomic_add(arrived + row * N_HEADS + head, 1, sem="acq_rel") == SPLITS - 1:
+            tl.debug_barrier()
+            s = slot[:, None] + tl.arange(0, SPLITS)[None, :]
+            bests = tl.load(weights + s * 2, mask=here[:, None], other=0.0, cache_modifier=".cg")
+            highest = tl.max(bests, 1)
+            total = tl.zeros((_BLOCK_M,), tl.float32)
+            acc = tl.zeros((_BLOCK_M, WIDTH), tl.float32)
+            for i in tl.static_range(SPLITS):
+                of_part = tl.load(weights + (slot + i) * 2, mask=here, other=0.0, cache_modifier=".cg")
+                faded = tl.exp(of_part - highest)
+                total += faded * tl.load(weights + (slot + i) * 2 + 1, mask=here, other=1.0, cache_modifier=".cg")
+                at = partial + (slot + i)[:, None] * WIDTH + of_width
+                acc += faded[:, None] * tl.load(at, mask=here[:, None], other=0.0, cache_modifier=".cg")
+            tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=both)
+            tl.store(arrived + row * N_HEADS + head, 0)
+
+
+def counters(device: torch.device) -> torch.Tensor:
+    """Zeros that `prompt_attention` counts in, and leaves as zeros; for calls that come one after another."""
+    # Keys are split while (rows / _ROWS_EACH) · heads · 2 is no more than _PROGRAMS.
+    return torch.zeros(_PROGRAMS * _ROWS_EACH // 2, dtype=torch.int32, device=device)
+
+
+def prompt_attention(
+    heads: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    owners: torch.Tensor,
+    tables: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    *,
+    n_heads: int,
+    pre_gelu: int,
+    limit: float,
+    products: tuple[torch.Tensor, int, torch.Tensor],
+    parts: int,
+    layout: dict[str, int],
+) -> None:
+    """Each row over everything in its sequence's pages up to itself; for arguments see `PagedAttention.attend`.
+
+    Rows of a sequence come one behind the other. Otherwise the result is the same, and takes longer.
+
+    Args:
+        heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu).
+        angles: cosine and sine.
+        positions: (rows,) int32.
+        owners: (rows,) int32.
+        tables: (any, pages) int32.
+        keys: one layer of the pool; those of these rows are in their pages.
+        values: the same.
+        out: (rows, n_heads · head_dim + pre_gelu).
+        arrived: see `counters`.
+        n_heads: of queries.
+        pre_gelu: so many values go through GELU.
+        limit: the largest of these.
+        products: of a temperature: these, what lies between their parts, and alpha.
+        parts: how many; 0 without.
+        layout: of the pool: PAGE, PREFIX and GAP.
+    """
+    rows, (_, n_kv, _, head_dim) = len(heads), keys.shape
+    width = triton.next_power_of_2(head_dim)
+    guess, splits = triton.cdiv(rows, _ROWS_EACH) * n_heads, 1
+    while splits < _MOST_SPLITS and 2 * guess * splits <= _PROGRAMS:
+        splits *= 2
+    room = rows * n_heads * splits if splits > 1 else 1
+    _prompt_attention_kernel[(n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits, rows)](
+        heads,
+        heads.stride(0),
+        *angles,
+        positions,
+        owners,
+        tables,
+        tables.stride(0),
+        keys,
+        values,
+        out,
+        out.stride(0),
+        torch.empty(room * width, device=heads.device),
+        torch.empty(room * 2, device=heads.device),
+        arrived,
+        head_dim**-0.5,
+        *products,
+        rows,
+        limit,
+        N_HEADS=n_heads,
+        N_KV=n_kv,
+        D=head_dim,
+        WIDTH=width,
+        SPLITS=splits,
+        BLOCK_T=_BLOCK_T,
+        PRE_GELU=pre_gelu,
+        BLOCK_F=_BLOCK_F,
+        PARTS=parts,
+        num_warps=4,
+        num_stages=2,
+        **layout,
+    )
