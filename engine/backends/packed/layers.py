@@ -88,17 +88,20 @@ class PackedExperts:
 
     def one(
         self,
+        logits: torch.Tensor,
         x: torch.Tensor,
-        routes: router.Routes,
         inner: torch.Tensor,
-        out: torch.Tensor,
+        seen: torch.Tensor,
+        out: PackedLinear,
+        into: torch.Tensor,
         shape: one_row.Shape,
         *,
         pdl: bool,
     ) -> None:
-        """The sum of one row's results; the arguments are those of `one_row.one_row`."""
-        fc1, fc2 = self._fc1, self._fc2
-        one_row.one_row(routes, self.top, x, fc1, fc2, inner, out, shape, scales=self._scales, pdl=pdl)
+        """Add one row's results to `into`, and with them what attention saw through `out`; see `kernels.one_row`."""
+        fc1, fc2 = self._scales or (None, None)
+        one_row.expert_inner(logits, x, self._fc1, fc1, inner, shape, pdl=pdl)
+        one_row.add_experts(logits, inner, self._fc2, fc2, seen, out.packed, out.scale, out.bias, into, shape, pdl=pdl)
 
     def many(self, x: Rows, logits: torch.Tensor, parts: torch.Tensor) -> None:
         """Results of any number of rows, to `parts` (top, rows, dim)."""

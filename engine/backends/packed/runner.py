@@ -12,6 +12,8 @@ With experts and a temperature (Moondream 3) it is
     add and norm → router → product into heads → temperature's products → attention → product out of it
                        └→ experts (two products), on a stream of their own: neither needs the other's
 
+and of a single row what `packed.expert_row` says.
+
 From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
 760 keys take 0.86 / 1.18 / 1.99 ms on one H200, with FP8 weights 0.67 / 0.98 / 1.86; with cuBLAS's products and kernels
 one after the other it was 1.08 / 1.34 / 2.18; those of Moondream 3 take 1.10 / 3.23 / 5.30, and 0.86 / 2.17 / 3.73, of
@@ -26,6 +28,7 @@ import copy
 import torch
 
 from saccade.engine.backends.lora import AdaptedRows, AdapterBank
+from saccade.engine.backends.packed import expert_row
 from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
 from saccade.engine.backends.packed.linear import BinHead
 from saccade.engine.backends.packed.prefill import PrefillOps
@@ -33,7 +36,6 @@ from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
-from saccade.engine.kernels.experts import one_row
 from saccade.engine.kernels.experts.router import Routes, router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
@@ -48,8 +50,6 @@ ONE_ROW: dict[bool, tuple[gemv.Shape, gemv.Shape] | None] = {
     True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
 }
 """Of a step of one row, in half precision and FP8: shapes of the products into a block and out of it, if by `gemv`."""
-ONE_ROW_EXPERTS: dict[bool, one_row.Shape | None] = {False: None, True: one_row.Shape(4, 4, 2, 4)}
-"""Likewise of experts: in bf16 a step takes 1.12 ms so and 1.08 with tensor cores, in FP8 0.85 and 0.88."""
 
 
 class PackedRunner:
@@ -83,15 +83,15 @@ class PackedRunner:
         self._delta = scratch(1 + blocks.top, max_rows, text.dim)
         self._normed = scratch(max_rows, text.dim)
         self._splits = most_parts = split_k_for(text.dim + text.ff_dim, blocks.fp8)
-        self._one_expert_row: one_row.Shape | None = None
+        self._expert_row: expert_row.ExpertRow | None = None
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
             self._routes = Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
-            if one_row.supports(text.dim, text.moe.expert_inner_dim, blocks.top):
-                self._one_expert_row = ONE_ROW_EXPERTS[blocks.fp8]
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
             self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
+            if expert_row.supports(blocks):
+                self._expert_row = expert_row.ExpertRow(blocks, self._logits)
         self._products = scratch(blocks.tau_parts * max_rows * 2 * text.n_heads, dtype=torch.float32)
         self._split_k = scratch(most_parts, MAX_ROWS, text.dim, dtype=torch.float32)
         self._head_norms = model.region.norms
@@ -127,10 +127,15 @@ class PackedRunner:
                     for at in range(0, len(x), most)
                 ]
             )
-        plain = self._adapters is None and not together
-        one = self._one_row if len(x) == 1 and plain else None
+        layers, caches = self._blocks.layers, self._blocks.caches
+        single = len(x) == 1 and self._adapters is None and not together
+        if single and self._expert_row is not None:
+            row = expert_row.ExpertRowOps(self._expert_row, x, (positions, owners, tables), self._pdl)
+            run_blocks(layers, caches, row)
+            return x
+        one = self._one_row if single else None
         ops = (_TokenOps if one is None else _OneRowOps)(self, x, positions, owners, tables, together)
-        run_blocks(self._blocks.layers, self._blocks.caches, ops)
+        run_blocks(layers, caches, ops)
         if one is not None:
             return x
         return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
@@ -231,8 +236,6 @@ class _TokenOps:
         self._count, self._together = len(x), together
         self._skinny = runner._skinny and self._count <= MAX_ROWS
         self.pdl = runner._pdl and self._skinny and not together
-        self._one = runner._one_expert_row if self._count == 1 else None
-        self._expert_parts = runner._blocks.top if self._one is None else 1
         self.joined = False  # whether the next kernel comes behind the experts' stream as well
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
@@ -248,13 +251,10 @@ class _TokenOps:
             router, routes = layer.experts.router, runner._routes
             router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
             # Their parts lie behind those of attention's product.
-            parts = runner._split_k[runner._blocks.out_splits :, : self._count][: self._expert_parts]
+            parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
             runner._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(runner._beside):
-                if self._one is None:
-                    layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
-                else:
-                    layer.experts.one(normed, routes, runner._expert_inner, parts[0], self._one, pdl=self.pdl)
+                layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
         return normed
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
@@ -310,7 +310,7 @@ class _TokenOps:
                 self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
         if self._skinny:
             splits = runner._splits if layer.experts is None else runner._blocks.out_splits
-            before = runner._split_k[: splits + (self._expert_parts if layer.experts is not None else 0), :count]
+            before = runner._split_k[: splits + (runner._blocks.top if layer.experts is not None else 0), :count]
             skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl)
             if layer.experts is not None:
                 torch.cuda.current_stream().wait_stream(runner._beside)

@@ -43,37 +43,108 @@ def dtypes() -> list[torch.dtype]:
     return [torch.float32] if DEVICE == "cpu" else [torch.bfloat16, torch.float16]
 
 
+def weights(layer: Experts, dtype: torch.dtype, fp8: bool) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    """A layer's matrices as kernels read them, and their scales in FP8; the layer is rounded to these."""
+    from saccade.engine.backends.quantization import dequantize, quantize
+
+    if not fp8:
+        return [layer.fc1.weight, layer.fc2.weight], None
+    packed, scales = [], []
+    for part in (layer.fc1, layer.fc2):
+        pairs = [quantize(one) for one in part.weight]
+        part.weight.copy_(torch.stack([dequantize(*pair, dtype) for pair in pairs]))
+        packed.append(torch.stack([one for one, _ in pairs]))
+        scales.append(torch.stack([scale for _, scale in pairs]))
+    return packed, scales
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("rows", [1, 3, 5] if DEVICE == "cpu" else [1, 2, 3, 16, 33, 64])
 def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp8: bool) -> None:
-    from saccade.engine.backends.quantization import dequantize, quantize
     from saccade.engine.kernels.experts.few_experts import few_experts
-    from saccade.engine.kernels.experts.one_row import Shape, one_row
     from saccade.engine.kernels.experts.router import Routes, router_products
 
     layer = made(dtype)
-    scales, packed = [], []
-    for part in (layer.fc1, layer.fc2):
-        pairs = [quantize(one) for one in part.weight]
-        if fp8:
-            part.weight.copy_(torch.stack([dequantize(*pair, dtype) for pair in pairs]))
-        packed.append(torch.stack([one for one, _ in pairs]) if fp8 else part.weight)
-        scales.append(torch.stack([scale for _, scale in pairs]))
+    packed, given = weights(layer, dtype, fp8)
     x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
     inner, parts = nothing(rows * TOP, INNER, dtype=dtype), nothing(TOP, rows, WIDTH)
-    given = (scales[0], scales[1]) if fp8 else None
     logits, routes = nothing(rows, 16), Routes(16, 64 * TOP, torch.device(DEVICE))
     for _ in range(2):  # the second finds what the first has left
         router_products(x, layer.router, logits, routes, TOP)
-    few_experts(routes, x, packed[0], packed[1], inner, parts, scales=given)
+    few_experts(routes, x, packed[0], packed[1], inner, parts, scales=None if given is None else (given[0], given[1]))
     wanted = layer(x)
-    if rows == 1:
-        out = nothing(1, WIDTH)
-        one_row(routes, TOP, x, packed[0], packed[1], inner, out, Shape(4, 4, 4, 4), scales=given)
-        assert far(out, wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.02)
     assert far(parts.sum(0), wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.02)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("dtype", dtypes())
+def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: bool) -> None:
+    from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.kernels.experts.one_row import Shape, add_experts, expert_inner
+
+    layer = made(dtype)
+    packed, given = weights(layer, dtype, fp8)
+    x, seen, into = (torch.randn(1, WIDTH, device=DEVICE, dtype=dtype) for _ in range(3))
+    bias, product = torch.randn(WIDTH, device=DEVICE, dtype=dtype), torch.randn(WIDTH, WIDTH, device=DEVICE) / 16
+    out, out_scale = quantize(product) if fp8 else (product.to(dtype), None)
+    exact = dequantize(out, out_scale, torch.float32) if out_scale is not None else out.float()
+    wanted = into.float() + layer(x).float() + seen.float() @ exact.t() + bias.float()
+    logits, inner, shape = layer.router_logits(x), nothing(TOP, INNER, dtype=dtype), Shape(4, 4, 2, 4)
+    fc1, fc2 = (None, None) if given is None else given
+    expert_inner(logits, x, packed[0], fc1, inner, shape, pdl=False)
+    add_experts(logits, inner, packed[1], fc2, seen, out, out_scale, bias, into, shape, pdl=False)
+    assert far(into, wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.01)
+
+
+@torch.inference_mode()
+def test_of_equally_good_experts_the_first_are_taken() -> None:
+    from saccade.engine.kernels.experts.one_row import Shape, expert_inner
+
+    dtype = dtypes()[0]
+    layer, x = made(dtype), torch.randn(1, WIDTH, device=DEVICE, dtype=dtypes()[0])
+    logits = torch.zeros(1, 16, device=DEVICE)
+    logits[0, [11, 5]] = torch.tensor([1.0, 2.0], device=DEVICE)
+    inner = nothing(TOP, INNER, dtype=dtype)
+    expert_inner(logits, x, layer.fc1.weight, None, inner, Shape(4, 4, 4, 4), pdl=False)
+    h, g = (layer.fc1.weight[[5, 11, 0, 1]].float() @ x[0].float()).chunk(2, dim=1)
+    assert far(inner, F.gelu(h) * (g + 1)) < (1e-5 if dtype == torch.float32 else 0.01)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("routed", [False, True])
+def test_what_the_norm_of_one_row_goes_through(routed: bool, fp8: bool) -> None:
+    from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.kernels.experts.row_into import Shape, row_into
+
+    dtype, heads, ff, factors = dtypes()[0], 3 * WIDTH, 0 if routed else 448, 16
+    norm, router = torch.nn.LayerNorm(WIDTH), made(dtype).router
+    norm.to(DEVICE, dtype).weight.normal_()
+    norm.bias.normal_()
+    x, bias = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((1, WIDTH), heads + ff))
+    weight, tau = (
+        torch.randn(n, k, device=DEVICE, dtype=dtype) / 16 for n, k in ((heads + ff, WIDTH), (factors, heads))
+    )
+    packed, scale = quantize(weight) if fp8 else (weight, None)
+    got, gelu, normed = (nothing(1, width, dtype=dtype) for width in (heads, ff, WIDTH))
+    products, logits = nothing(heads // 16, 1, factors), nothing(1, 16)
+    given = router if routed else None
+    row_into(x, norm, packed, scale, bias, tau, given, got, gelu, normed, products, logits, Shape(16, 4, 4), pdl=False)
+    y = F.layer_norm(x.float(), (WIDTH,), norm.weight.float(), norm.bias.float()).to(dtype)
+    wanted = (
+        y.float() @ (weight.float() if scale is None else dequantize(packed, scale, torch.float32)).t() + bias.float()
+    )
+    limit = 1e-5 if dtype == torch.float32 else 0.01
+    assert far(got, wanted[:, :heads]) < limit
+    assert far(products.sum(0), F.gelu(got.float()) @ tau.float().t()) < limit
+    if routed:
+        assert far(normed, y) < limit
+        assert far(logits, made(dtype).router_logits(normed)) < 1e-5
+    else:
+        assert far(gelu, F.gelu(wanted[:, heads:], approximate="tanh")) < limit
 
 
 @torch.inference_mode()

@@ -1,0 +1,153 @@
+"""One row through a decoder with experts and a temperature: four kernels a layer, one after the other, on one stream.
+
+    norm into heads, temperature's products and router → attention → experts' fc1 → fc2 and product out of attention
+
+fc1 runs beside attention: it begins when attention has seen the router's logits written, and ends behind it. No kernel
+has tensor cores but attention, and each has its weights on their way before the previous one has ended (`kernels.pdl`).
+Needs Triton. Knows nothing of steps of more rows: `packed.runner` runs those.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.kernels import gemv
+from saccade.engine.kernels.experts import one_row, row_into
+
+
+class Shapes(NamedTuple):
+    """How the products of a row are cut up: into a block, its experts, and out of a dense one."""
+
+    into: row_into.Shape
+    experts: one_row.Shape
+    out: gemv.Shape
+
+
+SHAPES = {
+    False: Shapes(row_into.Shape(8, 8, 4), one_row.Shape(4, 4, 2, 8), gemv.Shape(4, 8, True)),
+    True: Shapes(row_into.Shape(16, 8, 4), one_row.Shape(4, 4, 2, 8), gemv.Shape(4, 4, True)),
+}
+"""In half precision and FP8."""
+
+
+class ExpertRow:
+    """What a row of a decoder with experts needs on its way.
+
+    Args:
+        blocks: the decoder's.
+        logits: float32 (layers, any, experts), whose first rows the routers write.
+    """
+
+    def __init__(self, blocks: PackedBlocks, logits: torch.Tensor) -> None:
+        text = blocks.text
+        assert text.moe is not None
+        into = blocks.layers[0].into.weight
+        self.blocks, self.logits, self.shapes = blocks, logits, SHAPES[blocks.fp8]
+
+        def scratch(*shape: int, dtype: torch.dtype = into.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=into.device)
+
+        self.normed = scratch(1, text.dim)
+        self.heads = scratch(1, blocks.heads)
+        self.seen = scratch(1, text.dim + text.ff_dim)  # what attention saw, and behind it a dense MLP's inner values
+        self.inner = scratch(text.moe.experts_per_token, text.moe.expert_inner_dim)
+        parts = blocks.heads // self.shapes.into.block_n
+        self.products = scratch(parts, 1, 2 * text.n_heads, dtype=torch.float32)
+
+
+def supports(blocks: PackedBlocks) -> bool:
+    """Whether the kernels take a decoder; one without experts has simpler ones."""
+    text = blocks.text
+    if text.moe is None:
+        return False
+    experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into
+    return (
+        row_into.supports(text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, experts, into)
+        and one_row.supports(text.dim, text.moe.expert_inner_dim, experts, blocks.top)
+        and gemv.supports(text.dim, text.dim, text.ff_dim)
+    )
+
+
+class ExpertRowOps:
+    """`BlockOps` on one row.
+
+    Args:
+        row: the decoder's blocks and scratch.
+        x: (1, dim), the residual; overwritten.
+        rows: position, owner and tables, as attention takes them.
+        pdl: whether kernels begin before the previous one has ended.
+    """
+
+    def __init__(
+        self,
+        row: ExpertRow,
+        x: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        pdl: bool,
+    ) -> None:
+        self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
+
+    def norm(self, layer: PackedLayer) -> torch.Tensor:
+        """The residual itself: each product has the norm in it."""
+        return self.x
+
+    def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
+        """Heads; their temperature's products, and a router's logits or a dense MLP's inner values, are left behind."""
+        row, into = self._row, layer.into
+        assert layer.temperature is not None
+        row_into.row_into(
+            normed,
+            layer.norm,
+            into.packed,
+            into.scale,
+            into.bias,
+            layer.temperature[0],
+            None if layer.experts is None else layer.experts.router,
+            row.heads,
+            row.seen[:, row.blocks.text.dim :],
+            row.normed,
+            row.products,
+            self._logits(layer),
+            row.shapes.into,
+            pdl=self._pdl,
+        )
+        return row.heads
+
+    def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
+        """The heads as they are: attention multiplies by the factors."""
+        return heads
+
+    def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
+        """Not for a step: that goes through whole blocks."""
+        raise NotImplementedError
+
+    def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """What attention saw; behind it, what a dense MLP's half has left there."""
+        row = self._row
+        assert layer.temperature is not None
+        row.blocks.attention.attend(
+            heads,
+            *self._rows,
+            *cache,
+            row.seen[:, : row.blocks.text.dim],
+            write=True,
+            temperature=(row.products, layer.temperature[1]),
+            pdl=self._pdl,
+        )
+        return row.seen
+
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
+        """To the residual, attention's product and what the MLP or the experts give."""
+        row, out, shapes = self._row, layer.out, self._row.shapes
+        if layer.experts is None:
+            dim = row.blocks.text.dim
+            gemv.add_gemv(seen, self.x, out.packed, out.scale, out.bias, dim, shapes.out, pdl=self._pdl)
+        else:
+            logits = self._logits(layer)
+            layer.experts.one(logits, row.normed, row.inner, seen, out, self.x, shapes.experts, pdl=self._pdl)
+
+    def _logits(self, layer: PackedLayer) -> torch.Tensor:
+        return self._row.logits[layer.number, :1]

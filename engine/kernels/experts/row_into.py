@@ -1,0 +1,183 @@
+"""What one row's layer norm goes through, in one kernel: heads, their temperature's products, a router or a dense MLP.
+
+Without tensor cores, as `kernels.gemv`: a program's weights are on their way before it waits for the previous kernel.
+What a temperature needs is added up where the heads are made, so that no kernel stands between them and attention.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.engine.kernels.activation import exact_gelu, gelu
+from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options
+
+
+class Shape(NamedTuple):
+    """How the products are cut up.
+
+    Attributes:
+        block_n: outputs of a program.
+        experts: of which a program of the router writes the logits.
+        warps: of a program.
+    """
+
+    block_n: int
+    experts: int
+    warps: int
+
+
+@triton.jit
+def _normed(x, gain, shift, k, K: tl.constexpr, EPS: tl.constexpr):
+    """The row's layer norm, rounded as it is kept."""
+    value = tl.load(x + k, cache_modifier=".cg").to(tl.float32)
+    centred = value - tl.sum(value, 0) / K
+    rstd = tl.rsqrt(tl.sum(centred * centred, 0) / K + EPS)
+    return (centred * rstd * gain.to(tl.float32) + shift.to(tl.float32)).to(x.dtype.element_ty)
+
+
+@triton.jit
+def _row_into_kernel(
+    x,
+    gain,
+    shift,
+    weight,
+    scale,
+    bias,
+    tau,
+    router,
+    router_bias,
+    heads,
+    gelu_out,
+    normed,
+    products,
+    logits,
+    HEADS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAU: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    EPS: tl.constexpr,
+    SCALED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The first programs write logits of BLOCK_E experts, the others BLOCK_N outputs.
+
+    Of these, HEADS are left as they are, with their part in TAU products; those behind them go through GELU.
+    """
+    program = tl.program_id(0)
+    routers: tl.constexpr = EXPERTS // BLOCK_E
+    k = tl.arange(0, K)
+    g = tl.load(gain + k)
+    s = tl.load(shift + k)
+    if PDL:
+        pdl_launch()
+    if program < routers:
+        e = program * BLOCK_E + tl.arange(0, BLOCK_E)
+        r = tl.load(router + e[:, None] * K + k[None, :])
+        r_bias = tl.load(router_bias + e).to(tl.float32)
+        if PDL:
+            pdl_join()
+        y = _normed(x, g, s, k, K, EPS)
+        tl.store(logits + e, tl.sum(r.to(tl.float32) * y.to(tl.float32)[None, :], 1) + r_bias)
+        if program == 0:
+            tl.store(normed + k, y)
+    else:
+        part = program - routers
+        n = part * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_heads = part * BLOCK_N < HEADS
+        w = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :])
+        t = tl.arange(0, TAU)
+        tau_w = tl.load(tau + t[:, None] * HEADS + n[None, :], mask=is_heads, other=0.0)
+        b = tl.load(bias + n).to(tl.float32)
+        if SCALED:
+            factor = tl.load(scale + n)
+        if PDL:
+            pdl_join()
+        y = _normed(x, g, s, k, K, EPS)
+        acc = tl.sum(w.to(tl.float32) * y.to(tl.float32)[None, :], 1)
+        if SCALED:
+            acc *= factor
+        value = (acc + b).to(heads.dtype.element_ty)
+        if is_heads:
+            tl.store(heads + n, value)
+            through = exact_gelu(value.to(tl.float32)).to(tau.dtype.element_ty).to(tl.float32)
+            tl.store(products + part * TAU + t, tl.sum(tau_w.to(tl.float32) * through[None, :], 1))
+        else:
+            tl.store(gelu_out + n - HEADS, gelu(value.to(tl.float32)).to(gelu_out.dtype.element_ty))
+
+
+def supports(dim: int, heads: int, ff_dim: int, tau: int, experts: int, shape: Shape) -> bool:
+    """Whether the kernel takes rows of `dim`, so many heads' outputs, a dense MLP's, a temperature's, and experts."""
+    powers = all(size & (size - 1) == 0 for size in (dim, tau, experts))
+    return powers and heads % shape.block_n == 0 and ff_dim % shape.block_n == 0 and experts % shape.experts == 0
+
+
+def row_into(
+    x: torch.Tensor,
+    norm: torch.nn.LayerNorm,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor,
+    tau: torch.Tensor,
+    router: torch.nn.Linear | None,
+    heads: torch.Tensor,
+    gelu_out: torch.Tensor,
+    normed: torch.Tensor,
+    products: torch.Tensor,
+    logits: torch.Tensor,
+    shape: Shape,
+    *,
+    pdl: bool,
+) -> None:
+    """Write what a row's layer norm gives: heads, their temperature's products, and logits of experts or an MLP's half.
+
+    Args:
+        x: (1, dim).
+        norm: over dim.
+        weight: (outputs, dim), contiguous: of x's dtype, or float8_e4m3fn; heads first.
+        scale: (outputs,) float32, of FP8 weights.
+        bias: (outputs,).
+        tau: (factors, heads), of a temperature.
+        router: to logits of experts; None where there are none.
+        heads: (1, heads), one of the outputs each.
+        gelu_out: (1, the other outputs), through tanh-approximated GELU.
+        normed: (1, dim), the norm itself; written if there is a router.
+        products: float32 (heads / `shape.block_n`, 1, factors), parts of the temperature's products, to be summed.
+        logits: float32 (1, experts); written if there is a router.
+        shape: how the products are cut up.
+        pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written x and read the outputs.
+    """
+    outputs, dim = weight.shape
+    width, experts = heads.shape[1], 0 if router is None else router.out_features
+    _row_into_kernel[(outputs // shape.block_n + experts // shape.experts,)](
+        x,
+        norm.weight,
+        norm.bias,
+        weight,
+        weight if scale is None else scale,
+        bias,
+        tau,
+        weight if router is None else router.weight,
+        weight if router is None else router.bias,
+        heads,
+        gelu_out,
+        normed,
+        products,
+        logits,
+        HEADS=width,
+        K=dim,
+        BLOCK_N=shape.block_n,
+        TAU=len(tau),
+        EXPERTS=experts,
+        BLOCK_E=shape.experts,
+        EPS=norm.eps,
+        SCALED=scale is not None,
+        PDL=pdl,
+        num_warps=shape.warps,
+        **pdl_options(pdl),
+    )
