@@ -9,9 +9,8 @@ import triton.language as tl
 @triton.jit
 def gelu(x) -> tl.tensor:
     """tanh-approximated GELU of float32."""
-    # tanh(u) = 1 - 2 / (exp(2u) + 1), which is exact at both ends.
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    return x * (1.0 - 1.0 / (tl.exp(2.0 * u) + 1.0))
+    # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which is exact at both ends; u = sqrt(2/π) (x + 0.044715 x³), and log2(e).
+    return x / (1.0 + tl.exp2(-x * (2.302208198144325 + 0.10294324 * x * x)))
 
 
 @triton.jit
