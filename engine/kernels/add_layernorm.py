@@ -39,6 +39,9 @@ def _add_layernorm_kernel(
     at = tl.program_id(0).to(tl.int64) * DIM
     d = tl.arange(0, BLOCK)
     real = d < DIM
+    if NORM:  # in time: not behind the sums, which would wait for them once more
+        g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
+        s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
     if PDL:
         pdl_wait()
     value = tl.load(x + at + d, mask=real, other=0.0).to(tl.float32)
@@ -53,17 +56,15 @@ def _add_layernorm_kernel(
     if NORM:
         centred = tl.where(real, value - tl.sum(value, 0) / DIM, 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPS)
-        g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
-        s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
         y = centred * rstd * g + s
         if PLAIN:
             y = y.to(plain.dtype.element_ty)
             tl.store(plain + at + d, y, mask=real)
             y = y.to(tl.float32)
         if SCALED:
-            scale = tl.maximum(tl.max(tl.where(real, tl.abs(y), 0.0), 0), 1e-12) / _LARGEST
+            scale = tl.maximum(tl.max(tl.abs(y), 0), 1e-12) / _LARGEST  # 0 where nothing is: gain and shift are
             tl.store(scales + tl.program_id(0), scale)
-            y = y / scale
+            y *= 1.0 / scale  # a division for each value would take as long as all else
         tl.store(normed + at + d, y.to(normed.dtype.element_ty), mask=real)
 
 
