@@ -23,6 +23,7 @@ _PROGRAMS, _MOST_SPLITS = 384, 8
 _BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no more than `_FEW`
 _FEW = 512
 _BLOCK_F = 512  # values of the MLP at a time
+_MOST_KV_HEADS = 32  # whose entries a program writes
 _LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16: the product behind GELU may widen its weights to float16
 
 
@@ -319,27 +320,32 @@ class PagedAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        rotate: bool = False,
+        prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
     ) -> None:
-        """Put rows' keys and values into their pages; with `rotate` rotate queries and keys in place as well.
+        """Put rows' keys and values into their pages: first those of images, if there are any, then tokens'.
 
         Args:
-            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim).
-            positions: (rows,) int32.
-            owners: as for `attend`.
+            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows an image, then tokens. Queries and
+                keys of images are left rotated in place.
+            positions: (tokens or more,) int32.
+            owners: as for `attend`, likewise.
             tables: as for `attend`.
             keys: one layer of the pool.
             values: the same.
-            rotate: as above.
-            temperature: of the values; with `rotate` also of what is left in place.
+            prefixes: (images, prefix pages) int32.
+            temperature: of the values; of images' rows also of what is left in place.
         """
-        block = min(16, triton.next_power_of_2(self._n_kv))
+        half = self._dim // 4
+        block = min(_MOST_KV_HEADS, triton.next_power_of_2(self._n_kv))
         write_kv_kernel[(heads.shape[0], triton.cdiv(self._n_kv, block))](
             heads,
             heads.stride(0),
             self._cosine,
             self._sine,
+            0 if prefixes is None else len(prefixes) * self._layout["PREFIX"],
+            tables if prefixes is None else prefixes,
+            0 if prefixes is None else prefixes.stride(0),
             positions,
             owners,
             tables,
@@ -350,9 +356,10 @@ class PagedAttention:
             N_HEADS=self._n_heads,
             N_KV=self._n_kv,
             D=self._dim,
-            WIDTH=self._width,
+            HALF=half,
+            HALF_BLOCK=triton.next_power_of_2(half),
+            REST_BLOCK=triton.next_power_of_2(self._dim - 2 * half),
             BLOCK_H=block,
-            ROTATE=rotate,
             PARTS=0 if temperature is None else len(temperature[0]),
             num_warps=4,
             **self._layout,

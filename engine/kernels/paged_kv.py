@@ -35,11 +35,21 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
 
 
 @triton.jit
+def _turned(first, second, c, s):
+    """Both halves of what is rotated, float32."""
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    return a * c - b * s, b * c + a * s
+
+
+@triton.jit(do_not_specialize=["image_rows"])  # else it is compiled for multiples of 16 and for others
 def write_kv_kernel(
     heads,
     heads_stride,
     cosine,
     sine,
+    image_rows,
+    prefixes,
+    prefixes_stride,
     positions,
     owners,
     tables,
@@ -52,31 +62,43 @@ def write_kv_kernel(
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
     D: tl.constexpr,
-    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     PAGE: tl.constexpr,
     PREFIX: tl.constexpr,
     GAP: tl.constexpr,
-    ROTATE: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """Put one row's keys and values into its pages; with ROTATE leave queries and keys rotated in place as well.
+    """Put one row's keys and values into its pages; those of the first `image_rows` stay in place, too, with queries.
 
-    With a temperature the values that are kept have it, and with ROTATE those in place and the queries, too.
+    Those are PREFIX rows an image, whose pages are in `prefixes`. Rotated are the first 2 · HALF dimensions of a head:
+    what lies behind them is written in place only where a temperature (PARTS) has changed it.
     """
     row = tl.program_id(0)
-    position = tl.load(positions + row)
-    at = heads + row.to(tl.int64) * heads_stride
+    image = row < image_rows
+    if image:
+        position = row % PREFIX
+        table = prefixes + (row // PREFIX) * prefixes_stride
+    else:
+        position = tl.load(positions + row - image_rows)
+        table = tables + tl.load(owners + row - image_rows) * tables_stride
     own = tl.where(position < PREFIX, position, position + GAP)
-    page = tl.load(tables + tl.load(owners + row) * tables_stride + own // PAGE).to(tl.int64)
+    page = tl.load(table + own // PAGE).to(tl.int64)
     h = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-    d = tl.arange(0, WIDTH)[None, :]
-    real = (h < N_KV) & (d < D)
-    cell = ((page * N_KV + h) * PAGE + own % PAGE) * D + d
+    i = tl.arange(0, HALF_BLOCK)[None, :]
+    r = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+    c = tl.load(cosine + position * HALF + i, mask=i < HALF, other=1.0)
+    s = tl.load(sine + position * HALF + i, mask=i < HALF, other=0.0)
+    turned = (h < N_KV) & (i < HALF)
+    rest = (h < N_KV) & (r < D)
+    at = heads + row.to(tl.int64) * heads_stride
     k_at = at + (N_HEADS + h) * D
-    k = rotated(k_at, real, position, cosine, sine, d, D // 4).to(keys.dtype.element_ty)
-    v_at = at + (N_HEADS + N_KV + h) * D + d
-    v = tl.load(v_at, mask=real, other=0.0)
+    v_at = k_at + N_KV * D
+    k_first, k_second = tl.load(k_at + i, mask=turned), tl.load(k_at + HALF + i, mask=turned)
+    v_first, v_second = tl.load(v_at + i, mask=turned), tl.load(v_at + HALF + i, mask=turned)
+    k_rest, v_rest = tl.load(k_at + r, mask=rest), tl.load(v_at + r, mask=rest)
     if PARTS > 0:  # of as many heads for keys as for queries
         inside = h < N_KV
         own_products = products + row * 2 * N_HEADS
@@ -87,19 +109,34 @@ def write_kv_kernel(
             of_v += tl.load(own_products + part * products_stride + N_HEADS + h, mask=inside, other=0.0)
         a = tl.load(alpha + h, mask=inside, other=0.0).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
         by_position = 1.5 + 1.0 / (1.0 + tl.exp(-a))
-        v = (v * (by_position - 2.0 / (tl.exp(2.0 * of_v) + 1.0))).to(values.dtype.element_ty)
-    tl.store(keys + cell, k, mask=real)
-    tl.store(values + cell, v, mask=real)
-    if ROTATE:
-        tl.debug_barrier()  # every pair is read before either half is overwritten
-        tl.store(k_at + d, k.to(heads.dtype.element_ty), mask=real)
-        if PARTS > 0:
-            tl.store(v_at, v.to(heads.dtype.element_ty), mask=real)
-        for g in range(N_HEADS // N_KV):
-            q_real = real & (d < D)
+        q_factor = by_position - 2.0 / (tl.exp(2.0 * of_q) + 1.0)
+        v_factor = by_position - 2.0 / (tl.exp(2.0 * of_v) + 1.0)
+        v_first = (v_first * v_factor).to(heads.dtype.element_ty)
+        v_second = (v_second * v_factor).to(heads.dtype.element_ty)
+        v_rest = (v_rest * v_factor).to(heads.dtype.element_ty)
+    k_one, k_two = _turned(k_first, k_second, c, s)
+    if image:
+        for g in tl.static_range(N_HEADS // N_KV):
             q_at = at + (h * (N_HEADS // N_KV) + g) * D
-            q = rotated(q_at, q_real, position, cosine, sine, d, D // 4)
+            q_first, q_second = tl.load(q_at + i, mask=turned), tl.load(q_at + HALF + i, mask=turned)
+            q_one, q_two = _turned(q_first, q_second, c, s)
             if PARTS > 0:
-                q *= by_position - 2.0 / (tl.exp(2.0 * of_q) + 1.0)
-            tl.debug_barrier()
-            tl.store(q_at + d, q.to(heads.dtype.element_ty), mask=q_real)
+                q_one *= q_factor
+                q_two *= q_factor
+                q_rest = tl.load(q_at + r, mask=rest) * q_factor
+                tl.store(q_at + r, q_rest.to(heads.dtype.element_ty), mask=rest)
+            tl.store(q_at + i, q_one.to(heads.dtype.element_ty), mask=turned)
+            tl.store(q_at + HALF + i, q_two.to(heads.dtype.element_ty), mask=turned)
+        tl.store(k_at + i, k_one.to(heads.dtype.element_ty), mask=turned)
+        tl.store(k_at + HALF + i, k_two.to(heads.dtype.element_ty), mask=turned)
+        if PARTS > 0:
+            tl.store(v_at + i, v_first, mask=turned)
+            tl.store(v_at + HALF + i, v_second, mask=turned)
+            tl.store(v_at + r, v_rest, mask=rest)
+    cell = ((page * N_KV + h) * PAGE + own % PAGE) * D
+    tl.store(keys + cell + i, k_one.to(keys.dtype.element_ty), mask=turned)
+    tl.store(keys + cell + HALF + i, k_two.to(keys.dtype.element_ty), mask=turned)
+    tl.store(keys + cell + r, k_rest, mask=rest)
+    tl.store(values + cell + i, v_first, mask=turned)
+    tl.store(values + cell + HALF + i, v_second, mask=turned)
+    tl.store(values + cell + r, v_rest, mask=rest)

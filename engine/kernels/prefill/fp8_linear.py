@@ -15,8 +15,11 @@ from saccade.engine.kernels.fp8_format import E4M3, LARGEST
 _LARGEST = tl.constexpr(LARGEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_rows"])  # else it is compiled for multiples of 16 and for others
 def _quantize_rows_kernel(
+    first,
+    first_stride,
+    first_rows,
     plain,
     plain_stride,
     pre_gelu,
@@ -35,7 +38,8 @@ def _quantize_rows_kernel(
     widest = 0.0
     if PLAIN > 0:
         p = tl.arange(0, BLOCK_PLAIN)
-        a = tl.load(plain + row * plain_stride + p, mask=p < PLAIN, other=0.0).to(tl.float32)
+        plain_at = first + row * first_stride if row < first_rows else plain + row * plain_stride
+        a = tl.load(plain_at + p, mask=p < PLAIN, other=0.0).to(tl.float32)
         widest = tl.max(tl.abs(a), 0)
     if PRE_GELU > 0:
         b = tl.arange(0, BLOCK_PRE_GELU)
@@ -56,12 +60,15 @@ def _quantize_rows_kernel(
         tl.store(at + PLAIN + c, (r * factor).to(out.dtype.element_ty), mask=c < PRE_GELU)
 
 
-def quantize_rows(plain: torch.Tensor | None, pre_gelu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(
+    plain: torch.Tensor | None, pre_gelu: torch.Tensor | None, first: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows side by side as e4m3, those of `pre_gelu` through GELU first, and the float32 scale (rows,) of each.
 
     Args:
         plain: (rows, any); the stride of a row is free.
         pre_gelu: (rows, any), likewise. One of the two may be None.
+        first: read instead of the first rows of `plain`.
     """
     given = plain if pre_gelu is None else pre_gelu
     assert given is not None
@@ -69,12 +76,15 @@ def quantize_rows(plain: torch.Tensor | None, pre_gelu: torch.Tensor | None) -> 
     out = torch.empty(rows, sum(widths), dtype=E4M3, device=given.device)
     scales = torch.empty(rows, dtype=torch.float32, device=given.device)
     whole = 1 << max(0, widths[1].bit_length() - 1)
-    first, second = (given if part is None else part for part in (plain, pre_gelu))
+    one, two = (given if part is None else part for part in (plain, pre_gelu))
     _quantize_rows_kernel[(rows,)](
-        first,
-        first.stride(0),
-        second,
-        second.stride(0),
+        one if first is None else first,
+        0 if first is None else first.stride(0),
+        0 if first is None else len(first),
+        one,
+        one.stride(0),
+        two,
+        two.stride(0),
         out,
         scales,
         PLAIN=widths[0],

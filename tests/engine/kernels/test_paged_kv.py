@@ -1,0 +1,61 @@
+"""What images and tokens leave in the paged cache. Runs on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.engine.kernels import DEVICE, far, needs_triton
+
+pytestmark = needs_triton
+PAGE, PREFIX, GAP = 16, 20, 12
+PREFIXES, TABLES = [[1, 2], [3, 4]], [[1, 2, 5, 6], [3, 4, 7, 8]]
+POSITIONS, OWNERS = [20, 21, 30, 9], [0, 0, 1, 1]  # the last is of a graph that has room for more
+TOKENS = 3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(("n_heads", "n_kv", "dim"), [(4, 4, 64), (4, 2, 32), (4, 4, 24)])
+def test_images_and_tokens_are_kept_where_they_belong(n_heads: int, n_kv: int, dim: int, warm: bool) -> None:
+    from saccade.engine.kernels.paged_attention import PagedAttention
+
+    if warm and n_kv < n_heads:
+        pytest.skip("a temperature needs as many heads for keys as for queries")
+
+    def numbers(values: list[int] | list[list[int]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    angles = torch.randn(64, dim // 4, device=DEVICE)
+    attention = PagedAttention(n_heads, n_kv, dim, PAGE, PREFIX, GAP, angles.cos(), angles.sin())
+    images = len(PREFIXES) * PREFIX
+    heads = torch.randn(images + TOKENS, (n_heads + 2 * n_kv) * dim, device=DEVICE)
+    before = heads.clone()
+    keys, values = torch.zeros(2, 9, n_kv, PAGE, dim, device=DEVICE)
+    temperature = None
+    if warm:
+        temperature = torch.randn(3, len(heads), 2 * n_heads, device=DEVICE), torch.randn(n_heads, device=DEVICE)
+    rows = numbers(POSITIONS), numbers(OWNERS), numbers(TABLES)
+    attention.write_kv(heads, *rows, keys, values, prefixes=numbers(PREFIXES), temperature=temperature)
+
+    position = torch.tensor([*range(PREFIX)] * len(PREFIXES) + POSITIONS[:TOKENS], device=DEVICE)
+    cosine, sine = angles.cos()[position].unsqueeze(1), angles.sin()[position].unsqueeze(1)
+    turned, v = before.view(len(heads), -1, dim).split([n_heads + n_kv, n_kv], dim=1)
+    first, second, rest = turned.split([dim // 4, dim // 4, dim - dim // 4 * 2], dim=2)
+    q, k = torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=2).split(
+        [n_heads, n_kv], dim=1
+    )
+    if temperature is not None:
+        products, alpha = temperature
+        by_position = 0.5 + (alpha * (position + 1.0).log().unsqueeze(1)).sigmoid()
+        for_q, for_v = (products.sum(0).tanh().view(-1, 2, n_heads) + by_position.unsqueeze(1)).unsqueeze(3).unbind(1)
+        q, v = q * for_q, v * for_v
+    assert far(heads[:images], torch.cat([q, k, v], dim=1).flatten(1)[:images]) < 1e-5
+    assert torch.equal(heads[images:], before[images:])
+    pages = [page for image in PREFIXES for page in [image[0]] * PAGE + [image[1]] * (PREFIX - PAGE)]
+    pages += [TABLES[owner][(at + GAP) // PAGE] for at, owner in zip(POSITIONS[:TOKENS], OWNERS, strict=False)]
+    cell = torch.where(position < PREFIX, position, position + GAP) % PAGE
+    for kept, wanted in ((keys, k), (values, v)):
+        assert far(kept[torch.tensor(pages, device=DEVICE), :, cell], wanted) < 1e-5
+        kept[torch.tensor(pages, device=DEVICE), :, cell] = 0
+        assert not kept.any()  # nothing else is written
