@@ -1,6 +1,7 @@
 """Images on the GPU: YUV to RGB, and Lanczos resize byte for byte as Pillow does it, two passes of whole numbers.
 
-After the published algorithm of Pillow's resampling: coefficients of 22 bits, bytes between the passes.
+After the published algorithm of Pillow's resampling: coefficients of 22 bits, bytes between the passes. Images of one
+size are resized together: two launches take the interpreter 60 µs, whether of one image or of sixteen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import triton
 import triton.language as tl
 from PIL import Image
 
+ABOUT = 2
+"""Numbers that say of an image where its first byte is, and which of the results it becomes."""
 _BITS = 22  # 32 less those of a byte, less two for overshoot
 _LOBES = 3.0
 
@@ -44,19 +47,36 @@ def _on_device(before: int, after: int, device: torch.device) -> tuple[torch.Ten
 
 @triton.jit
 def _pass_kernel(
+    about,
     source,
     first,
     weights,
     out,
+    given,
     total,
     before,
     LINE: tl.constexpr,
     AFTER: tl.constexpr,
     TAPS: tl.constexpr,
+    ADDRESSED: tl.constexpr,
+    PLACED: tl.constexpr,
+    ABOUT: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the middle axis of (outer, before, LINE) to AFTER."""
+    """Resize the middle axis of each image (outer, before, LINE), of `given` bytes, to AFTER, in `total` bytes.
+
+    Images lie behind each other in source and out, but where `about` says so.
+    """
+    image = tl.program_id(1).to(tl.int64)
+    if ADDRESSED:
+        source = tl.load(about + image * ABOUT).to(tl.pointer_type(tl.uint8))
+    else:
+        source += image * given
+    if PLACED:
+        out += tl.load(about + image * ABOUT + 1) * total
+    else:
+        out += image * total
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     line = i % LINE
@@ -80,6 +100,28 @@ def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return _two_passes(image, height, width, across_first(rows, columns, height, width, image.device))
 
 
+def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor) -> None:
+    """Resize images of one size, in two launches; for `compile_for` sizes, else the first call waits for the device.
+
+    Args:
+        about: (n, ABOUT) int64 on the device: of each image, the address of its (rows, columns, 3) uint8 RGB on the
+            device, and its place in `out`.
+        rows: of each image.
+        columns: of each image.
+        out: (places, height, width, 3) uint8.
+    """
+    _, height, width, _ = out.shape
+    _resize_all(about, rows, columns, out, across_first(rows, columns, height, width, out.device))
+
+
+def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device) -> None:
+    """Have what `resize_all` runs for a pair of sizes compiled on the current device; may take a second."""
+    image = torch.zeros(rows, columns, 3, dtype=torch.uint8, device=device)
+    out = torch.empty(1, height, width, 3, dtype=torch.uint8, device=device)
+    resize_all(torch.tensor([[image.data_ptr(), 0]], device=device), rows, columns, out)
+    out.cpu()
+
+
 @functools.lru_cache(maxsize=256)
 def across_first(rows: int, columns: int, height: int, width: int, device: torch.device) -> bool:
     """Whether Pillow resizes across before it does down.
@@ -93,34 +135,62 @@ def across_first(rows: int, columns: int, height: int, width: int, device: torch
 
 
 def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> torch.Tensor:
-    rows, columns, channels = image.shape
+    rows, columns, _ = image.shape
+    for outer, before, after, line in _passes(rows, columns, height, width, across):
+        if before != after:
+            out = torch.empty(1, outer * after * line, dtype=torch.uint8, device=image.device)
+            _one_pass(None, image, out, outer, before, after, line)
+            image = out
+    return image.view(height, width, 3)
+
+
+def _resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, across: bool) -> None:
+    _, height, width, _ = out.shape
+    (outer, before, after, line), second = _passes(rows, columns, height, width, across)
+    between = torch.empty(len(about), outer * after * line, dtype=torch.uint8, device=out.device)
+    # Also where a side stays as it is: what is read lies somewhere, and what is written has its place.
+    _one_pass(about, None, between, outer, before, after, line)
+    _one_pass(about, between, out, *second)
+
+
+def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
+    """Both passes in order: (outer, before, after, line) of (outer, before → after, line)."""
     if across:
-        narrow = _one_pass(image, rows, columns, width, channels)
-        return _one_pass(narrow, 1, rows, height, width * channels).view(height, width, channels)
-    low = _one_pass(image, 1, rows, height, columns * channels)
-    return _one_pass(low, height, columns, width, channels).view(height, width, channels)
+        return [(rows, columns, width, 3), (1, rows, height, width * 3)]
+    return [(1, rows, height, columns * 3), (height, columns, width, 3)]
 
 
-def _one_pass(source: torch.Tensor, outer: int, before: int, after: int, line: int) -> torch.Tensor:
-    if before == after:
-        return source
-    first, weights = _on_device(before, after, source.device)
-    out = torch.empty(outer, after, line, dtype=torch.uint8, device=source.device)
-    _pass_kernel[(triton.cdiv(out.numel(), 512),)](
-        source,
+def _one_pass(
+    about: torch.Tensor | None,
+    source: torch.Tensor | None,
+    out: torch.Tensor,
+    outer: int,
+    before: int,
+    after: int,
+    line: int,
+) -> None:
+    """Of one image; with `about`, of all its images, and then without a source from where it says, else to there."""
+    first, weights = _on_device(before, after, out.device)
+    total = outer * after * line
+    _pass_kernel[(triton.cdiv(total, 512), 1 if about is None else len(about))](
+        out if about is None else about,
+        out if source is None else source,
         first,
         weights,
         out,
-        out.numel(),
+        outer * before * line,
+        total,
         before,
         LINE=line,
         AFTER=after,
         TAPS=weights.shape[1],
+        ADDRESSED=source is None,
+        PLACED=about is not None and source is not None,
+        ABOUT=ABOUT,
         BITS=_BITS,
         BLOCK=512,
         num_warps=4,
     )
-    return out
 
 
 @triton.jit

@@ -36,7 +36,7 @@ from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.image import Pixels
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.cuda_images import CudaCrops, CudaImageEncoder, Graphs, bucket_of
+from saccade.engine.runtime.cuda_images import CudaImageEncoder, Graphs, PreparedImage, bucket_of
 from saccade.engine.runtime.cuda_slot import CudaSlot
 from saccade.engine.runtime.device_streams import CudaStream, Stream
 from saccade.engine.runtime.executor import Progress
@@ -72,7 +72,7 @@ class CudaExecutor:
         self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
         self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
-        self._images = CudaImageEncoder(model, config.images_per_prefill)
+        self._images = CudaImageEncoder(model, config.images_per_prefill, depth)
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most the rest of the context.
@@ -114,20 +114,20 @@ class CudaExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, image: Pixels) -> CudaCrops:
+    def prepare(self, image: Pixels) -> PreparedImage:
         """See `CudaImageEncoder.prepare`."""
         return self._images.prepare(image)
 
     # ---- a step
 
-    def launch(self, slot: int, step: Step[CudaCrops]) -> None:
+    def launch(self, slot: int, step: Step[PreparedImage]) -> None:
         """Put a step's forward and its greedy sampling on the compute stream."""
         self._slots[slot].drafted = drafted_from_images(step)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
         with torch.inference_mode():
             self._compute.run(partial(work, slot, step))
 
-    def finalize(self, slot: int, step: Step[CudaCrops]) -> None:
+    def finalize(self, slot: int, step: Step[PreparedImage]) -> None:
         """Sample what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
 
         To be called once the step ahead is committed.
@@ -149,7 +149,7 @@ class CudaExecutor:
             scores = sampler.scores(logits)
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
-    def read(self, slot: int, step: Step[CudaCrops]) -> list[Sampled]:
+    def read(self, slot: int, step: Step[PreparedImage]) -> list[Sampled]:
         """Wait for a step's values, one tuple a sequence.
 
         Raises:
@@ -208,7 +208,7 @@ class CudaExecutor:
 
     # ---- decode
 
-    def _decode(self, slot: int, step: Step[CudaCrops]) -> None:
+    def _decode(self, slot: int, step: Step[PreparedImage]) -> None:
         rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
         bucket = bucket_of(self._batch_sizes, len(rows))
         self._send(slot, rows, bucket)
@@ -226,7 +226,7 @@ class CudaExecutor:
         work()
         graphs[key] = self._captured(work)
 
-    def _send(self, slot: int, rows: abc.Sequence[ScheduledSequence[CudaCrops]], bucket: int) -> None:
+    def _send(self, slot: int, rows: abc.Sequence[ScheduledSequence[PreparedImage]], bucket: int) -> None:
         self._steps.fill(slot, rows, bucket)
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,10 +258,10 @@ class CudaExecutor:
 
     # ---- prefill
 
-    def _prefill(self, slot: int, step: Step[CudaCrops]) -> None:
+    def _prefill(self, slot: int, step: Step[PreparedImage]) -> None:
         rows = step.sequences
         # Keeps the device busy for milliseconds, in which the rest is put together.
-        self._images.encode(step.images, self._compute.stream)
+        self._images.encode(slot, step.images, self._compute.stream)
         held = self._slots[slot]
         prompts = self._prefills.fill(slot, step, held.drafted)
         bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= len(prompts.ids)), None)
@@ -285,7 +285,7 @@ class CudaExecutor:
         self._send(slot, rows, whole)
         held.first[whole, kind & ~_DRAFTED].replay()
 
-    def _prefill_without_graph(self, step: Step[CudaCrops], prompts: PromptTokens, adapted: bool) -> None:
+    def _prefill_without_graph(self, step: Step[PreparedImage], prompts: PromptTokens, adapted: bool) -> None:
         """What `_prefill_graphs` do, for long prompts."""
         ids, positions, owners = self._upload([prompts.ids, prompts.positions, prompts.owners])
         self._write_tables()
@@ -390,7 +390,7 @@ class CudaExecutor:
         return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(self._device, non_blocking=True)
 
 
-def _kind_of(step: Step[CudaCrops]) -> int:
+def _kind_of(step: Step[PreparedImage]) -> int:
     kind = 0
     for row in step.sequences:
         kind |= _KINDS[row.phase]

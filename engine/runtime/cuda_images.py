@@ -1,9 +1,10 @@
-"""Images on CUDA: uploaded and cut into crops by the submitting thread, encoded by the vision encoder in graphs.
+"""Images on CUDA: uploaded and cut into crops, and encoded by the vision encoder in graphs.
 
-    upload stream (submitting thread)   image → (YUV → RGB) → resize → crops
-    compute stream                      crops → features → image tokens
+    upload stream    image → (YUV → RGB) → resize → crops
+    compute stream   crops → features → image tokens
 
-Knows nothing of prompts, steps or slots.
+Most images that are one crop are uploaded together, see `cuda_uploads`, others by the submitting thread. Knows nothing
+of prompts or steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from saccade.engine import kernels
 from saccade.engine.backends.select import cuda_features
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder
+from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
 
@@ -38,12 +40,17 @@ class CudaCrops:
     ready: torch.cuda.Event
 
 
+PreparedImage = CudaCrops | StagedImage
+"""An image that can be encoded."""
+
+
 class CudaImageEncoder:
     """One model's vision encoder. `prepare` may be called by any thread, the rest by one, on one stream.
 
     Args:
         model: the model.
         most: images at a time.
+        depth: step slots.
 
     Attributes:
         batch_sizes: how many images are encoded together; fewer are padded to the next of these.
@@ -51,12 +58,12 @@ class CudaImageEncoder:
         objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
     """
 
-    def __init__(self, model: Model, most: int) -> None:
+    def __init__(self, model: Model, most: int, depth: int) -> None:
         vision, device = model.vision, model.device
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
         self._features = cuda_features(model)
-        self._uploads = torch.cuda.Stream(device)
+        self._uploads = CudaUploads(device, depth, most, vision.crop_size)
         self._feature_graphs: Graphs = {}
         self._join_graphs: Graphs = {}
 
@@ -71,22 +78,30 @@ class CudaImageEncoder:
         n_objects = 1 if self._drafting is None else self._drafting.n_drafts
         self.objects = buffer(most, n_objects, 5, dtype=torch.float32)
         self.tokens = buffer(most, vision.n_tokens, model.limits.dim)
-        self._projected = torch.zeros_like(self.tokens)
+        self._joined = torch.zeros_like(self.tokens[0])
+
+    def prepare(self, image: Pixels) -> PreparedImage:
+        """Copy an image to where it waits for the next upload; or upload it, unless it is on the device, and cut it.
+
+        Does not wait for the device. What is given may change afterwards, unless it is on the device.
+        """
+        vision = self._vision
+        if not self._kernels:
+            crops = vision.make_crops(as_array(image))
+            return self._cut(crops.pixels, crops.tiling)
+        tiling = vision.tiling_of(image.shape[0], image.shape[1])
+        staged = self._uploads.stage(image) if tiling == (1, 1) and not isinstance(image, YuvImage) else None
+        return staged or self._cut(image, tiling)
 
     @torch.inference_mode()
-    def prepare(self, image: Pixels) -> CudaCrops:
-        """Upload an image, unless it is on the device, and cut it into crops there; does not wait."""
+    def _cut(self, image: Pixels, tiling: Tiling) -> CudaCrops:
+        """Upload an image, unless it is on the device, and cut it there; without kernels it is the crops already."""
         vision = self._vision
-        if self._kernels:
-            tiling, sent = vision.tiling_of(image.shape[0], image.shape[1]), image
-        else:
-            crops = vision.make_crops(as_array(image))
-            tiling, sent = crops.tiling, crops.pixels
         # What is on the device was decoded on its default stream, and its memory is written again there.
-        on_device = isinstance(sent, YuvImage) and sent.y.is_cuda
-        stream = torch.cuda.default_stream(self._device) if on_device else self._uploads
+        on_device = isinstance(image, YuvImage) and image.y.is_cuda
+        stream = torch.cuda.default_stream(self._device) if on_device else self._uploads.stream
         with torch.cuda.stream(stream):
-            pixels = self._rgb(sent) if isinstance(sent, YuvImage) else self._upload(sent)
+            pixels = self._rgb(image) if isinstance(image, YuvImage) else self._upload(image)
             if self._kernels:
                 pixels = cut_crops(pixels, tiling, vision.crop_size, vision.crop_margin)
             event = torch.cuda.Event()
@@ -104,29 +119,43 @@ class CudaImageEncoder:
         here = image if image.y.is_cuda else image.to(self._device)
         return rgb_of_yuv(here.y, here.u, here.v, here.factors)
 
-    def encode(self, images: Sequence[CudaCrops], stream: torch.cuda.Stream) -> None:
+    def encode(self, slot: int, images: Sequence[PreparedImage], stream: torch.cuda.Stream) -> None:
         """Write the tokens of at most as many images as there may be to `tokens`; `stream` is the current one.
 
-        The images must be kept until that has run.
+        For a step slot: the images must be kept, and the slot must not be used again, until that has run.
         """
-        for image in images:
-            stream.wait_event(image.ready)
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
-        if single:  # the encoder runs once over all images that are a single crop
-            torch.cat([images[number].pixels for number in single], out=self._crops[: len(single)])
-            self._feature_graphs[bucket_of(self.batch_sizes, len(single)), True].replay()
-            if len(single) == len(images):
-                self.tokens[: len(single)].copy_(self._projected[: len(single)])
+        staged: list[tuple[int, StagedImage]] = []
+        loose: list[tuple[int, torch.Tensor]] = []
+        for place, number in enumerate(single):
+            image = images[number]
+            if isinstance(image, StagedImage):
+                staged.append((place, image))
             else:
-                for place, number in enumerate(single):
-                    self.tokens[number].copy_(self._projected[place])
+                loose.append((place, image.pixels))
+        for image in images:
+            if isinstance(image, CudaCrops):
+                stream.wait_event(image.ready)
+        count = len(single)
+        if staged:
+            stream.wait_event(self._uploads.cut(slot, staged, stream))
+            self._crops[:count].copy_(self._uploads.crops[slot, :count])
+            for place, pixels in loose:
+                self._crops[place : place + 1].copy_(pixels)
+        elif loose:
+            torch.cat([pixels for _, pixels in loose], out=self._crops[:count])
+        if single:  # the encoder runs once over all images that are a single crop
+            self._feature_graphs[bucket_of(self.batch_sizes, count), True].replay()
+            for place in range(count - 1, -1, -1):  # from the last on: none is written over that is still to be moved
+                if single[place] != place:
+                    self.tokens[single[place]].copy_(self.tokens[place])
         for number, image in enumerate(images):
-            if image.tiling != (1, 1):
+            if isinstance(image, CudaCrops) and image.tiling != (1, 1):
                 count = len(image.pixels)
                 self._crops[:count].copy_(image.pixels)
                 self._feature_graphs[count, False].replay()
                 self._join_graphs[image.tiling].replay()
-                self.tokens[number].copy_(self._projected[0])
+                self.tokens[number].copy_(self._joined)
 
     def capture_jobs(self) -> list[CaptureJob]:
         """What is to be captured before the first `encode`."""
@@ -140,7 +169,7 @@ class CudaImageEncoder:
 
     def close(self) -> None:
         """Wait for the uploads under way."""
-        self._uploads.synchronize()
+        self._uploads.close()
 
     def _encode_crops(self, n: int, single: bool) -> None:
         crops = self._vision.normalize(self._crops[:n])
@@ -149,13 +178,13 @@ class CudaImageEncoder:
         else:  # it sees no more than one crop of an image
             features, self.objects[:n] = self._drafting.features_and_drafts(crops)
         if single:
-            self._projected[:n] = self._vision.project(features, features)
+            self.tokens[:n] = self._vision.project(features, features)
         else:
             self._crop_features[:n] = features
 
     def _join(self, tiling: Tiling) -> None:
         """Image tokens from the features of an image's crops."""
-        self._projected[0] = self._vision.join(self._crop_features[: 1 + tiling[0] * tiling[1]], tiling)
+        self._joined[:] = self._vision.join(self._crop_features[: 1 + tiling[0] * tiling[1]], tiling)
 
 
 def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> torch.Tensor:

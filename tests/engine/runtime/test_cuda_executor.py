@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, SupersededError
 from saccade.engine.evaluation.golden import check
+from saccade.engine.image import YuvImage, as_array
 from saccade.engine.runtime.cuda_executor import CudaExecutor
+from saccade.engine.runtime.uploads.cuda_uploads import StagedImage
 from saccade.engine.scheduling.task import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
 
@@ -80,6 +83,59 @@ def test_tensors_on_the_device_are_images_too(engines: tuple[Engine, Engine]) ->
     _, cuda = engines
     image = square(240, 320, SCREEN)
     assert cuda.detect(torch.from_numpy(image).cuda(), "tv") == cuda.detect(image, "tv")
+
+
+def test_images_cut_together_are_those_that_pillow_cuts(engines: tuple[Engine, Engine]) -> None:
+    """Of several sizes and kinds, one of them too large to wait with the others, one that is there twice."""
+    _, cuda = engines
+    executor = cuda._executor
+    assert isinstance(executor, CudaExecutor)
+    encoder, stream = executor._images, executor._compute.stream
+    planes = [torch.from_numpy(noise(height, 64)[..., 0]) for height in (64, 32, 32)]
+    yuv = YuvImage(planes[0], planes[1][:, ::2], planes[2][:, ::2], (104597, 132201, 25675, 53279), full_range=False)
+    shown = [noise(200, 300), square(240, 320, SCREEN), yuv, noise(200, 300, 7), noise(1900, 2000), noise(416, 416)]
+
+    def cut(start: int) -> NDArray[np.uint8]:
+        images = [encoder.prepare(image) for image in shown]
+        images.append(images[0])
+        assert [isinstance(image, StagedImage) for image in images] == [True, True, False, True, False, True, True]
+        torch.cuda.set_stream(stream)
+        try:
+            with torch.inference_mode():
+                encoder.encode(0, images[start:], stream)
+        finally:
+            torch.cuda.set_stream(torch.cuda.default_stream())
+        stream.synchronize()
+        crops: NDArray[np.uint8] = encoder._crops[: len(images) - start].cpu().numpy()
+        return crops
+
+    arrays = [as_array(image) for image in (*shown, shown[0])]
+    size = (encoder._crops.shape[1],) * 2
+    wanted = [np.asarray(Image.fromarray(one).resize(size, Image.Resampling.LANCZOS)) for one in arrays]
+    for start in (0, 0, 1, 5):
+        assert np.array_equal(cuda._loop.run_idle(partial(cut, start)), np.stack(wanted[start:]))
+
+
+def test_an_image_that_fails_fails_alone(engines: tuple[Engine, Engine]) -> None:
+    _, cuda = engines
+
+    def broken() -> NDArray[np.uint8]:
+        raise OSError("no image")
+
+    given = [noise(200, 300), broken, noise(240, 320), noise(200, 300), lambda: np.zeros((4, 4), np.uint8)]
+    futures = [cuda.submit(image, [Detect("tv")], stream=number) for number, image in enumerate(given)]
+    errors = [type(future.exception(60)) for future in futures]
+    assert errors == [type(None), OSError, type(None), type(None), ValueError]
+
+
+def test_more_images_may_wait_than_fit_pinned_memory(engines: tuple[Engine, Engine]) -> None:
+    _, cuda = engines
+    images = [noise(1000, 2000, seed) for seed in range(3)]
+    wanted = [cuda.submit(image, [Detect("tv", 2, 0.0)]).result().detections for image in images]
+    futures = [cuda.submit(images[i % 3], [Detect("tv", 2, 0.0)]) for i in range(60)]
+    for number, future in enumerate(futures):
+        for mine, theirs in zip(future.result().detections.boxes, wanted[number % 3].boxes, strict=True):
+            assert mine.pixels(1, 1) == pytest.approx(theirs.pixels(1, 1), abs=1e-2)
 
 
 def test_the_golden_boxes_points_and_texts_on_cuda() -> None:

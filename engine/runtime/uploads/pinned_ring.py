@@ -1,0 +1,88 @@
+"""Pinned memory in which images wait, one behind the other, until they are sent to a GPU together.
+
+What waits in line goes over in one copy, and nothing is allocated for it: to allocate pinned memory takes the
+interpreter 15 µs, and each copy the driver's lock. Knows nothing of images.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_ALIGNED = 256  # bytes
+
+
+class RingPart:
+    """Bytes `start` to before `end` of a ring, until this is dropped."""
+
+    __slots__ = ("_span", "end", "start")
+
+    def __init__(self, span: _Span) -> None:
+        self._span = span
+        self.start, self.end = span.start, span.end
+
+    def __del__(self) -> None:
+        self._span.dropped = True  # nothing else: any thread may be here, also one that is about to take a part
+
+
+class _Span:
+    __slots__ = ("dropped", "end", "start")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end, self.dropped = start, end, False
+
+
+class PinnedRing:
+    """A ring of pinned memory, allocated with its first part. Any thread may take parts.
+
+    Args:
+        size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory, self._bytes = torch.empty(0), np.empty(0, np.uint8)
+        self._spans: deque[_Span] = deque()  # in order; their place is free again once those before them are dropped
+        self._head = 0
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> RingPart | None:
+        """So many bytes, aligned; None where there are not so many free ones in line."""
+        count = -(-count // _ALIGNED) * _ALIGNED
+        with self._lock:
+            while self._spans and self._spans[0].dropped:
+                self._spans.popleft()
+            start = self._free(count)
+            if start is None:
+                return None
+            if not len(self._bytes):
+                self._memory = torch.empty(self.size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+                self._bytes = self._memory.numpy()
+            self._head = start + count
+            span = _Span(start, self._head)
+            self._spans.append(span)
+        return RingPart(span)
+
+    def tensor(self, start: int, end: int) -> torch.Tensor:
+        """Bytes of it."""
+        return self._memory[start:end]
+
+    def array(self, part: RingPart, *shape: int) -> NDArray[np.uint8]:
+        """The first bytes of a part."""
+        return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
+
+    def _free(self, count: int) -> int | None:
+        """Where so many bytes begin that are free."""
+        if not self._spans:
+            return 0 if count <= self.size else None
+        head, tail = self._head, self._spans[0].start
+        if head <= tail:
+            return head if head + count <= tail else None
+        if head + count <= self.size:
+            return head
+        return 0 if count <= tail else None
