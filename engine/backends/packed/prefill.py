@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from saccade.engine.backends.lora import AdaptedRows
 from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
-from saccade.engine.kernels.experts.router import router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.kernels.temperature import temperature_products
@@ -81,9 +80,7 @@ class PrefillOps:
         """Results of experts (1 + top, rows, dim), on a stream; the first is for attention's."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
-            logits = plain.new_empty(len(plain), experts.router.out_features, dtype=torch.float32)
-            router_products(plain, experts.router, logits)
-            experts.many(normed, logits, parts[1:])
+            experts.many(normed, plain, parts[1:])
         return parts
 
     def _forks(self, layer: PackedLayer) -> bool:

@@ -319,8 +319,7 @@ class _TokenOps:
         else:
             before = runner._delta[:, :count] if layer.experts is not None else runner._delta[0, :count]
             if layer.experts is not None:
-                router_products(normed, layer.experts.router, self._logits(layer))
-                layer.experts.many((normed, None), self._logits(layer), before[1:])
+                self._logits(layer).copy_(layer.experts.many((normed, None), normed, before[1:]))
             torch.addmm(out.bias, seen, out.weight.t(), out=before[0] if layer.experts is not None else before)
             self.before, self.bias = before, None
 

@@ -18,6 +18,11 @@ from saccade.engine.kernels.activation import exact_gelu
 
 _SORT = 8192  # choices that a program looks through at a time: an image's and its prompt's are fewer
 
+_ROUTED, _ROUTED_K = (
+    16,
+    128,
+)  # rows of a program of the router, the fewest that a matrix product has, and inputs at a time
+
 
 class Shape(NamedTuple):
     """How a grouped product is cut up.
@@ -58,31 +63,43 @@ _OLDER = {  # what GPUs without TMA have shared memory for
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _choose_kernel(
+def _route_kernel(
+    x,
+    x_stride,
+    weight,
+    bias,
     logits,
     chosen,
     weights,
     rows,
+    DIM: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
-    """The TOP best experts of BLOCK_M rows, best first, and the softmax over these."""
+    """The logits of BLOCK_M rows, their TOP best experts, best first, and the softmax over these."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, EXPERTS)
-    real = r < rows
-    left = tl.load(logits + r[:, None] * EXPERTS + e[None, :], mask=real[:, None], other=0.0)
-    best = tl.max(left, 1)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    again = left
-    for _ in tl.static_range(TOP):
-        total += tl.exp(tl.max(again, 1) - best)
-        again = tl.where(e[None, :] == tl.argmax(again, 1)[:, None], -float("inf"), again)
+    real, at = r < rows, r[:, None].to(tl.int64)
+    left = tl.zeros((BLOCK_M, EXPERTS), tl.float32)
+    for start in tl.range(0, DIM, BLOCK_K, num_stages=4):
+        k = start + tl.arange(0, BLOCK_K)
+        a = tl.load(x + at * x_stride + k[None, :], mask=real[:, None], other=0.0)
+        left = tl.dot(a, tl.load(weight + e[None, :] * DIM + k[:, None]), left)
+    left += tl.load(bias + e).to(tl.float32)[None, :]
+    tl.store(logits + at * EXPERTS + e[None, :], left, mask=real[:, None])
+    rank = tl.arange(0, TOP)[None, :]
+    best = tl.zeros((BLOCK_M, TOP), tl.float32)
+    expert = tl.zeros((BLOCK_M, TOP), tl.int32)
     for i in tl.static_range(TOP):
-        at = tl.argmax(left, 1)
-        tl.store(chosen + r * TOP + i, at.to(tl.int32), mask=real)
-        tl.store(weights + r * TOP + i, tl.exp(tl.max(left, 1) - best) / total, mask=real)
-        left = tl.where(e[None, :] == at[:, None], -float("inf"), left)
+        value, which = tl.max(left, 1, return_indices=True)
+        best = tl.where(rank == i, value[:, None], best)
+        expert = tl.where(rank == i, which[:, None], expert)
+        left = tl.where(e[None, :] == which[:, None], -float("inf"), left)
+    share = tl.exp(best - tl.max(best, 1)[:, None])
+    tl.store(chosen + at * TOP + rank, expert, mask=real[:, None])
+    tl.store(weights + at * TOP + rank, share / tl.sum(share, 1)[:, None], mask=real[:, None])
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -193,25 +210,41 @@ class SortedRows:
     """Which rows go through which expert, on the device.
 
     Args:
-        logits: float32 (rows, experts).
+        x: (rows, dim), in half precision; the stride of a row is free.
+        router: from dim to experts.
         top: experts a row.
 
     Attributes:
+        logits: float32 (rows, experts), what the router gives.
         order: (rows · top,) int32, numbers of choices (row · top + rank) in the order of their experts.
         begins: (experts + 1,) int32, where an expert's begin in it.
         weights: (rows · top,) float32 weights of the choices.
     """
 
-    __slots__ = ("begins", "order", "top", "weights")
+    __slots__ = ("begins", "logits", "order", "top", "weights")
 
-    def __init__(self, logits: torch.Tensor, top: int) -> None:
-        rows, experts = logits.shape
-        chosen = torch.empty(rows * top, dtype=torch.int32, device=logits.device)
+    def __init__(self, x: torch.Tensor, router: torch.nn.Linear, top: int) -> None:
+        (rows, dim), experts = x.shape, router.out_features
+        chosen = torch.empty(rows * top, dtype=torch.int32, device=x.device)
         self.top, self.order = top, torch.empty_like(chosen)
-        self.weights = torch.empty(rows * top, dtype=torch.float32, device=logits.device)
-        self.begins = torch.empty(experts + 1, dtype=torch.int32, device=logits.device)
-        _choose_kernel[(triton.cdiv(rows, 16),)](
-            logits, chosen, self.weights, rows, EXPERTS=experts, TOP=top, BLOCK_M=16, num_warps=4
+        self.weights = torch.empty(rows * top, dtype=torch.float32, device=x.device)
+        self.begins = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
+        self.logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+        _route_kernel[(triton.cdiv(rows, _ROUTED),)](
+            x,
+            x.stride(0),
+            router.weight.detach(),
+            router.bias.detach(),
+            self.logits,
+            chosen,
+            self.weights,
+            rows,
+            DIM=dim,
+            EXPERTS=experts,
+            TOP=top,
+            BLOCK_M=_ROUTED,
+            BLOCK_K=_ROUTED_K,
+            num_warps=4,
         )
         _sort_kernel[(experts,)](chosen, self.order, self.begins, rows * top, BLOCK=_SORT, num_warps=8)
 

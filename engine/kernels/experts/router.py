@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: logits of rows, and of few rows which of them go through which experts.
+"""The router of a mixture of experts, of few rows: their logits, and which of them go through which experts.
 
 The last of its programs to arrive chooses the experts and writes down which rows are theirs (`Routes`): otherwise each
 of the hundreds of programs that read experts would do it again.
@@ -98,10 +98,7 @@ def _router_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Logits of BLOCK_M rows for BLOCK_N experts.
-
-    With TOP the last program to arrive chooses as many experts for each of at most ROWS rows.
-    """
+    """Logits of BLOCK_M rows for BLOCK_N experts; the last program to arrive chooses TOP for each of the rows."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, there, at = m < rows, n < EXPERTS, m.to(tl.int64)
@@ -117,12 +114,11 @@ def _router_kernel(
         acc = tl.dot(w, a, acc)
     acc += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
     tl.store(logits + at[None, :] * EXPERTS + n[:, None], acc, mask=real[None, :] & there[:, None])
-    if TOP > 0:
-        tl.debug_barrier()  # all of this program's stores come before it signals them
-        if tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
-            tl.debug_barrier()
-            _choose(logits, table, order, shares, rows, EXPERTS, TOP, ROWS, COUNTED)
-            tl.store(arrived, 0)
+    tl.debug_barrier()  # all of this program's stores come before it signals them
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
+        tl.debug_barrier()
+        _choose(logits, table, order, shares, rows, EXPERTS, TOP, ROWS, COUNTED)
+        tl.store(arrived, 0)
 
 
 class Routes:
@@ -158,12 +154,12 @@ def router_products(
     x: torch.Tensor,
     router: torch.nn.Linear,
     logits: torch.Tensor,
-    routes: Routes | None = None,
-    top: int = 0,
+    routes: Routes,
+    top: int,
     *,
     pdl: bool = False,
 ) -> None:
-    """Write a router's logits of rows and, of at most 64 rows, the routes to the `top` best experts of each.
+    """Write a router's logits of at most 64 rows, and the routes to the `top` best experts of each.
 
     Args:
         x: (rows, dim); the stride of a row is free.
@@ -175,11 +171,7 @@ def router_products(
     """
     (rows, dim), experts = x.shape, router.out_features
     weight, bias = router.weight.detach(), router.bias.detach()
-    table, order, shares, arrived = (
-        (logits,) * 4 if routes is None else (routes.table, routes.order, routes.shares, routes.arrived)
-    )
-    most = next((size for size in _ROWS if size >= rows), 0)
-    assert routes is None or most > 0
+    most = next(size for size in _ROWS if size >= rows)
     per_line = L2_LINE_BYTES // weight.element_size()
     _router_kernel[(triton.cdiv(experts, _BLOCK_N), triton.cdiv(rows, _BLOCK_M))](
         x,
@@ -187,19 +179,19 @@ def router_products(
         weight,
         bias,
         logits,
-        table,
-        order,
-        shares,
-        arrived,
+        routes.table,
+        routes.order,
+        routes.shares,
+        routes.arrived,
         rows,
         DIM=dim,
         EXPERTS=experts,
         BLOCK_M=_BLOCK_M,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=_BLOCK_K,
-        TOP=0 if routes is None else top,
-        ROWS=1 if routes is None else most,
-        COUNTED=0 < most <= _COUNTED,
+        TOP=top,
+        ROWS=most,
+        COUNTED=most <= _COUNTED,
         PDL=pdl,
         LINES=triton.next_power_of_2(dim // per_line),
         PER_LINE=per_line,

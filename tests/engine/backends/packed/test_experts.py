@@ -155,7 +155,8 @@ def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -
 
     layer = made(dtype)
     x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
-    sorted_rows = SortedRows(layer.router_logits(x), TOP)
+    sorted_rows = SortedRows(x, layer.router, TOP)
+    assert far(sorted_rows.logits, layer.router_logits(x)) < 1e-5
     assert sorted(sorted_rows.order.tolist()) == [*range(rows * TOP)]
     inner = grouped_product(x, sorted_rows, layer.fc1.weight, nothing(rows * TOP, INNER, dtype=dtype))
     parts = grouped_product(inner, sorted_rows, layer.fc2.weight, nothing(TOP, rows, WIDTH, dtype=dtype))
@@ -164,17 +165,13 @@ def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -
 
 @torch.inference_mode()
 @pytest.mark.parametrize("rows", [5] if DEVICE == "cpu" else [1, 17, 70, 800])
-def test_small_products_beside_a_block(rows: int) -> None:
-    from saccade.engine.kernels.experts.router import router_products
+def test_products_of_a_temperature(rows: int) -> None:
     from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 
     dtype = dtypes()[0]
-    layer, heads = made(dtype), torch.randn(rows, 3 * WIDTH, device=DEVICE, dtype=dtype)
+    heads = torch.randn(rows, 3 * WIDTH, device=DEVICE, dtype=dtype)
     tau = torch.randn(16, 3 * WIDTH, device=DEVICE, dtype=dtype)
-    x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
-    products, logits = nothing(temperature_parts(3 * WIDTH), rows, 16), nothing(rows, 16)
+    products = nothing(temperature_parts(3 * WIDTH), rows, 16)
     temperature_products(heads, tau, products)
-    router_products(x, layer.router, logits)
-    limit = 1e-5 if dtype == torch.float32 else 0.01
-    assert far(products.sum(0), F.gelu(heads.float()) @ tau.float().t()) < limit
-    assert far(logits, layer.router_logits(x)) < 1e-5
+    wanted = F.gelu(heads.float()) @ tau.float().t()
+    assert far(products.sum(0), wanted) < (1e-5 if dtype == torch.float32 else 0.01)
