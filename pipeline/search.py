@@ -1,7 +1,8 @@
 """Finds stored events by asking a model: SQL chooses candidates, the model is asked about their snapshots.
 
 A model that answers questions says for each how likely the text is true of it; one that detects only, such as nano,
-finds the names in it. Knows stores and engines; no terminals, no HTTP.
+finds the names in it. Both may be elsewhere: `search` knows functions that list and that ask, `search_events` a store
+and an engine. No terminals, no HTTP.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from saccade.engine.errors import UnknownClassError
 from saccade.engine.results import Result
+from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Detect, Query
 from saccade.pipeline.core.errors import ConfigError
@@ -28,11 +31,33 @@ if TYPE_CHECKING:
 
 CANDIDATES = 200
 """Events that the model is asked about in one search."""
+AT_ONCE = 4
+"""Snapshots that an engine has at a time."""
 
-_AT_ONCE = 4  # images given to the engine at a time
+_STREAM = "searches"  # to the engine, which shares itself among streams
+_WEIGHT = 0.25  # of one stream's: no frame is late since someone searches
 _LONG_S = 120.0  # that the engine may take for one
 _YES = "yes"
 _LEAST = 0.05  # of a detection that counts
+
+Progress = Callable[[int, int], None]
+"""Called with (done, all)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where the snapshot of an event is: its id, and the machine whose store has it, "" where there is one only."""
+
+    event: str
+    machine: str = ""
+
+
+Walk = Callable[[EventQuery], Iterator[tuple[dict[str, Any], str]]]
+"""The records of all events of a query, whatever its limit, newest first, each with its machine as in `Place`."""
+
+Match = Callable[[str, Sequence[Place]], Iterator[tuple[str, float | None]]]
+"""Asks about snapshots whether they show a text; yields the id of each event and how likely it does, in any order, as
+soon as it is known; None where there is no snapshot to be had."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,6 +72,18 @@ class Found:
         return {**self.event, "match": round(self.p_yes, 3)}
 
 
+@dataclass(slots=True, frozen=True)
+class Searched:
+    """What a search has found: the likeliest first; and the machines whose events it could not ask about."""
+
+    found: list[Found]
+    away: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is sent over HTTP."""
+        return {"events": [one.to_json() for one in self.found], **({"away": self.away} if self.away else {})}
+
+
 def search_events(
     store: EventReader,
     engine: Engine,
@@ -54,91 +91,143 @@ def search_events(
     query: EventQuery | None = None,
     *,
     candidates: int = CANDIDATES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Found]:
-    """Ask a model which stored events show something.
+    """Ask a model which events of a store show something.
 
     Args:
         store: of the events.
         engine: is asked.
-        text: what is searched for, such as a red truck.
-        query: which events count; its `limit` is how many are returned.
-        candidates: how many the model is asked about: first those with the words in labels, answers or attributes, then
-            the newest others.
-        progress: called with (done, all).
+        text: as all that follows, as in `search`.
+        query: which events count.
+        candidates: how many are asked about.
+        progress: called whenever one was.
 
     Returns:
-        The likeliest first; those whose snapshot is gone are left out.
+        As `search`.
 
     Raises:
         ConfigError: if there is nothing to search for, or the model knows no name in it.
         EngineError: if the model fails.
     """
+    ask = SnapshotAsker(engine, lambda event: store.media(event, "snapshot"))
+    return search(
+        lambda wanted: ((record, "") for record, _ in store.walk(wanted)),
+        lambda text, places: ask.match(text, [place.event for place in places]),
+        text,
+        query,
+        candidates=candidates,
+        progress=progress,
+    )
+
+
+def search(
+    walk: Walk,
+    match: Match,
+    text: str,
+    query: EventQuery | None = None,
+    *,
+    candidates: int = CANDIDATES,
+    progress: Progress | None = None,
+) -> list[Found]:
+    """Ask which stored events show something.
+
+    Args:
+        walk: lists events.
+        match: asks about their snapshots.
+        text: what is searched for, such as a red truck.
+        query: which events count; its `limit` is how many are returned.
+        candidates: how many are asked about: first those with the words in labels, answers or attributes, then the
+            newest others.
+        progress: called whenever one was asked about.
+
+    Returns:
+        The likeliest first; those whose snapshot is gone are left out.
+
+    Raises:
+        ConfigError: if there is nothing to search for; and what `match` raises.
+    """
     wanted = query or EventQuery()
     if not text.strip():
         raise ConfigError("nothing to search for: give a text such as 'red truck'")
-    tasks = _tasks_for(engine, text)
-    chosen = _candidates(store, text, wanted, candidates)
-    found = []
-    for number, (event, p_yes) in enumerate(_ask(store, engine, tasks, chosen), 1):
+    chosen = _candidates(walk, text, wanted, candidates)
+    likely: dict[str, float] = {}
+    places = [Place(event["id"], machine) for event, machine in chosen]
+    for number, (event, p_yes) in enumerate(match(text, places), 1):
         if p_yes is not None:
-            found.append(Found(event, p_yes))
+            likely[event] = p_yes
         if progress is not None:
             progress(number, len(chosen))
+    found = [Found(event, likely[event["id"]]) for event, _ in chosen if event["id"] in likely]
     found.sort(key=lambda one: -one.p_yes)  # which keeps the order of equals: events with the words first
     return found[: wanted.limit]
 
 
-def _candidates(store: EventReader, text: str, query: EventQuery, count: int) -> list[dict[str, Any]]:
-    events: dict[str, dict[str, Any]] = {}
+def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tuple[dict[str, Any], str]]:
+    events: dict[str, tuple[dict[str, Any], str]] = {}
     for words in (f"{query.words} {text}", query.words):
-        after = None
-        while len(events) < count:
-            page = store.search(replace(query, words=words, limit=min(count, 200), after=after))
-            events |= {one["id"]: one for one in page if one["has_snapshot"] and one["id"] not in events}
-            if len(page) < min(count, 200):
+        for event, machine in walk(replace(query, words=words, limit=min(count, 200))):
+            if len(events) >= count:
                 break
-            after = page[-1]["id"]
-    return list(events.values())[:count]
+            if event["has_snapshot"]:
+                events.setdefault(event["id"], (event, machine))
+    return list(events.values())
 
 
-def _tasks_for(engine: Engine, text: str) -> list[Task]:
-    """A question with yes or no for an answer; or for a model that detects only, the names in the text."""
-    if "query" in engine.model.skills:
-        return [Query(f"Does this image show {text.strip()}?", choices=(_YES, "no"))]
-    tasks: dict[Task, None] = {}
-    for name in (text.strip(), *text.split()):
+class SnapshotAsker:
+    """Asks an engine about the snapshots of events. Callable from any thread.
+
+    Args:
+        engine: which stays the caller's. All searches are one stream of it, which has little weight.
+        snapshot: the path of the snapshot of an event; None if there is none.
+    """
+
+    def __init__(self, engine: Engine, snapshot: Callable[[str], Path | None]) -> None:
+        self._engine = engine
+        self._snapshot = snapshot
+        engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
+
+    def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
+        """Each event with how likely its snapshot shows a text, in order; None where that cannot be read.
+
+        Raises:
+            ConfigError: if the model knows no name in the text.
+            EngineError: if the model fails.
+        """
+        tasks = self._tasks_for(text)
+        waiting: deque[tuple[str, Future[Result] | None]] = deque()
+
+        def taken() -> tuple[str, float | None]:
+            event, future = waiting.popleft()
+            return event, None if future is None else _likelihood(future.result(_LONG_S))
+
         try:
-            tasks |= dict.fromkeys(engine.expand(Detect(name, conf=_LEAST)))
-        except UnknownClassError as error:
-            reason = error
-        if tasks:
-            return list(tasks)
-    raise ConfigError(f"{engine.model.name} knows no name in '{text}'; a model that talks does: {reason}")
-
-
-def _ask(
-    store: EventReader, engine: Engine, tasks: Sequence[Task], events: Iterable[dict[str, Any]]
-) -> Iterator[tuple[dict[str, Any], float | None]]:
-    """Each event with its likelihood, in order; None where its snapshot cannot be read."""
-    waiting: deque[tuple[dict[str, Any], Future[Result] | None]] = deque()
-
-    def taken() -> tuple[dict[str, Any], float | None]:
-        event, future = waiting.popleft()
-        return event, None if future is None else _likelihood(future.result(_LONG_S))
-
-    try:
-        for event in events:
-            image = _snapshot(store, event["id"])
-            waiting.append((event, None if image is None else engine.submit(image, tasks)))
-            if len(waiting) >= _AT_ONCE:
+            for event in events:
+                image = _read(self._snapshot(event))
+                asked = None if image is None else self._engine.submit(image, tasks, stream=_STREAM)
+                waiting.append((event, asked))
+                if len(waiting) >= AT_ONCE:
+                    yield taken()
+            while waiting:
                 yield taken()
-        while waiting:
-            yield taken()
-    finally:
-        for _, future in waiting:
-            if future is not None:
-                future.cancel()
+        finally:
+            for _, future in waiting:
+                if future is not None:
+                    future.cancel()
+
+    def _tasks_for(self, text: str) -> list[Task]:
+        """A question with yes or no for an answer; or for a model that detects only, the names in the text."""
+        if "query" in self._engine.model.skills:
+            return [Query(f"Does this image show {text.strip()}?", choices=(_YES, "no"))]
+        tasks: dict[Task, None] = {}
+        for name in (text.strip(), *text.split()):
+            try:
+                tasks |= dict.fromkeys(self._engine.expand(Detect(name, conf=_LEAST)))
+            except UnknownClassError as error:
+                reason = error
+            if tasks:
+                return list(tasks)
+        raise ConfigError(f"{self._engine.model.name} knows no name in '{text}'; a model that talks does: {reason}")
 
 
 def _likelihood(result: Result) -> float:
@@ -148,7 +237,6 @@ def _likelihood(result: Result) -> float:
     return max((box.score for box in result.detections.boxes), default=0.0)
 
 
-def _snapshot(store: EventReader, event: str) -> NDArray[np.uint8] | None:
-    path = store.media(event, "snapshot")
+def _read(path: Path | None) -> NDArray[np.uint8] | None:
     image = None if path is None else cv2.imread(str(path))
     return None if image is None else np.ascontiguousarray(image[..., ::-1].astype(np.uint8))

@@ -34,6 +34,8 @@ from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources.http.auth import HttpAuth
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from saccade.engine import Engine
 
 _EVERY = "every stream"
@@ -178,8 +180,11 @@ class Session:
         allow_sources: Sequence[str] = (),
         videos: BroadcastSink | None = None,
         access: HttpAuth | None = None,
+        routes: Sequence[web.AbstractRouteDef] = (),
     ) -> None:
         """Serve the state of the streams, and adding and changing them, over HTTP; and the console of their `videos`.
+
+        Further `routes` have the same authentication.
 
         Raises:
             ConfigError: if the address is not available.
@@ -205,7 +210,7 @@ class Session:
             access=access,
             events=self._store,
             ask=self._ask,
-            routes=[*console.routes(), *self.config_api.routes()],
+            routes=[*console.routes(), *self.config_api.routes(), *routes],
             public=console.public,
             on_cleanup=[console.whep.close],
         )

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,11 @@ class EventQuery:
         return " AND ".join(parts)
 
 
+def media_path(folder: Path, event: str, kind: str) -> Path | None:
+    """Where the file of an event belongs in the folder of media, `snapshot` or `clip`; None for what is no id."""
+    return folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
+
+
 def time_of_text(text: str) -> float:
     """A time in seconds, or how long ago: `1795262111`, `15m`, `1d`; raises ValueError if it is none."""
     if found := _AGO.fullmatch(text):
@@ -218,6 +223,15 @@ class EventReader:
             rows = db.execute(text, [*values[:-1], query.limit + more])
             return [(json.loads(record), stored_at) for record, stored_at in rows]
 
+    def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
+        """All events of a query as in `page`, which is read so many at a time as its limit says."""
+        while True:
+            page = self.page(query)
+            yield from page
+            if len(page) < query.limit:
+                return
+            query = replace(query, after=page[-1][0]["id"])
+
     def get(self, event: str) -> dict[str, Any] | None:
         """The record of an event with the paths of its tracks; None if there is none of that id."""
         with self._reading() as db:
@@ -263,7 +277,7 @@ class EventReader:
 
     def media_path(self, event: str, kind: str) -> Path | None:
         """Where the file of an event belongs; None for what is no id."""
-        return self.media_folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
+        return media_path(self.media_folder, event, kind)
 
     def close(self) -> None:
         """Close every connection."""

@@ -22,10 +22,13 @@ from saccade.pipeline.core.build import add_stream
 from saccade.pipeline.core.errors import ConfigError, one_line
 from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.search import Progress, Searched, search_events
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.analytics_api import AnalyticsApi
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.events import EventsApi
+from saccade.pipeline.server.api.events_search import MAX_ASKED, SearchEvents
 from saccade.pipeline.server.api.moondream import MoondreamApi
 from saccade.pipeline.server.api.openai_chat import OpenAiApi
 from saccade.pipeline.server.rules_api import RulesApi
@@ -63,6 +66,7 @@ class HttpServer(AppServer):
             the server, else nothing.
         events: whose events are served; None for none.
         ask: searches them, and answers questions of clients; None for the engine of the streams.
+        search: searches them instead.
         access: who may do what, instead of `token` and `origins`.
         add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
@@ -87,6 +91,7 @@ class HttpServer(AppServer):
         add: AddStream | None = None,
         events: EventStore | None = None,
         ask: Engine | None = None,
+        search: SearchEvents | None = None,
         access: HttpAuth | None = None,
     ) -> None:
         if access is None:
@@ -106,7 +111,9 @@ class HttpServer(AppServer):
             application.add_routes(RulesApi(streams, self._auth).routes())
         if events is not None:
             searching = ask or (None if streams is None else streams.engine)
-            application.add_routes(EventsApi(events, self._auth, searching).routes())
+            if searching is not None and search is None:
+                search = partial(_search, events, searching)
+            application.add_routes(EventsApi(events, self._auth, search).routes())
         application.add_routes(routes)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)
@@ -199,6 +206,10 @@ def _described(request: web.Request, line: str, status: int) -> str | dict[str, 
         "param": None,
         "code": None,
     }
+
+
+def _search(store: EventStore, engine: Engine, text: str, query: EventQuery, progress: Progress) -> Searched:
+    return Searched(search_events(store, engine, text, query, candidates=MAX_ASKED, progress=progress))
 
 
 def _is_address(place: str) -> bool:

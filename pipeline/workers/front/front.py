@@ -32,6 +32,7 @@ from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.merged_events import MergedEvents
 from saccade.pipeline.workers.front.metrics import MergedMetrics
+from saccade.pipeline.workers.front.search import WorkersSearch
 from saccade.pipeline.workers.front.stream_names import name_of
 from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.open_events import OpenEvents
@@ -187,10 +188,11 @@ class Front:
         forwarder = Forwarder(self._secret, auth)
         metrics = MergedMetrics(self.supervisor, secret_headers(self._secret), self.sink_statuses)
         api = FrontApi(self.supervisor, forwarder, auth, metrics, events=self._store is not None)
+        search = WorkersSearch(self.stores, self.supervisor.seats, self._secret)
         merged = None
         if self._store is not None and self._make_elsewhere is not None:  # which may be on other machines
             self.stores.serve_local()
-            merged = MergedEvents(self.stores.urls, forwarder, auth)
+            merged = MergedEvents(self.stores.urls, forwarder, auth, search)
         self._server = HttpServer(
             None,
             *place,
@@ -198,6 +200,7 @@ class Front:
             tls=tls_of(config.http_cert, config.http_key),
             access=access,
             events=self._store if merged is None else None,
+            search=search,
             routes=[*(merged.routes() if merged else ()), *api.routes(), *self.config_api.routes()],
             public=api.public,
             on_startup=[forwarder.start],

@@ -1,8 +1,8 @@
 """The events that the machines of workers have stored, over HTTP as those of one store: routes as `EventsApi` has them.
 
 Pages are merged by the time of storing, newest first. What only one machine has, its clips among it, comes from there.
-A machine that does not answer is listed under `away`, and the answer is what the others have. Searching by a model is
-not to be had, since none is here. Knows addresses; not how stores work.
+A machine that does not answer is listed under `away`, and the answer is what the others have. Knows addresses; not how
+stores work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 
 from saccade.pipeline.events.store_reader import MEDIA
-from saccade.pipeline.server.api.events import no_event, query_of
+from saccade.pipeline.server.api.events import no_event
+from saccade.pipeline.server.api.events_query import query_of
+from saccade.pipeline.server.api.events_search import EventsSearchApi, SearchEvents
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.sources.http.auth import HttpAuth, refusal
 
@@ -55,9 +57,17 @@ class MergedEvents:
         stores: the addresses of the stores by their machines' names, "" the front's own.
         forwarder: asks them.
         auth: answers preflight requests.
+        search: finds events by the models of workers; None where none is to be asked.
     """
 
-    def __init__(self, stores: Callable[[], Mapping[str, str]], forwarder: Forwarder, auth: HttpAuth) -> None:
+    def __init__(
+        self,
+        stores: Callable[[], Mapping[str, str]],
+        forwarder: Forwarder,
+        auth: HttpAuth,
+        search: SearchEvents | None = None,
+    ) -> None:
+        self._search = EventsSearchApi(search)
         self._stores = stores
         self._forwarder = forwarder
         self._auth = auth
@@ -67,7 +77,7 @@ class MergedEvents:
         media = [f"/events/{{id}}/{kind}{suffix}" for kind, suffix in MEDIA.items()]
         return [
             web.get("/events", self._list),
-            web.get("/events/search", self._search),
+            *self._search.routes(),
             web.get("/events/rules", self._rules),
             web.get("/events/{id}", self._show),
             web.delete("/events/{id}", self._forward),
@@ -90,9 +100,6 @@ class MergedEvents:
         shown, more = merge_pages(pages, query.limit, after)
         last = f"{shown[-1][1]!r}~{shown[-1][0]['id']}" if more and shown else None
         return web.json_response({"events": [record for record, _ in shown], "after": last, **away})
-
-    async def _search(self, request: web.Request) -> web.Response:
-        raise refusal(web.HTTPConflict, "there is no model here to search with")
 
     async def _rules(self, request: web.Request) -> web.Response:
         query = urlencode({"stream": request.query["stream"]}) if "stream" in request.query else ""

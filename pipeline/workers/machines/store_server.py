@@ -23,7 +23,7 @@ from aiohttp import web
 
 from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.events.store_reader import StoreError
-from saccade.pipeline.server.api.events import query_of
+from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.sources.http.auth import refusal

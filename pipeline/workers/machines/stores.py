@@ -6,6 +6,7 @@ made them.
 
 from __future__ import annotations
 
+import heapq
 import http.client
 import json
 import logging
@@ -13,10 +14,16 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
+from urllib.parse import urlencode
 
 from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.server.api.events_query import filters_of
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.machines.store_server import StoreServer
 from saccade.pipeline.workers.open_events import Record
@@ -28,7 +35,10 @@ RETRY_S = 2.0
 _BATCH = 100
 _ASK_S = 10.0
 _CLOSE_S = 5.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for other networks
+_ASKED_AT_ONCE = 16
+_NO_ANSWER = (OSError, ValueError, KeyError, http.client.HTTPException)
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""For workers and their machines: a proxy is for other networks."""
 
 Load = Callable[[Sequence[Record], str], None]
 """Takes the records of events that went on when a store was found, and the name of its machine."""
@@ -63,6 +73,19 @@ class RemoteStore:
             self._waiting.append(record)
             self._changed.notify_all()
 
+    def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
+        """As `EventReader.walk`.
+
+        Raises:
+            OSError, ValueError, HTTPException: if it does not answer.
+        """
+        while True:
+            page = self._ask(f"/stored?{urlencode(filters_of(query))}")["events"]
+            yield from page[: query.limit]
+            if len(page) <= query.limit:
+                return
+            query = replace(query, after=page[query.limit - 1][0]["id"])
+
     def close(self) -> None:
         """Hand over what waits, for some seconds at most."""
         with self._changed:
@@ -79,7 +102,7 @@ class RemoteStore:
                     loaded = True
                 if batch:
                     self._ask("/records", {"records": batch})
-            except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+            except _NO_ANSWER as error:
                 if not away:
                     log.warning("events of %s wait until its store answers: %s", self._machine, error)
                 away = True
@@ -110,7 +133,7 @@ class RemoteStore:
         headers = {**secret_headers(self._secret), "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
-        with _DIRECT.open(request, timeout=_ASK_S) as answer:
+        with DIRECT.open(request, timeout=_ASK_S) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -162,6 +185,35 @@ class MachineStores:
             remote.write(record)
         elif self._local is not None:
             self._local.write(record)
+
+    def walk(self, query: EventQuery, away: set[str]) -> Iterator[tuple[dict[str, Any], str]]:
+        """The records of all events of a query, newest first, whatever its limit.
+
+        Args:
+            query: which ones; so many as its limit says are asked for at a time.
+            away: takes the names of machines that do not answer.
+
+        Returns:
+            Each record with the name of its machine, "" for the front's own.
+        """
+        with self._lock:
+            stores: list[tuple[str, EventStore | RemoteStore]] = list(self._remote.items())
+        if self._local is not None:
+            stores.append(("", self._local))
+
+        def of(machine: str, store: EventStore | RemoteStore) -> Iterator[tuple[float, str, dict[str, Any]]]:
+            try:
+                for record, stored_at in store.walk(query):
+                    yield stored_at, machine, record
+            except _NO_ANSWER:
+                away.add(machine)
+
+        walks = [of(machine, store) for machine, store in stores]
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # one that does not answer keeps no other waiting
+            first = list(pool.map(lambda one: list(islice(one, 1)), walks))
+        begun = [chain(one, rest) for one, rest in zip(first, walks, strict=True)]
+        for _, machine, record in heapq.merge(*begun, key=lambda one: one[0], reverse=True):
+            yield record, machine
 
     def close(self) -> None:
         """Hand over what waits, for some seconds at most, and end."""

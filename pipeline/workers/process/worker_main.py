@@ -41,8 +41,10 @@ from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.placement import demand
 from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.held_streams import HeldStreams
+from saccade.pipeline.workers.process.kept_files import keep_outputs
 from saccade.pipeline.workers.process.memory import rss_bytes
 from saccade.pipeline.workers.process.results import RelaySink
+from saccade.pipeline.workers.process.snapshot_api import SnapshotApi
 from saccade.pipeline.workers.protocol import Message, StreamReport, WorkerReport
 from saccade.sinks.video.broadcast import BroadcastSink
 
@@ -169,6 +171,7 @@ class _WorkerProcess:
             None,
             videos=videos,
             access=FrontAuth(self._settings["secret"]),
+            routes=SnapshotApi(ask or engine, Path(folder)).routes() if folder else (),
         )
         return session
 
@@ -363,19 +366,6 @@ def device_of(device: str, index: int, gpus: int) -> str:
         gpus: how many GPUs there are.
     """
     return f"cuda:{index % gpus}" if device in ("auto", "cuda") and gpus else device
-
-
-def keep_outputs(name: str, config: ListedStream, each: list[Target]) -> None:
-    """Move the files of a stream aside that its outputs would replace, since its last worker has left them so."""
-    targets = [target.of(name) for target in (*each, *map(Target, config.sinks))]
-    for target in targets:
-        path = target.path
-        if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
-            continue
-        number = 1
-        while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
-            number += 1
-        path.rename(aside)
 
 
 def _exit_late() -> None:

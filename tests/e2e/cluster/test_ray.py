@@ -153,6 +153,22 @@ def test_events_of_both_machines_are_listed_as_one(running: Running) -> None:
             assert (answer.status, answer.read()) == (206, b"ftyp")
 
 
+def test_events_of_both_machines_are_searched_as_one(running: Running) -> None:
+    def found() -> dict[str, Any]:
+        return dict(running.ask("/events/search?q=person&limit=50"))
+
+    def stored(folder: str) -> set[str]:
+        return {path.stem for path in (running.folder / folder / "media").glob("*.jpg")}
+
+    running.until(lambda _: any(one["match"] > 0.5 for one in found()["events"]))
+    running.until(lambda _: {one["stream"] for one in found()["events"]} == NAMES)
+    page = found()
+    ids = {one["id"] for one in page["events"]}
+    assert "away" not in page
+    for folder in ("kept", "kept-by-the-other"):  # each asked about by the worker that is there
+        assert ids & stored(folder)
+
+
 def test_streams_of_a_killed_actor_are_back_soon(running: Running) -> None:
     running.until(lambda _: len(running.empty()) == len(NAMES))
     before = running.empty()

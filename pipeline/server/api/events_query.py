@@ -1,0 +1,40 @@
+"""The filters of stored events in the address of a request, and back."""
+
+from __future__ import annotations
+
+from saccade.pipeline.events.store_reader import EventQuery, time_of_text
+
+_KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "token")
+
+
+def query_of(given: dict[str, str]) -> EventQuery:
+    """The query of a request; raises ValueError, in half a line for the user, if it is none."""
+    if unknown := next((name for name in given if name not in _KNOWN), None):
+        raise ValueError(f"there is no filter '{unknown[:40]}'; known: {', '.join(_KNOWN[:-1])}")
+    limit = given.get("limit", "50")
+    if not limit.isdecimal() or len(limit) > 9:
+        raise ValueError("limit should be a whole number, such as 50")
+    return EventQuery(
+        given.get("stream"),
+        given.get("rule"),
+        given.get("label"),
+        given.get("zone"),
+        time_of_text(given["since"]) if "since" in given else None,
+        given.get("q", ""),
+        given.get("after"),
+        int(limit),
+    )
+
+
+def filters_of(query: EventQuery) -> dict[str, str]:
+    """The filters of which `query_of` makes the query."""
+    filters = {
+        "stream": query.stream,
+        "rule": query.rule,
+        "label": query.label,
+        "zone": query.zone,
+        "since": None if query.since is None else repr(query.since),
+        "q": query.words or None,
+        "after": query.after,
+    }
+    return {name: value for name, value in filters.items() if value is not None} | {"limit": str(query.limit)}
