@@ -63,14 +63,24 @@ def search(
     rule: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this rule.")] = None,
     zone: Annotated[str | None, typer.Option(metavar="NAME", help="Only events in this zone.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list.")] = 20,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Have a running saccade search (its --http), with all of its workers."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="For that; better in SACCADE_TOKEN.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a model which stored events show something; the likeliest come first.
 
     saccade search "red truck" --store kept --since 1d
+
+    saccade search "red truck" --url http://127.0.0.1:8080
     """
     settings = load_settings({"store": "kept", **given, "http": "127.0.0.1:0"})
     from saccade.pipeline.cli.commands.search import search as run_search
+    from saccade.pipeline.cli.commands.search import search_at
     from saccade.pipeline.cli.formatting import counting
     from saccade.pipeline.core.errors import ConfigError
     from saccade.pipeline.events.store_reader import EventQuery, time_of_text
@@ -79,6 +89,11 @@ def search(
         query = EventQuery(stream, rule, None, zone, None if since is None else time_of_text(since), limit=limit)
     except ValueError as error:
         raise ConfigError(f"--since: {error}") from None
+    if url is not None and given:
+        raise ConfigError(f"--url: a running saccade has its own {', '.join(given)}")
     with counting() as progress:
-        found = run_search(Path(settings.store or ""), text, query, settings, progress)
+        if url is not None:
+            found = search_at(url, token, text, query, progress)
+        else:
+            found = run_search(Path(settings.store or ""), text, query, settings, progress)
     print(found.as_json() if as_json else found.as_text())
