@@ -236,7 +236,7 @@ class CpuExecutor:
                 for number, rows in drafted:
                     if number in seen:
                         label = vision.asked.get(rows[0].sequence.prompt)
-                        put_found(rows, (one for one in seen[number] if one[0] == label))
+                        put_found(rows, [one for one in seen[number] if one[0] == label])
             else:
                 features = vision.features(crops)
             for i, one in zip(alike, vision.project(features, features), strict=True):

@@ -136,10 +136,11 @@ class CudaExecutor:
         sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
         if sampler is not None:
             self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
-        self._copy.wait(self._compute.record())
+        held.computed.record(self._compute.stream)
+        self._copy.wait(held.computed)
         scored = sampler is not None and sampler.scored is not None
         self._copy.run(partial(held.copy, count, scored=scored))
-        held.ready = self._copy.record()
+        held.ready.record(self._copy.stream)
 
     def _sample_again(self, held: CudaSlot, count: int, sampler: TokenSampler) -> None:
         (outs, phases), logits = self._sent(count), held.logits[:count]
@@ -156,7 +157,6 @@ class CudaExecutor:
             BaseException: what any part of the step has raised.
         """
         held = self._slots[slot]
-        assert held.ready is not None
         held.ready.synchronize()
         held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
@@ -277,8 +277,6 @@ class CudaExecutor:
             self._run_or_capture(self._adapted_prefills, (n, bucket), partial(self._prefill_step, n, bucket, True))
         else:
             self._prefill_graphs[n, bucket].replay()
-        if held.drafted:  # the next prefill writes over it
-            held.objects.copy_(self._images.objects)
         if not rows:
             return
         whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(step)
@@ -384,6 +382,8 @@ class CudaExecutor:
         self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
     def _first_samples(self, slot: CudaSlot, rows: int, kind: int) -> None:
+        if self._asked:  # the next prefill writes over it
+            slot.objects.copy_(self._images.objects)
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _upload(self, values: object) -> torch.Tensor:

@@ -16,7 +16,7 @@ from saccade.engine.models.protocol import Model
 from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.sampler import sample
-from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled, TokenRule
+from saccade.engine.scheduling.output_state import ANY_TOKEN, MAX_SCORED, Sampled, TokenRule
 from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
 
 
@@ -140,9 +140,9 @@ def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) ->
         scores: (at least rows, `MAX_SCORED`) likewise.
         step: its rows.
     """
-    values = [tuple(row) for row in sampled[: len(step.sequences)].tolist()]
+    values: list[Sampled] = list(map(tuple, sampled[: len(step.sequences)].tolist()))
     for number, row in enumerate(step.sequences):
-        if row.rule.scored:
+        if row.rule is not ANY_TOKEN and row.rule.scored:
             values[number] += tuple(scores[number, : len(row.rule.scored)].tolist())
     return values
 

@@ -118,7 +118,7 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
     ]
 
 
-def put_found(rows: Rows, objects: Iterable[Sequence[float]]) -> None:
+def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
     """Put what an executor has found in place of `FROM_IMAGE`, and zeros where there is no more of it.
 
     Args:
@@ -126,15 +126,25 @@ def put_found(rows: Rows, objects: Iterable[Sequence[float]]) -> None:
         objects: what the answer is likely to say, in order: (any, x, y, width, height) of each object.
     """
     sequence = rows[0].sequence
-    sizes, found = Phase.SIZE in sequence.output.phases, list[FedValue]()
-    for _, x, y, width, height in objects:
-        found += ((Phase.Y, x, 0.0), (Phase.Y, y, 0.0))
-        if sizes:
-            found.append((Phase.SIZE, width, height))
-    sequence.found = tuple(found)
+    sequence.found = objects
+    found = _found_values(sequence, 0, len(rows) - 1)
     for number, row in enumerate(rows[1:]):
         kind = Phase.SIZE if rows[number].phase is Phase.SIZE else Phase.Y
         row.value = found[number] if number < len(found) else (kind, 0.0, 0.0)
+
+
+def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -> list[FedValue]:
+    """Values from `start` on that the answer feeds if it says what was found; few are asked for of 96 objects."""
+    sizes = Phase.SIZE in sequence.output.phases
+    each = 3 if sizes else 2
+    first, values = start // each, list[FedValue]()
+    last = None if count is None else -(-(start + count) // each)
+    for _, x, y, width, height in sequence.found[first:last]:
+        values += ((Phase.Y, x, 0.0), (Phase.Y, y, 0.0))
+        if sizes:
+            values.append((Phase.SIZE, width, height))
+    skipped = start - first * each
+    return values[skipped : None if count is None else skipped + count]
 
 
 def next_rows(sequence: Answer[Any], left: int, counts: DraftCounts) -> Rows:
@@ -229,6 +239,6 @@ def _verify(rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) 
                 break
             feed.append(value)
         else:
-            feed += sequence.found[sequence.committed + committed - 1 + len(feed) :]
+            feed += _found_values(sequence, sequence.committed + committed - 1 + len(feed))
     sequence.feed = tuple(feed)
     return committed, False

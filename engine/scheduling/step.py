@@ -35,7 +35,7 @@ class Sequence(Generic[ImageT]):
         inflight_refs: launched and uncommitted steps that it is part of.
         finalized: no more steps are wanted; those in flight are zombies.
         memory: what is known of earlier answers to this prompt, for a draft; None where nothing is kept.
-        found: what the executor expects the answer to feed, from its image; empty where it expects nothing.
+        found: objects that the executor expects the answer to say, from its image: (any, x, y, width, height) of each.
         feed: what its next step feeds: the last value, and a draft behind it; empty where the device has the last one.
         verifying: a step with a draft of it is in flight: the next one depends on it.
         started: its prompt has been read.
@@ -56,7 +56,7 @@ class Sequence(Generic[ImageT]):
     inflight_refs: int = 0
     finalized: bool = False
     memory: DraftMemory | None = None
-    found: tuple[FedValue, ...] = ()
+    found: abc.Sequence[abc.Sequence[float]] = ()
     feed: tuple[FedValue, ...] = ()
     verifying: bool = False
     started: bool = False
