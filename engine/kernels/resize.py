@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from PIL import Image
 
-ABOUT = 2
-"""Numbers that say of an image where its first byte is, and which of the results it becomes."""
+ABOUT = 13
+"""Numbers of an image: where its RGB or luma is, and which of the results it becomes; of YUV also where u and v are,
+the bytes from row to row of luma and of chroma, and from one chroma to the next, and `YuvImage.factors`."""
 _BITS = 22  # 32 less those of a byte, less two for overshoot
 _LOBES = 3.0
 
@@ -88,7 +89,95 @@ def _pass_kernel(
         w = tl.load(weights + at * TAPS + tap, mask=inside, other=0)
         there = tl.minimum(start + tap, before - 1)  # past the end the weight is 0
         acc += w * tl.load(source + (outer * before + there) * LINE + line, mask=inside, other=0).to(tl.int32)
-    tl.store(out + i, tl.minimum(tl.maximum(acc >> BITS, 0), 255).to(tl.uint8), mask=inside)
+    tl.store(out + i, _byte(acc >> BITS).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _yuv_pass_kernel(
+    about,
+    first,
+    weights,
+    out,
+    total,
+    before,
+    DOWN: tl.constexpr,
+    LINE: tl.constexpr,
+    AFTER: tl.constexpr,
+    TAPS: tl.constexpr,
+    ABOUT: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first pass of `_pass_kernel` on YUV, which is converted where it is read; `total` and LINE are in pixels.
+
+    What is read is (outer, before, LINE): with DOWN rows of columns, else rows of single pixels.
+    """
+    image = tl.program_id(1).to(tl.int64)
+    about += image * ABOUT
+    y = tl.load(about).to(tl.pointer_type(tl.uint8))
+    u = tl.load(about + 2).to(tl.pointer_type(tl.uint8))
+    v = tl.load(about + 3).to(tl.pointer_type(tl.uint8))
+    y_row = tl.load(about + 4).to(tl.int32)
+    uv_row = tl.load(about + 5).to(tl.int32)
+    uv_step = tl.load(about + 6).to(tl.int32)
+    of_luma = tl.load(about + 7).to(tl.int32)
+    of_red = tl.load(about + 8).to(tl.int32)
+    of_green_u = tl.load(about + 9).to(tl.int32)
+    of_green_v = tl.load(about + 10).to(tl.int32)
+    of_blue = tl.load(about + 11).to(tl.int32)
+    black = tl.load(about + 12).to(tl.int32)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < total
+    line = i % LINE
+    at = i // LINE % AFTER
+    outer = i // (LINE * AFTER)
+    start = tl.load(first + at, mask=inside, other=0)
+    red_acc = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
+    green_acc = red_acc
+    blue_acc = red_acc
+    for tap in range(TAPS):
+        w = tl.load(weights + at * TAPS + tap, mask=inside, other=0)
+        there = tl.minimum(start + tap, before - 1)  # past the end the weight is 0
+        if DOWN:
+            row = there
+            column = line
+        else:
+            row = outer
+            column = there
+        red, green, blue = _rgb(
+            tl.load(y + row * y_row + column, mask=inside, other=0).to(tl.int32),
+            tl.load(u + (row // 2) * uv_row + (column // 2) * uv_step, mask=inside, other=0).to(tl.int32),
+            tl.load(v + (row // 2) * uv_row + (column // 2) * uv_step, mask=inside, other=0).to(tl.int32),
+            of_luma,
+            of_red,
+            of_green_u,
+            of_green_v,
+            of_blue,
+            black,
+        )
+        red_acc += w * red
+        green_acc += w * green
+        blue_acc += w * blue
+    out += (image * total + i) * 3
+    tl.store(out, _byte(red_acc >> BITS).to(tl.uint8), mask=inside)
+    tl.store(out + 1, _byte(green_acc >> BITS).to(tl.uint8), mask=inside)
+    tl.store(out + 2, _byte(blue_acc >> BITS).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _byte(x):
+    return tl.minimum(tl.maximum(x, 0), 255)
+
+
+@triton.jit
+def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
+    """Red, green and blue of int32 luma and chroma, as `YuvImage.rgb`."""
+    luma = ((y - black) * 8 * of_luma) >> 16
+    du = (u - 128) * 8
+    dv = (v - 128) * 8
+    red = luma + ((dv * of_red) >> 16)
+    green = luma + ((du * of_green_u) >> 16) + ((dv * of_green_v) >> 16)
+    return _byte(red), _byte(green), _byte(luma + ((du * of_blue) >> 16))
 
 
 def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -100,25 +189,38 @@ def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return _two_passes(image, height, width, across_first(rows, columns, height, width, image.device))
 
 
-def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor) -> None:
-    """Resize images of one size, in two launches; for `compile_for` sizes, else the first call waits for the device.
+def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, *, yuv: bool = False) -> None:
+    """Resize images of one size and kind, in two launches.
+
+    What has not been given to `compile_for` takes a second, and waits for the device.
 
     Args:
-        about: (n, ABOUT) int64 on the device: of each image, the address of its (rows, columns, 3) uint8 RGB on the
-            device, and its place in `out`.
+        about: (n, ABOUT) int64 on the device, of each image; what it says lies on the device, too. RGB is (rows,
+            columns, 3) uint8, luma (rows, columns), of which columns lie in line, and chroma the half of both sides.
         rows: of each image.
         columns: of each image.
         out: (places, height, width, 3) uint8.
+        yuv: whether they are 8-bit YUV 4:2:0, else RGB.
     """
     _, height, width, _ = out.shape
-    _resize_all(about, rows, columns, out, across_first(rows, columns, height, width, out.device))
+    across = across_first(rows, columns, height, width, out.device)
+    (outer, before, after, line), second = _passes(rows, columns, height, width, across)
+    between = torch.empty(len(about), outer * after * line, dtype=torch.uint8, device=out.device)
+    # Also where a side stays as it is: what is read lies somewhere, and what is written has its place.
+    if yuv:
+        _yuv_pass(about, between, outer, before, after, line // 3, down=not across)
+    else:
+        _one_pass(about, None, between, outer, before, after, line)
+    _one_pass(about, between, out, *second)
 
 
-def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device) -> None:
+def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device, *, yuv: bool = False) -> None:
     """Have what `resize_all` runs for a pair of sizes compiled on the current device; may take a second."""
     image = torch.zeros(rows, columns, 3, dtype=torch.uint8, device=device)
     out = torch.empty(1, height, width, 3, dtype=torch.uint8, device=device)
-    resize_all(torch.tensor([[image.data_ptr(), 0]], device=device), rows, columns, out)
+    at = image.data_ptr()
+    about = torch.tensor([[at, 0, at, at, columns, columns // 2, 1, *[0] * (ABOUT - 7)]], device=device)
+    resize_all(about, rows, columns, out, yuv=yuv)
     out.cpu()
 
 
@@ -142,15 +244,6 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
             _one_pass(None, image, out, outer, before, after, line)
             image = out
     return image.view(height, width, 3)
-
-
-def _resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, across: bool) -> None:
-    _, height, width, _ = out.shape
-    (outer, before, after, line), second = _passes(rows, columns, height, width, across)
-    between = torch.empty(len(about), outer * after * line, dtype=torch.uint8, device=out.device)
-    # Also where a side stays as it is: what is read lies somewhere, and what is written has its place.
-    _one_pass(about, None, between, outer, before, after, line)
-    _one_pass(about, between, out, *second)
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
@@ -193,6 +286,29 @@ def _one_pass(
     )
 
 
+def _yuv_pass(
+    about: torch.Tensor, out: torch.Tensor, outer: int, before: int, after: int, line: int, *, down: bool
+) -> None:
+    first, weights = _on_device(before, after, out.device)
+    total = outer * after * line
+    _yuv_pass_kernel[(triton.cdiv(total, 256), len(about))](
+        about,
+        first,
+        weights,
+        out,
+        total,
+        before,
+        DOWN=down,
+        LINE=line,
+        AFTER=after,
+        TAPS=weights.shape[1],
+        ABOUT=ABOUT,
+        BITS=_BITS,
+        BLOCK=256,
+        num_warps=4,
+    )
+
+
 @triton.jit
 def _rgb_kernel(
     y,
@@ -217,15 +333,20 @@ def _rgb_kernel(
     inside = i < total
     row, column = i // width, i % width
     chroma = (row // 2) * uv_row + (column // 2) * uv_step
-    luma = ((tl.load(y + row * y_row + column, mask=inside, other=0).to(tl.int32) - black) * 8 * of_luma) >> 16
-    du = (tl.load(u + chroma, mask=inside, other=0).to(tl.int32) - 128) * 8
-    dv = (tl.load(v + chroma, mask=inside, other=0).to(tl.int32) - 128) * 8
-    red = luma + ((dv * of_red) >> 16)
-    green = luma + ((du * of_green_u) >> 16) + ((dv * of_green_v) >> 16)
-    blue = luma + ((du * of_blue) >> 16)
-    tl.store(out + 3 * i, tl.minimum(tl.maximum(red, 0), 255).to(tl.uint8), mask=inside)
-    tl.store(out + 3 * i + 1, tl.minimum(tl.maximum(green, 0), 255).to(tl.uint8), mask=inside)
-    tl.store(out + 3 * i + 2, tl.minimum(tl.maximum(blue, 0), 255).to(tl.uint8), mask=inside)
+    red, green, blue = _rgb(
+        tl.load(y + row * y_row + column, mask=inside, other=0).to(tl.int32),
+        tl.load(u + chroma, mask=inside, other=0).to(tl.int32),
+        tl.load(v + chroma, mask=inside, other=0).to(tl.int32),
+        of_luma,
+        of_red,
+        of_green_u,
+        of_green_v,
+        of_blue,
+        black,
+    )
+    tl.store(out + 3 * i, red.to(tl.uint8), mask=inside)
+    tl.store(out + 3 * i + 1, green.to(tl.uint8), mask=inside)
+    tl.store(out + 3 * i + 2, blue.to(tl.uint8), mask=inside)
 
 
 def rgb_of_yuv(

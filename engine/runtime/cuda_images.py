@@ -90,7 +90,7 @@ class CudaImageEncoder:
             crops = vision.make_crops(as_array(image))
             return self._cut(crops.pixels, crops.tiling)
         tiling = vision.tiling_of(image.shape[0], image.shape[1])
-        staged = self._uploads.stage(image) if tiling == (1, 1) and not isinstance(image, YuvImage) else None
+        staged = self._uploads.stage(image) if tiling == (1, 1) else None
         return staged or self._cut(image, tiling)
 
     @torch.inference_mode()

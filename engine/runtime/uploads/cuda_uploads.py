@@ -1,6 +1,6 @@
 """Images that are one crop each, on their way to CUDA: copied as they come, sent and resized together for a prefill.
 
-    submitting thread                  pixels → pinned memory
+    submitting thread                  pixels → pinned memory, but for those that a GPU has decoded
     upload stream, at the launch       pinned memory → device → crops
 
 To send and resize one image by itself takes the interpreter 150 µs and the driver's lock six times, of which a small
@@ -10,27 +10,42 @@ model on an H200 has less than 400 µs an image. Knows nothing of what crops are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from saccade.engine.image import Pixels, YuvImage
 from saccade.engine.models.protocol import Tiling
 from saccade.engine.runtime.uploads.pinned_ring import PinnedRing, RingPart
 
-_LARGEST = 1 << 23  # bytes of an image that waits here: a 4K frame is worth a copy of its own
+_LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
 _RING = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
 _MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
+_ABOUT = 13  # as `kernels.resize.ABOUT`
+_RGB = (0,) * (_ABOUT - 2)
 
 
+@dataclass(slots=True, frozen=True, eq=False)
 class StagedImage:
-    """An image in pinned memory, until it is dropped: (rows, columns, 3) uint8 RGB, to be a single crop."""
+    """An image of (rows, columns) pixels, in pinned memory or on the device, until it is dropped; to be one crop.
 
-    __slots__ = ("columns", "part", "rows")
-    tiling: Tiling = 1, 1
+    Attributes:
+        place: in pinned memory: RGB, or the luma of YUV; or the luma on the device.
+        yuv: where u and v are behind it, and the rest of `kernels.resize.ABOUT`; None of RGB.
+        chroma: on the device.
+    """
 
-    def __init__(self, rows: int, columns: int, part: RingPart) -> None:
-        self.rows, self.columns, self.part = rows, columns, part
+    rows: int
+    columns: int
+    place: RingPart | torch.Tensor
+    yuv: tuple[int, ...] | None = None
+    chroma: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def tiling(self) -> Tiling:
+        """That of one crop."""
+        return 1, 1
 
 
 class CudaUploads:
@@ -51,38 +66,41 @@ class CudaUploads:
         self._device, self._size = device, size
         self.stream = torch.cuda.Stream(device)
         self.crops = torch.zeros(depth, most, size, size, 3, dtype=torch.uint8, device=device)
-        self._compiled: set[tuple[int, int]] = set()
+        self._compiled: set[tuple[int, int, bool]] = set()
         self._ring = PinnedRing(2 * most * _RING)
-        # Where each image is on the device and which crop it becomes, see `kernels.resize.ABOUT`.
-        self._about = torch.zeros(depth, most, 2, dtype=torch.int64, pin_memory=True)
+        self._about = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, pin_memory=True)
         self._numbers = self._about.numpy()
-        self._about_there = torch.zeros(depth, most, 2, dtype=torch.int64, device=device)
+        self._about_there = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, device=device)
         self._ready = [torch.cuda.Event() for _ in range(depth)]
 
-    def stage(self, image: NDArray[np.uint8]) -> StagedImage | None:
-        """Copy an image (rows, columns, 3) uint8 RGB to where it waits; None if it is too large, or there is no room.
+    def stage(self, image: Pixels) -> StagedImage | None:
+        """Copy an image to where it waits, unless it is on the device; None if it is too large, or there is no room.
 
-        The first one of its size takes a second, in which kernels are compiled.
+        The first one of its size and kind takes a second, in which kernels are compiled.
         """
         rows, columns, _ = image.shape
-        if image.nbytes > _LARGEST:
-            return None
-        if (rows, columns) not in self._compiled:
-            self._compile(rows, columns)
-        part = self._ring.take(image.nbytes)
+        yuv = isinstance(image, YuvImage)
+        if (rows, columns, yuv) not in self._compiled:
+            self._compile(rows, columns, yuv)
+        if isinstance(image, YuvImage) and image.y.is_cuda:
+            y, u, v = image.y, image.u, image.v
+            at = y.data_ptr()
+            about = u.data_ptr() - at, v.data_ptr() - at, y.stride(0), *u.stride(), *image.factors
+            return StagedImage(rows, columns, y, about, (u, v))
+        size = rows * columns * 3 // (2 if yuv else 1)
+        part = self._ring.take(size) if size <= _LARGEST else None
         if part is None:
             return None
-        np.copyto(self._ring.array(part, rows, columns, 3), image)  # other threads run meanwhile
-        return StagedImage(rows, columns, part)
-
-    def _compile(self, rows: int, columns: int) -> None:
-        from saccade.engine.kernels.resize import compile_for
-
-        with torch.cuda.stream(self.stream), torch.inference_mode():
-            compile_for(rows, columns, self._size, self._size, self._device)
-        if len(self._compiled) >= _MOST_KNOWN:
-            self._compiled.clear()
-        self._compiled.add((rows, columns))
+        # Other threads run while it is copied.
+        if not isinstance(image, YuvImage):
+            np.copyto(self._ring.array(part, rows, columns, 3), image)
+            return StagedImage(rows, columns, part)
+        planes = self._ring.array(part, 6, rows // 2, columns // 2)
+        for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):
+            np.copyto(there, plane.numpy())
+        luma = rows * columns
+        about = luma, luma + luma // 4, columns, columns // 2, 1, *image.factors
+        return StagedImage(rows, columns, part, about)
 
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
         """Send images and resize them, each to its place in the slot's crops; does not wait.
@@ -94,16 +112,19 @@ class CudaUploads:
             images: with their places.
             current: the stream that is the current one, which stays so.
         """
-        torch.cuda.set_stream(self.stream)
+        # What is on the device was decoded on its default stream, and its memory is written again there.
+        decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
+        stream = torch.cuda.default_stream(self._device) if decoded else self.stream
+        torch.cuda.set_stream(stream)
         try:
-            self._cut(slot, sorted(images, key=lambda one: one[1].part.start))
+            self._cut(slot, images)
         except BaseException:
-            self.stream.synchronize()  # what is on the stream reads the images, which are dropped now
+            stream.synchronize()  # what is on the stream reads the images, which are dropped now
             raise
         finally:
             torch.cuda.set_stream(current)
         ready = self._ready[slot]
-        ready.record(self.stream)
+        ready.record(stream)
         return ready
 
     def close(self) -> None:
@@ -113,30 +134,43 @@ class CudaUploads:
     def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
         from saccade.engine.kernels.resize import resize_all
 
-        runs: list[list[int]] = []  # start and end of what lies in line
-        offsets: list[int] = []
-        total = 0
-        for _, image in images:
-            part = image.part
+        parts = sorted({one.place for _, one in images if isinstance(one.place, RingPart)}, key=lambda part: part.start)
+        pixels = torch.empty(sum(part.end - part.start for part in parts), dtype=torch.uint8, device=self._device)
+        addresses, first = dict[RingPart, int](), pixels.data_ptr()
+        runs: list[tuple[int, int, int]] = []  # what lies in line, and where it goes
+        at = 0
+        for part in parts:
             if runs and runs[-1][1] == part.start:
-                runs[-1][1] = part.end
+                runs[-1] = runs[-1][0], part.end, runs[-1][2]
             else:
-                runs.append([part.start, part.end])
-            offsets.append(total)
-            total += part.end - part.start
-        pixels = torch.empty(total, dtype=torch.uint8, device=self._device)
-        base, count = pixels.data_ptr(), len(images)
-        alike: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for (place, image), offset in zip(images, offsets, strict=True):
-            alike.setdefault((image.rows, image.columns), []).append((base + offset, place))
-        self._numbers[slot, :count] = [one for group in alike.values() for one in group]
-        about = self._about_there[slot]
-        about[:count].copy_(self._about[slot, :count], non_blocking=True)
-        at = 0
-        for start, end in runs:
+                runs.append((part.start, part.end, at))
+            addresses[part] = first + at
+            at += part.end - part.start
+        alike: dict[tuple[int, int, bool], list[tuple[int, ...]]] = {}
+        for number, one in images:
+            base = addresses[one.place] if isinstance(one.place, RingPart) else one.place.data_ptr()
+            if one.yuv is None:
+                about = base, number, *_RGB
+            else:
+                u, v, *others = one.yuv
+                about = base, number, base + u, base + v, *others
+            alike.setdefault((one.rows, one.columns, one.yuv is not None), []).append(about)
+        count = len(images)
+        self._numbers[slot, :count] = [about for group in alike.values() for about in group]
+        self._about_there[slot, :count].copy_(self._about[slot, :count], non_blocking=True)
+        for start, end, at in runs:
             pixels[at : at + end - start].copy_(self._ring.tensor(start, end), non_blocking=True)
-            at += end - start
         at = 0
-        for (rows, columns), group in alike.items():
-            resize_all(about[at : at + len(group)], rows, columns, self.crops[slot])
+        for (rows, columns, yuv), group in alike.items():
+            about_these = self._about_there[slot, at : at + len(group)]
+            resize_all(about_these, rows, columns, self.crops[slot], yuv=yuv)
             at += len(group)
+
+    def _compile(self, rows: int, columns: int, yuv: bool) -> None:
+        from saccade.engine.kernels.resize import compile_for
+
+        with torch.cuda.stream(self.stream), torch.inference_mode():
+            compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
+        if len(self._compiled) >= _MOST_KNOWN:
+            self._compiled.clear()
+        self._compiled.add((rows, columns, yuv))
