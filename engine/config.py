@@ -19,6 +19,8 @@ class EngineConfig:
         max_sequences: most prompts being answered at a time.
         page_size: tokens of a page of the KV cache.
         n_pages: pages of the KV cache; None for what fits the device.
+        kv_dtype: 'fp8' keeps keys and values in FP8, on a GPU from Ada on: half the bytes, and so twice the pages; None
+            keeps them as the model computes.
         images_per_prefill: most images in one prefill, 1 to 64; a CPU takes one at a time.
         drafted_tokens: of a prefill, prompts and drafts together, up to which it is drafted: so many cost next to
             nothing beside its images.
@@ -40,6 +42,7 @@ class EngineConfig:
     max_sequences: int = 64
     page_size: int = 16
     n_pages: int | None = None
+    kv_dtype: str | None = None
     images_per_prefill: int = 8
     drafted_tokens: int = 128
     adapter_slots: int = 4
@@ -58,5 +61,7 @@ class EngineConfig:
                 raise ValueError(f"{name} is a whole number of {lowest} or more; got {value!r}")
         if self.images_per_prefill > MAX_IMAGES_PER_PREFILL:
             raise ValueError(f"images_per_prefill is at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}")
+        if self.kv_dtype not in (None, "fp8"):
+            raise ValueError(f"kv_dtype is fp8 or None; got {self.kv_dtype!r}")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
             raise ValueError(f"n_pages is a whole number of 2 or more, or None; got {self.n_pages!r}")

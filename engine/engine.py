@@ -58,6 +58,7 @@ class Engine:
         dtype: str | None = None,
         *,
         revision: str | None = None,
+        kv_dtype: str | None = None,
         imgsz: int | None = None,
         depth: int | None = None,
         adapter_slots: int = 4,
@@ -75,6 +76,8 @@ class Engine:
                 small models, else bfloat16. On a CPU with products of bfloat16 nano's detector alone is in it, see
                 `EngineConfig.exact`.
             revision: branch, tag or commit of a hub id; by default the newest.
+            kv_dtype: 'fp8' keeps keys and values in FP8, on a GPU from Ada on, for more sequences and faster steps of
+                many of them; by default as the model computes.
             imgsz: pixels of the longer side at which nano sees an image, a multiple of 32 from 128 to 1280; 416 by
                 default. More finds what is smaller, in more time. For other models it is fixed.
             depth: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same. By
@@ -88,14 +91,20 @@ class Engine:
         Raises:
             UnknownModelError: if the name leads to no model.
             ModelFilesError: if its files cannot be read or do not fit each other.
-            EngineError: if there is no such device or dtype, or the model's `imgsz` is fixed.
+            EngineError: if there is no such device or dtype, the device has no such `kv_dtype`, or the model's `imgsz`
+                is fixed.
             ValueError: if another argument is out of its range, see `EngineConfig`.
         """
         loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype, imgsz)
         cuda = loaded.model.device.type == "cuda"
         depth = 1 + cuda if depth is None else depth
         config = EngineConfig(
-            depth, adapter_slots=adapter_slots, adapter_rank=adapter_rank, drafts=drafts, exact=dtype is not None
+            depth,
+            kv_dtype=kv_dtype,
+            adapter_slots=adapter_slots,
+            adapter_rank=adapter_rank,
+            drafts=drafts,
+            exact=dtype is not None,
         )
         if cuda and isinstance(loaded.model.vision, DraftingEncoder):
             config = replace(config, max_sequences=128, images_per_prefill=16, drafted_tokens=256)

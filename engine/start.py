@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from saccade.engine.backends.paged_cache import pages_for
+from saccade.engine.backends.quantization import supports_fp8
 from saccade.engine.config import EngineConfig
+from saccade.engine.errors import EngineError
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.cpu_settings import keep_freed_memory
@@ -27,8 +29,13 @@ def start(
         config: sizes.
         texts: whether it is asked for text.
         progress: called while a GPU is prepared.
+
+    Raises:
+        EngineError: if the device cannot keep keys and values as the configuration wants it.
     """
-    n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences)
+    if config.kv_dtype is not None and not (model.device.type == "cuda" and supports_fp8(model.device)):
+        raise EngineError(f"kv_dtype {config.kv_dtype} needs a GPU from Ada on: leave it out on {model.device}")
+    n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences, config.kv_dtype)
     executor: Executor[Any]
     if model.device.type == "cuda":
         from saccade.engine.runtime.cuda_executor import CudaExecutor

@@ -9,38 +9,56 @@ from collections.abc import Sequence
 
 import torch
 
+from saccade.engine.backends.quantization import dequantize_kv, quantize_kv
+from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.models.protocol import Model
 
 _PAGES_CPU = 1024
 _SHARE = 0.4  # of the memory left beside the weights; graphs and images need some, too
 
+LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Keys and values of one layer, and in FP8 the scales of both."""
+
 
 class PagedLayer:
     """One layer of the cache seen through page tables; `at` are (rows, length) page and offset indices."""
 
-    __slots__ = ("_at", "_keys", "_table", "_values")
+    __slots__ = ("_at", "_dtype", "_layer", "_table")
 
     def __init__(
         self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        layer: LayerCache,
+        dtype: torch.dtype,
         table: torch.Tensor,
         at: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        self._keys, self._values, self._table, self._at = keys, values, table, at
+        self._layer, self._dtype, self._table, self._at = layer, dtype, table, at
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put in new keys and values (rows, length, heads, head_dim)."""
+        keys, values, key_scales, value_scales = self._layer
+        self._write(keys, key_scales, k)
+        self._write(values, value_scales, v)
+
+    def _write(self, into: torch.Tensor, scales: torch.Tensor | None, x: torch.Tensor) -> None:
         page, offset = self._at
-        self._keys[page, :, offset] = k
-        self._values[page, :, offset] = v
+        if scales is None:
+            into[page, :, offset] = x
+        else:
+            packed, scales[page, :, offset] = quantize_kv(x)
+            into.view(torch.uint8)[page, :, offset] = packed.view(torch.uint8)  # torch indexes no FP8 everywhere
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of all keys and values of the tables' pages, each (rows, heads, pages · page size, head_dim)."""
-        return (
-            self._keys[self._table].transpose(1, 2).flatten(2, 3),
-            self._values[self._table].transpose(1, 2).flatten(2, 3),
-        )
+        keys, values, key_scales, value_scales = self._layer
+        return self._read(keys, key_scales), self._read(values, value_scales)
+
+    def _read(self, of: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        if scales is None:
+            read = of[self._table]
+        else:
+            read = dequantize_kv(of.view(torch.uint8)[self._table].view(E4M3), scales[self._table], self._dtype)
+        return read.transpose(1, 2).flatten(2, 3)
 
 
 class PagedRows:
@@ -58,20 +76,36 @@ class PagedRows:
         # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
         index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
         at = self._table.gather(1, index // cache.page_size), index % cache.page_size
-        return [PagedLayer(k, v, self._table, at) for k, v in zip(cache.keys, cache.values, strict=True)]
+        return [PagedLayer(layer, cache.dtype, self._table, at) for layer in cache.layers]
 
 
 class PagedCache:
     """Keys and values of all sequences: each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
 
     One head's part of a page is one piece of memory, which is what a program of the attention kernel reads.
+
+    Args:
+        model: gives their shape and device.
+        n_pages: pages.
+        page_size: tokens of a page.
+        kv_dtype: see `EngineConfig.kv_dtype`.
+
+    Attributes:
+        dtype: that the model computes in.
+        layers: one for each block.
     """
 
-    def __init__(self, model: Model, n_pages: int, page_size: int) -> None:
+    def __init__(self, model: Model, n_pages: int, page_size: int, kv_dtype: str | None = None) -> None:
         limits = model.limits
         shape = (limits.n_layers, n_pages, limits.n_kv_heads, page_size, limits.head_dim)
-        self.keys = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.dtype = model.dtype
+        kept = model.dtype if kv_dtype is None else E4M3
+        self.keys, self.values = (torch.zeros(shape, dtype=kept, device=model.device) for _ in range(2))
+        none = [None] * limits.n_layers
+        self.layers: list[LayerCache] = list(zip(self.keys, self.values, none, none, strict=True))
+        if kv_dtype is not None:
+            scales = torch.zeros(2, *shape[:-1], dtype=torch.float16, device=model.device)
+            self.layers = list(zip(self.keys, self.values, *scales, strict=True))
         self.n_pages, self.page_size, self.prefix_length = n_pages, page_size, limits.prefix_length
         self.prefix_pages = -(-self.prefix_length // page_size)
         self.gap = self.prefix_pages * page_size - self.prefix_length
@@ -82,12 +116,13 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
 
-def pages_for(model: Model, page_size: int, max_sequences: int) -> int:
+def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
     """How many pages to have; on CUDA what all sequences can ever use at a time, as far as memory is free for them."""
     if model.device.type != "cuda":
         return _PAGES_CPU
     limits = model.limits
-    page = 2 * limits.n_layers * page_size * limits.n_kv_heads * limits.head_dim * model.dtype.itemsize
+    head = limits.head_dim * model.dtype.itemsize if kv_dtype is None else limits.head_dim + torch.float16.itemsize
+    page = 2 * limits.n_layers * page_size * limits.n_kv_heads * head
     free, _ = torch.cuda.mem_get_info(model.device)
     longest = -(-limits.max_context // page_size) + 2
     return max(longest, min(max_sequences * longest, int(_SHARE * free) // page))

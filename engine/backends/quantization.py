@@ -1,8 +1,12 @@
-"""Weights in FP8 (e4m3) with a float32 scale for each output.
+"""Weights in FP8 (e4m3) with a float32 scale for each output; keys and values with a float16 scale for each vector.
 
 The linear layers of the text decoder's and the vision encoder's blocks, experts too, are rounded so, and kernels read
 8 bits for each weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The
 rest (embeddings, norms, biases, routers, temperatures, region heads, output head) is small or delicate and stays.
+
+A scale makes the largest of a key's numbers exact, as many models have one dimension far larger than the others: with
+one of 100 beside normal ones, attention over 760 such keys is off by 4 %, without a scale by 28; by 4 either way where
+there is none.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import torch
 from torch import nn
 
 from saccade.engine.errors import EngineError
-from saccade.engine.kernels.fp8_format import E4M3, LARGEST
+from saccade.engine.kernels.fp8_format import E4M3, LARGEST, LEAST_KV_SCALE
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
@@ -28,6 +32,18 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantize(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The inverse of `quantize`."""
     return (packed.float() * scale.unsqueeze(1)).to(dtype)
+
+
+def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys or values (…, head_dim) as e4m3, and the float16 scales (…) they are multiplied by."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1) / LARGEST).clamp(min=LEAST_KV_SCALE).half()
+    return (wide / scale.float().unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(E4M3), scale
+
+
+def dequantize_kv(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `quantize_kv`."""
+    return (packed.float() * scale.float().unsqueeze(-1)).to(dtype)
 
 
 def supports_fp8(device: torch.device) -> bool:

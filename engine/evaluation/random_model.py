@@ -27,6 +27,7 @@ def random_engine(
     n_pages: int = 2560,
     seed: int = 0,
     drafts: bool = False,
+    kv_dtype: str | None = None,
 ) -> Engine:
     """An engine over a model of some shape with random weights. Any name may be asked for; a character is a token.
 
@@ -38,10 +39,11 @@ def random_engine(
         name: one of `registry.RANDOM`.
         n_pages: pages of the cache; the default holds 32 images of Moondream 2, with 50 objects each.
         seed: of the weights.
+        kv_dtype: as in `Engine.load`.
         drafts: as in `Engine.load`; off by default, as an answer of random weights has nothing of the one before.
 
     Raises:
-        EngineError: if there is no such device or dtype.
+        EngineError: if there is no such device or dtype, or the device has no such `kv_dtype`.
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, torch.float32 if place.type == "cpu" else torch.bfloat16)
@@ -49,4 +51,4 @@ def random_engine(
     if dtype == FP8:
         round_to_fp8(loaded.model)
     info = ModelInfo.of(loaded, name if config is None else "random", Path(), dtype)
-    return Engine(loaded, info, None, EngineConfig(depth=depth, n_pages=n_pages, drafts=drafts))
+    return Engine(loaded, info, None, EngineConfig(depth=depth, n_pages=n_pages, kv_dtype=kv_dtype, drafts=drafts))

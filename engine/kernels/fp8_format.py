@@ -1,4 +1,4 @@
-"""The FP8 format of weights and activations: e4m3, a sign, four bits of exponent, three of fraction."""
+"""The FP8 format of weights, activations, keys and values: e4m3, a sign, four bits of exponent, three of fraction."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ import torch
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # that e4m3 holds
+LEAST_KV_SCALE = 2.0**-14  # the least normal float16

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.paged_kv import factor, rotated, write_kv_kernel
+from saccade.engine.kernels.paged_kv import factor, kv_scale, rotated, scaled_to_fp8, write_kv_kernel
+from saccade.engine.kernels.paged_softmax import LOWEST, entries, running_softmax
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 from saccade.engine.kernels.prefill.prompt_attention import counters, prompt_attention
 
@@ -22,44 +23,10 @@ from saccade.engine.kernels.prefill.prompt_attention import counters, prompt_att
 _PROGRAMS, _MOST_SPLITS = 384, 8
 _BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no more than `_FEW`
 _FEW = 512
+_FP8_STAGES = 2
 _BLOCK_F = 512  # values of the MLP at a time
 _MOST_KV_HEADS = 32  # whose entries a program writes
 _LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16: the product behind GELU may widen its weights to float16
-
-
-@triton.jit
-def _entries(
-    keys,
-    values,
-    table,
-    kv,
-    start,
-    stop,
-    d,
-    D: tl.constexpr,
-    N_KV: tl.constexpr,
-    PAGE: tl.constexpr,
-    PREFIX: tl.constexpr,
-    GAP: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    """BLOCK_T keys and values of a head from `start` on, and which of them are there to be seen."""
-    t = start + tl.arange(0, BLOCK_T)
-    seen = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
-    page = tl.load(table + t // PAGE, mask=seen, other=0).to(tl.int64)
-    cell = ((page * N_KV + kv) * PAGE + t % PAGE)[:, None] * D + d[None, :]
-    both = seen[:, None] & (d < D)[None, :]
-    return tl.load(keys + cell, mask=both, other=0.0), tl.load(values + cell, mask=both, other=0.0), seen
-
-
-@triton.jit
-def _mixed(query, k, v, seen, scale, best, total, acc):
-    """The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) with BLOCK_T more keys in it."""
-    score = tl.where(seen[None, :], tl.dot(query, tl.trans(k)) * scale, -float("inf"))
-    higher = tl.maximum(best, tl.max(score, 1))
-    fade = tl.exp(best - higher)
-    p = tl.exp(score - higher[:, None])
-    return higher, total * fade + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, acc * fade[:, None])
 
 
 @triton.jit
@@ -74,6 +41,8 @@ def _attend_kernel(
     tables_stride,
     keys,
     values,
+    key_scales,
+    value_scales,
     out,
     out_stride,
     partial,
@@ -98,6 +67,7 @@ def _attend_kernel(
     PDL: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
@@ -126,7 +96,9 @@ def _attend_kernel(
     stop = tl.minimum(own, (split + 1) * share)
     start = split * share
     # In the cache is what earlier steps have written.
-    k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
+    k, v, k_scale, v_scale, seen = entries(
+        keys, values, key_scales, value_scales, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T
+    )
     if PDL:
         pdl_wait()
     at = heads + row.to(tl.int64) * heads_stride
@@ -135,32 +107,51 @@ def _attend_kernel(
         own_products = products + row * 2 * N_HEADS
         q *= factor(own_products, products_stride, alpha, head, head, position, PARTS, PARTS_BLOCK)
     # The least rows of a matrix product are 16; the query is in each of them.
-    best = tl.full((16,), -float("inf"), tl.float32)
-    total = tl.zeros((16,), tl.float32)
-    acc = tl.zeros((16, WIDTH), tl.float32)
+    fp8: tl.constexpr = key_scales is not None
+    states: tl.constexpr = BLOCK_T if fp8 else 16
+    best = tl.full((states,), LOWEST, tl.float32)
+    total = tl.zeros((states,), tl.float32)
+    acc = tl.zeros((states, WIDTH), tl.float16 if fp8 else tl.float32)
     if split == 0:
         k_new = rotated(at + (N_HEADS + kv) * D, real, position, cosine, sine, d, D // 4)
         v_new = tl.load(at + (N_HEADS + N_KV + kv) * D + d, mask=real, other=0.0)
         if PARTS > 0:
             v_factor = factor(own_products, products_stride, alpha, N_HEADS + kv, kv, position, PARTS, PARTS_BLOCK)
-            v_new = (v_new * v_factor).to(values.dtype.element_ty)
-        k_new = k_new.to(keys.dtype.element_ty)
-        best = tl.sum(q * k_new.to(tl.float32), 0) * scale + tl.zeros((16,), tl.float32)
-        total += 1.0
-        acc += v_new.to(tl.float32)[None, :]
+            v_new = (v_new * v_factor).to(heads.dtype.element_ty)
+        if fp8:
+            new_k_scale = kv_scale(tl.max(tl.abs(k_new), 0))
+            new_v_scale = kv_scale(tl.max(tl.abs(v_new.to(tl.float32)), 0))
+            k_kept, v_kept = scaled_to_fp8(k_new, new_k_scale), scaled_to_fp8(v_new, new_v_scale)
+            k_new, v_new = k_kept.to(tl.float32) * new_k_scale, v_kept.to(tl.float32) * new_v_scale
+        else:
+            k_kept, v_kept = k_new.to(keys.dtype.element_ty), v_new
+            k_new = k_kept.to(tl.float32)
+        own_state = (tl.arange(0, states) == 0) | (not fp8)
+        best = tl.where(own_state, tl.sum(q * k_new, 0) * scale, best)
+        total = tl.where(own_state, 1.0, total)
+        acc = tl.where(own_state[:, None], v_new.to(acc.dtype)[None, :], acc)
         if head % (N_HEADS // N_KV) == 0:
             page = tl.load(table + own // PAGE).to(tl.int64)
-            cell = ((page * N_KV + kv) * PAGE + own % PAGE) * D + d
-            tl.store(keys + cell, k_new, mask=real)
-            tl.store(values + cell, v_new, mask=real)
-    query = tl.broadcast_to(q.to(keys.dtype.element_ty)[None, :], (16, WIDTH))
+            cell = (page * N_KV + kv) * PAGE + own % PAGE
+            tl.store(keys + cell * D + d, k_kept, mask=real)
+            tl.store(values + cell * D + d, v_kept, mask=real)
+            if fp8:
+                tl.store(key_scales + cell, new_k_scale)
+                tl.store(value_scales + cell, new_v_scale)
+    query = q if fp8 else tl.broadcast_to(q.to(keys.dtype.element_ty)[None, :], (16, WIDTH))
     if start < stop:
-        best, total, acc = _mixed(query, k, v, seen, scale, best, total, acc)
-    for start in range(split * share + BLOCK_T, stop, BLOCK_T):
-        k, v, seen = _entries(keys, values, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T)
-        best, total, acc = _mixed(query, k, v, seen, scale, best, total, acc)
-    # All sixteen are the same.
-    best, total, acc = tl.max(best, 0), tl.max(total, 0), tl.max(acc, 0)
+        best, total, acc = running_softmax(query, k, v, k_scale, v_scale, seen, scale, best, total, acc)
+    for start in tl.range(split * share + BLOCK_T, stop, BLOCK_T, num_stages=STAGES):
+        k, v, k_scale, v_scale, seen = entries(
+            keys, values, key_scales, value_scales, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T
+        )
+        best, total, acc = running_softmax(query, k, v, k_scale, v_scale, seen, scale, best, total, acc)
+    if fp8:
+        highest = tl.max(best, 0)
+        weight = tl.exp(best - highest)
+        best, total, acc = highest, tl.sum(weight * total, 0), tl.sum(weight[:, None] * acc.to(tl.float32), 0)
+    else:  # all sixteen are the same
+        best, total, acc = tl.max(best, 0), tl.max(total, 0), tl.max(acc, 0)
     out_at = out + row.to(tl.int64) * out_stride + head * D + d
     if SPLITS == 1:
         tl.store(out_at, (acc / total).to(out.dtype.element_ty), mask=real)
@@ -225,8 +216,7 @@ class PagedAttention:
         positions: torch.Tensor,
         owners: torch.Tensor,
         tables: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
         out: torch.Tensor,
         *,
         write: bool,
@@ -242,8 +232,8 @@ class PagedAttention:
             positions: (rows,) int32; behind the prefix, or in a sequence that has none.
             owners: (rows,) int32 row of `tables` that is each one's.
             tables: (any, pages) int32.
-            keys: (n_pages, n_kv_heads, page_size, head_dim), one layer of the pool.
-            values: the same.
+            cache: one layer of the pool: keys and values (n_pages, n_kv_heads, page_size, head_dim), and if they are
+                e4m3 the float16 scales (n_pages, n_kv_heads, page_size) of both.
             out: (rows, n_heads · head_dim + pre_gelu).
             pre_gelu: so many values go through GELU.
             temperature: of queries and of new values; of as many heads for keys as for queries.
@@ -259,8 +249,7 @@ class PagedAttention:
                 positions,
                 owners,
                 tables,
-                keys,
-                values,
+                cache,
                 out,
                 self._arrived_prompts,
                 n_heads=self._n_heads,
@@ -284,8 +273,7 @@ class PagedAttention:
             owners,
             tables,
             tables.stride(0),
-            keys,
-            values,
+            *cache,
             out,
             out.stride(0),
             self._partial,
@@ -305,6 +293,7 @@ class PagedAttention:
             PDL=pdl,
             PARTS=0 if temperature is None else len(temperature[0]),
             PARTS_BLOCK=1 if temperature is None else triton.next_power_of_2(len(temperature[0])),
+            STAGES=None if cache[2] is None else _FP8_STAGES,
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,
             **pdl_options(pdl),
@@ -317,8 +306,7 @@ class PagedAttention:
         positions: torch.Tensor,
         owners: torch.Tensor,
         tables: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
         *,
         prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
@@ -331,8 +319,7 @@ class PagedAttention:
             positions: (tokens or more,) int32.
             owners: as for `attend`, likewise.
             tables: as for `attend`.
-            keys: one layer of the pool.
-            values: the same.
+            cache: as for `attend`.
             prefixes: (images, prefix pages) int32.
             temperature: of the values; of images' rows also of what is left in place.
         """
@@ -350,8 +337,7 @@ class PagedAttention:
             owners,
             tables,
             tables.stride(0),
-            keys,
-            values,
+            *cache,
             *_products(temperature, heads),
             N_HEADS=self._n_heads,
             N_KV=self._n_kv,

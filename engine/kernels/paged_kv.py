@@ -8,6 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from saccade.engine.kernels.fp8_format import LARGEST, LEAST_KV_SCALE
+
+_LARGEST, _LEAST_SCALE = tl.constexpr(LARGEST), tl.constexpr(LEAST_KV_SCALE)
+
 
 @triton.jit
 def rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr) -> tl.tensor:
@@ -35,6 +39,27 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
 
 
 @triton.jit
+def kv_scale(widest) -> tl.tensor:
+    """The float16 scale, in FP8, of vectors whose largest numbers are these: as `backends.quantization.quantize_kv`."""
+    return tl.maximum(widest / _LARGEST, _LEAST_SCALE).to(tl.float16)
+
+
+@triton.jit
+def scaled_to_fp8(x, scale) -> tl.tensor:
+    """Vectors as e4m3, to be multiplied by their scales."""
+    wide = x.to(tl.float32) / scale.to(tl.float32)
+    return tl.minimum(tl.maximum(wide, -_LARGEST), _LARGEST).to(tl.float8e4nv)
+
+
+@triton.jit
+def _widest(first, second, rest, turned, behind):
+    """The largest number of each head, (heads, 1)."""
+    halves = tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
+    of_halves = tl.max(tl.where(turned, halves, 0.0), 1, keep_dims=True)
+    return tl.maximum(of_halves, tl.max(tl.where(behind, tl.abs(rest.to(tl.float32)), 0.0), 1, keep_dims=True))
+
+
+@triton.jit
 def _turned(first, second, c, s):
     """Both halves of what is rotated, float32."""
     a, b = first.to(tl.float32), second.to(tl.float32)
@@ -56,6 +81,8 @@ def write_kv_kernel(
     tables_stride,
     keys,
     values,
+    key_scales,
+    value_scales,
     products,
     products_stride,
     alpha,
@@ -133,7 +160,20 @@ def write_kv_kernel(
             tl.store(v_at + i, v_first, mask=turned)
             tl.store(v_at + HALF + i, v_second, mask=turned)
             tl.store(v_at + r, v_rest, mask=rest)
-    cell = ((page * N_KV + h) * PAGE + own % PAGE) * D
+    cell = (page * N_KV + h) * PAGE + own % PAGE
+    if key_scales is not None:
+        k_scale = kv_scale(_widest(k_one, k_two, k_rest, turned, rest))
+        v_scale = kv_scale(_widest(v_first, v_second, v_rest, turned, rest))
+        tl.store(key_scales + cell, k_scale, mask=h < N_KV)
+        tl.store(value_scales + cell, v_scale, mask=h < N_KV)
+        k_one, k_two, k_rest = (
+            scaled_to_fp8(k_one, k_scale),
+            scaled_to_fp8(k_two, k_scale),
+            scaled_to_fp8(k_rest, k_scale),
+        )
+        v_first, v_second = scaled_to_fp8(v_first, v_scale), scaled_to_fp8(v_second, v_scale)
+        v_rest = scaled_to_fp8(v_rest, v_scale)
+    cell *= D
     tl.store(keys + cell + i, k_one.to(keys.dtype.element_ty), mask=turned)
     tl.store(keys + cell + HALF + i, k_two.to(keys.dtype.element_ty), mask=turned)
     tl.store(keys + cell + r, k_rest, mask=rest)

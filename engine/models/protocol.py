@@ -349,7 +349,9 @@ class Model(Protocol):
 class ModelCosts(Protocol):
     """The least that a model's steps must do, for benchmarks to compare with."""
 
-    def decode_bytes(self, sequences: int, keys: int, dtype: str, experts: float | None = None) -> int:
+    def decode_bytes(
+        self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
+    ) -> int:
         """Bytes that a decode step of so many sequences of `keys` keys reads.
 
         Args:
@@ -358,6 +360,7 @@ class ModelCosts(Protocol):
             dtype: of the weights, as `model_loader.DTYPES` names it.
             experts: that the step uses, the mean of a model's mixtures of experts; None for as many as sequences that
                 choose at random and apart use.
+            kv_dtype: of keys and values, see `EngineConfig.kv_dtype`.
         """
         ...
 

@@ -67,7 +67,7 @@ class CudaExecutor:
         self, model: Model, config: EngineConfig, n_pages: int, *, texts: bool = True, progress: Progress | None = None
     ) -> None:
         self.model = model
-        self.cache = PagedCache(model, n_pages, config.page_size)
+        self.cache = PagedCache(model, n_pages, config.page_size, config.kv_dtype)
         limits, device, depth, rows = model.limits, model.device, config.depth, config.max_sequences
         self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]

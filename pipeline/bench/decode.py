@@ -64,6 +64,7 @@ def time_decode(
     counts: Sequence[int],
     *,
     dtype: str | None = None,
+    kv_dtype: str | None = None,
     length: int = 760,
     steps: int = 200,
 ) -> DecodeBench:
@@ -76,9 +77,9 @@ def time_decode(
     import torch
 
     from saccade.pipeline.bench.device_peaks import bandwidth
-    from saccade.pipeline.bench.load_generator import open_engine
+    from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
 
-    with open_engine(model, device, dtype=dtype) as engine:
+    with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         if engine.time_step(1, engine.limits.prefix_length, 1) is None:
             raise EngineError("bench decode times a GPU's own clock, and there is none here; see `saccade bench frame`")
         least, most = engine.limits.prefix_length + 1, engine.limits.max_context
@@ -96,9 +97,9 @@ def time_decode(
                     float(np.median(times)),
                     float(np.percentile(times, 99)),
                     1e3 * (engine.time_sampling(count) or 0.0),
-                    1e3 * engine.costs.decode_bytes(count, length, engine.model.dtype, used) / rate,
+                    1e3 * engine.costs.decode_bytes(count, length, engine.model.dtype, used, kv_dtype) / rate,
                     used,
                 )
             )
         name = torch.cuda.get_device_name(place)
-        return DecodeBench(engine.model.name, name, engine.model.dtype, length, rate, tuple(rows))
+        return DecodeBench(engine.model.name, name, dtypes_of(engine), length, rate, tuple(rows))

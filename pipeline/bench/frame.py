@@ -79,9 +79,11 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
         SourceError, EngineError: if source or model cannot be used.
     """
     images = images_of(config.source, width, height)
-    from saccade.pipeline.bench.load_generator import open_engine
+    from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
 
-    with open_engine(config.model, config.device, dtype=config.dtype, imgsz=config.imgsz) as engine:
+    with open_engine(
+        config.model, config.device, dtype=config.dtype, kv_dtype=config.kv_dtype, imgsz=config.imgsz
+    ) as engine:
         tasks = tasks_for(engine, config)
         if objects is not None:
             tasks = [replace(task, max_objects=objects, conf=0.0) for task in tasks if isinstance(task, Detect)]
@@ -98,7 +100,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
         return FrameBench(
             model=engine.model.name,
             device=engine.model.device,
-            dtype=engine.model.dtype,
+            dtype=dtypes_of(engine),
             width=width,
             height=height,
             frames=frames,
@@ -120,7 +122,7 @@ def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | 
 
     device, dtype, costs = torch.device(engine.model.device), engine.model.dtype, engine.costs
     flops = costs.prefill_flops(height, width, _PROMPT_TOKENS)
-    step = costs.decode_bytes(1, engine.limits.prefix_length + 3 * round(boxes), dtype)
+    step = costs.decode_bytes(1, engine.limits.prefix_length + 3 * round(boxes), dtype, kv_dtype=engine.config.kv_dtype)
     rate = bandwidth(device)
     whole = costs.decode_bytes(1000, 0, dtype)  # a prefill reads all weights, experts too
     prefill = max(flops / operations(device, dtype), whole / rate)

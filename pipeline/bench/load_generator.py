@@ -132,6 +132,7 @@ def open_engine(
     dtype: str | None = None,
     *,
     drafts: bool | None = None,
+    kv_dtype: str | None = None,
     imgsz: int | None = None,
 ) -> Engine:
     """Load a model, or make one of random weights; the arguments are those of `Engine.load`.
@@ -148,8 +149,20 @@ def open_engine(
     if name in RANDOM:
         if imgsz is not None:
             raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
-        return for_life(lambda: random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts)))
-    return for_life(lambda: Engine.load(name, device, dtype, depth=depth, drafts=drafts is not False, imgsz=imgsz))
+        return for_life(
+            lambda: random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts), kv_dtype=kv_dtype)
+        )
+    return for_life(
+        lambda: Engine.load(
+            name, device, dtype, depth=depth, drafts=drafts is not False, kv_dtype=kv_dtype, imgsz=imgsz
+        )
+    )
+
+
+def dtypes_of(engine: Engine) -> str:
+    """What an engine computes in, and what it keeps keys and values in if that is something else."""
+    kept = engine.config.kv_dtype
+    return engine.model.dtype if kept is None else f"{engine.model.dtype} with keys and values in {kept}"
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:

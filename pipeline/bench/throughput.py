@@ -13,7 +13,7 @@ import numpy as np
 
 from saccade.engine.tasks import Detect
 from saccade.pipeline.bench.common import images_of
-from saccade.pipeline.bench.load_generator import open_engine
+from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 
 
@@ -71,6 +71,7 @@ def time_throughput(
     counts: Sequence[int],
     *,
     dtype: str | None = None,
+    kv_dtype: str | None = None,
     label: str = "person",
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
@@ -83,6 +84,7 @@ def time_throughput(
         device: where it runs.
         counts: streams, a row each.
         dtype: as `Engine.load` takes it.
+        kv_dtype: likewise.
         label: what is asked for.
         objects: make every answer so long; as the model finds by default.
         size: of the images, in pixels.
@@ -96,7 +98,7 @@ def time_throughput(
     # No two alike: what one costs must not be saved by another's.
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
     rows, boxes = [], 0.0
-    with open_engine(model, device, dtype=dtype) as engine:
+    with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
         for image in images[:3]:
             engine.submit(image, [task]).result()
@@ -121,4 +123,4 @@ def time_throughput(
             boxes = objects or float(np.mean(found))
             p50, p99 = np.percentile(waits, [50, 99])
             rows.append(ThroughputRow(streams, len(waits) / passed, float(p50), float(p99), 1e3 * used / len(waits)))
-        return ThroughputBench(engine.model.name, engine.model.device, engine.model.dtype, *size, boxes, tuple(rows))
+        return ThroughputBench(engine.model.name, engine.model.device, dtypes_of(engine), *size, boxes, tuple(rows))

@@ -54,7 +54,7 @@ def bench_webrtc(
 
 
 @bench.command("frame")
-@with_settings("detect", "tiles", "model", "device", "dtype", "imgsz")
+@with_settings("detect", "tiles", "model", "device", "dtype", "kv_dtype", "imgsz")
 def bench_frame(
     given: Settings,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
@@ -149,7 +149,7 @@ def bench_prompts(
 
 
 @bench.command("decode")
-@with_settings("model", "device", "dtype")
+@with_settings("model", "device", "dtype", "kv_dtype")
 def bench_decode(
     given: Settings,
     rows: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences in a step: one row each.")] = "1,8,32",
@@ -168,13 +168,14 @@ def bench_decode(
         given.get("device", "auto"),
         parse_counts(rows, "--rows"),
         dtype=given.get("dtype"),
+        kv_dtype=given.get("kv_dtype"),
         length=keys,
     )
     print(result.as_json() if as_json else result.as_text())
 
 
 @bench.command("throughput")
-@with_settings("model", "device", "dtype")
+@with_settings("model", "device", "dtype", "kv_dtype")
 def bench_throughput(
     given: Settings,
     streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "8,32",
@@ -193,6 +194,7 @@ def bench_throughput(
         given.get("device", "auto"),
         counts,
         dtype=given.get("dtype"),
+        kv_dtype=given.get("kv_dtype"),
         objects=objects,
         size=pixels,
         seconds=seconds,
@@ -201,7 +203,7 @@ def bench_throughput(
 
 
 @bench.command("cameras")
-@with_settings("model", "device", "dtype")
+@with_settings("model", "device", "dtype", "kv_dtype")
 def bench_cameras(
     given: Settings,
     streams: Annotated[int, typer.Option(min=4, max=1024, help="How many cameras.")] = 64,
@@ -232,6 +234,7 @@ def bench_cameras(
     cameras = given.get("model", "nano"), given.get("device", "auto"), streams, parse_range(fps, "--fps")
     options: dict[str, Any] = {
         "dtype": given.get("dtype"),
+        "kv_dtype": given.get("kv_dtype"),
         "seconds": seconds,
         "deadline_ms": deadline_ms or None,
         "load": load,

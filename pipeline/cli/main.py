@@ -176,7 +176,9 @@ def demo(
 
 
 @app.command()
-@with_settings("detect", "point", "query", "task", "model", "device", "dtype", "imgsz", "conf", "max_objects", "tiles")
+@with_settings(
+    "detect", "point", "query", "task", "model", "device", "dtype", "kv_dtype", "imgsz", "conf", "max_objects", "tiles"
+)
 def image(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
@@ -287,7 +289,7 @@ def configs(
 
 
 @app.command("eval")
-@with_settings("model", "device", "dtype", "imgsz")
+@with_settings("model", "device", "dtype", "kv_dtype", "imgsz")
 def evaluate(
     given: Settings,
     data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
@@ -305,7 +307,11 @@ def evaluate(
 
     with (
         Engine.load(
-            given.get("model", "nano"), given.get("device", "auto"), given.get("dtype"), imgsz=given.get("imgsz")
+            given.get("model", "nano"),
+            given.get("device", "auto"),
+            given.get("dtype"),
+            kv_dtype=given.get("kv_dtype"),
+            imgsz=given.get("imgsz"),
         ) as engine,
         counting() as progress,
     ):

@@ -269,7 +269,7 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
 
 
 def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], None] | None = None) -> Engine:
-    """Load the model that the configuration names, onto the device and in the dtype that it names.
+    """Load the model that the configuration names, onto the device and in the dtypes that it names.
 
     Args:
         config: names them, for frames or for questions.
@@ -283,7 +283,11 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
     )
 
     imgsz = config.imgsz if isinstance(config, RunConfig) else None
-    return for_life(lambda: Engine.load(config.model, config.device, config.dtype, imgsz=imgsz, progress=progress))
+    return for_life(
+        lambda: Engine.load(
+            config.model, config.device, config.dtype, kv_dtype=config.kv_dtype, imgsz=imgsz, progress=progress
+        )
+    )
 
 
 def for_life(load: Callable[[], Engine]) -> Engine:

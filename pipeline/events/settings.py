@@ -228,6 +228,7 @@ class AskSettings(BaseModel):
     model: Text = Field(description="embedded model, checkpoint folder or hub id")
     device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
+    kv_dtype: Literal["fp8"] | None = Field(None, description="what it keeps keys and values in")
 
 
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]

@@ -251,6 +251,13 @@ def test_an_unknown_dtype_is_one_line() -> None:
         Engine.load("nano", "cpu", "int8")
 
 
+def test_a_cpu_refuses_keys_and_values_in_fp8() -> None:
+    with pytest.raises(EngineError, match="kv_dtype fp8 needs a GPU from Ada on: leave it out on cpu"):
+        Engine.load("nano", "cpu", kv_dtype="fp8")
+    with pytest.raises(ValueError, match="kv_dtype is fp8 or None; got 'int8'"):
+        Engine.load("nano", "cpu", kv_dtype="int8")
+
+
 @pytest.mark.parametrize("task", [Query("how many?"), Caption(), Caption("short")])
 def test_nano_refuses_questions_and_captions(nano: Engine, task: Task) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"nano can detect and point, not (query|caption)"):

@@ -205,7 +205,9 @@ class ToyPrompts:
 class ToyCosts:
     """Not known."""
 
-    def decode_bytes(self, sequences: int, keys: int, dtype: str) -> int:
+    def decode_bytes(
+        self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
+    ) -> int:
         return 0
 
     def prefill_flops(self, height: int, width: int, prompt: int) -> int:

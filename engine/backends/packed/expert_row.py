@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.backends.packed.layers import PackedBlocks, PackedLayer
+from saccade.engine.backends.paged_cache import LayerCache
 from saccade.engine.kernels import gemv
 from saccade.engine.kernels.experts import one_row, row_into
 
@@ -131,7 +132,7 @@ class ExpertRowOps:
         row.blocks.attention.attend(
             heads,
             *self._rows,
-            *cache,
+            cache,
             row.seen[:, : row.blocks.text.dim],
             write=True,
             temperature=(row.products, layer.temperature[1]),

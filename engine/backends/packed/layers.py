@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from saccade.engine.backends.packed.linear import PackedLinear, Rows
-from saccade.engine.backends.paged_cache import PagedCache
+from saccade.engine.backends.paged_cache import LayerCache, PagedCache
 from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
@@ -21,9 +21,6 @@ from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join
-
-LayerCache = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of one layer of the pool."""
 
 
 def supports(model: Moondream) -> bool:
@@ -168,7 +165,7 @@ class PackedBlocks:
         blocks = [block for block in model.text.blocks if isinstance(block, Block)]
         with torch.no_grad():
             self.layers = [PackedLayer(block, number, self.fp8) for number, block in enumerate(blocks)]
-        self.caches: list[LayerCache] = list(zip(cache.keys, cache.values, strict=True))
+        self.caches: list[LayerCache] = cache.layers
         self.attention = PagedAttention(
             text.n_heads,
             text.n_kv_heads,

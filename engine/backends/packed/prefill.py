@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdaptedRows
-from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedExperts, PackedLayer
+from saccade.engine.backends.packed.layers import PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
+from saccade.engine.backends.paged_cache import LayerCache
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.kernels.temperature import temperature_products
@@ -123,7 +124,7 @@ class PrefillOps:
         assert heads.wide is not None
         qkv = heads.wide[:, : self._blocks.heads]
         temperature = self._temperature(layer, heads, slice(None))
-        self._blocks.attention.write_kv(qkv, *self._prompts, *cache, prefixes=self._prefixes, temperature=temperature)
+        self._blocks.attention.write_kv(qkv, *self._prompts, cache, prefixes=self._prefixes, temperature=temperature)
 
     def attend(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> _Seen:
         """Attention of images to themselves, of prompts to all before them; in the last layer of prompts alone."""
@@ -144,7 +145,7 @@ class PrefillOps:
             if beside is not None:
                 beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
-                blocks.attention.attend(prompt, *self._prompts, *cache, answered, write=False, temperature=temperature)
+                blocks.attention.attend(prompt, *self._prompts, cache, answered, write=False, temperature=temperature)
         if last:
             return None, attended
         config = blocks.text

@@ -29,10 +29,10 @@ import torch
 
 from saccade.engine.backends.lora import AdaptedRows, AdapterBank
 from saccade.engine.backends.packed import expert_row
-from saccade.engine.backends.packed.layers import LayerCache, PackedBlocks, PackedLayer
+from saccade.engine.backends.packed.layers import PackedBlocks, PackedLayer
 from saccade.engine.backends.packed.linear import BinHead
 from saccade.engine.backends.packed.prefill import PrefillOps
-from saccade.engine.backends.paged_cache import PagedCache
+from saccade.engine.backends.paged_cache import LayerCache, PagedCache
 from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
@@ -281,7 +281,7 @@ class _TokenOps:
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
-        self._runner._blocks.attention.write_kv(heads, *self._rows, *cache, temperature=self._temperature(layer))
+        self._runner._blocks.attention.write_kv(heads, *self._rows, cache, temperature=self._temperature(layer))
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         """What attention saw, and behind it the dense MLP's values through GELU."""
@@ -292,7 +292,7 @@ class _TokenOps:
         runner._blocks.attention.attend(
             heads,
             *self._rows,
-            *cache,
+            cache,
             both,
             write=not self._together,
             pre_gelu=pre_gelu,
@@ -359,7 +359,7 @@ class _OneRowOps(_TokenOps):
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         both = self._runner._both[:1]
         seen = both[:, : self._runner._blocks.text.dim]
-        self._runner._blocks.attention.attend(heads, *self._rows, *cache, seen, write=True, pdl=self._runner._pdl)
+        self._runner._blocks.attention.attend(heads, *self._rows, cache, seen, write=True, pdl=self._runner._pdl)
         return both
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:

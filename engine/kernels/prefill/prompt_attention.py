@@ -33,6 +33,8 @@ def _prompt_attention_kernel(
     tables_stride,
     keys,
     values,
+    key_scales,
+    value_scales,
     out,
     out_stride,
     partial,
@@ -96,7 +98,7 @@ def _prompt_attention_kernel(
             x += tl.load(products + part * products_stride + m * 2 * N_HEADS + head, mask=here, other=0.0)
         a = tl.load(alpha + head).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
         q *= (1.5 - 2.0 / (tl.exp(2.0 * x) + 1.0) + 1.0 / (1.0 + tl.exp(-a)))[:, None]
-    query = q.to(keys.dtype.element_ty)
+    query = q.to(keys.dtype.element_ty if key_scales is None else tl.float16)  # which FP8 is widened to
     best = tl.full((_BLOCK_M,), _LOWEST, tl.float32)
     total = tl.zeros((_BLOCK_M,), tl.float32)
     acc = tl.zeros((_BLOCK_M, WIDTH), tl.float32)
@@ -104,18 +106,25 @@ def _prompt_attention_kernel(
         t = start + tl.arange(0, BLOCK_T)
         there = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
         page = tl.load(table + t // PAGE, mask=there, other=0).to(tl.int64)
-        cell = ((page * N_KV + kv) * PAGE + t % PAGE)[:, None] * D + d[None, :]
+        cell = (page * N_KV + kv) * PAGE + t % PAGE
+        at = cell[:, None] * D + d[None, :]
         real = there[:, None] & (d < D)[None, :]
-        k = tl.load(keys + cell, mask=real, other=0.0)
-        v = tl.load(values + cell, mask=real, other=0.0)
+        k = tl.load(keys + at, mask=real, other=0.0)
+        v = tl.load(values + at, mask=real, other=0.0)
         # The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
         seen = there[None, :] & (t[None, :] <= own[:, None])
-        score = tl.where(seen, tl.dot(query, tl.trans(k)) * scale, -float("inf"))
+        score = tl.dot(query, tl.trans(k.to(query.dtype))) * scale
+        if key_scales is not None:
+            score *= tl.load(key_scales + cell, mask=there, other=0.0).to(tl.float32)[None, :]
+        score = tl.where(seen, score, -float("inf"))
         higher = tl.maximum(best, tl.max(score, 1))
         fade = tl.exp(best - higher)
         p = tl.exp(score - higher[:, None])
         total = total * fade + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+        if key_scales is not None:
+            v_scale = tl.load(value_scales + cell, mask=there, other=0.0).to(tl.float32)
+            p *= v_scale[None, :]
+        acc = tl.dot(p.to(query.dtype), v.to(query.dtype), acc * fade[:, None])
         best = higher
     out_at = out + lines * out_stride + head * D + d[None, :]
     if SPLITS == 1:
@@ -156,8 +165,7 @@ def prompt_attention(
     positions: torch.Tensor,
     owners: torch.Tensor,
     tables: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
     out: torch.Tensor,
     arrived: torch.Tensor,
     *,
@@ -178,8 +186,7 @@ def prompt_attention(
         positions: (rows,) int32.
         owners: (rows,) int32.
         tables: (any, pages) int32.
-        keys: one layer of the pool; those of these rows are in their pages.
-        values: the same.
+        cache: one layer of the pool; keys of these rows are in their pages.
         out: (rows, n_heads · head_dim + pre_gelu).
         arrived: see `counters`.
         n_heads: of queries.
@@ -189,7 +196,7 @@ def prompt_attention(
         parts: how many; 0 without.
         layout: of the pool: PAGE, PREFIX and GAP.
     """
-    rows, (_, n_kv, _, head_dim) = len(heads), keys.shape
+    rows, (_, n_kv, _, head_dim) = len(heads), cache[0].shape
     width = triton.next_power_of_2(head_dim)
     guess, splits = triton.cdiv(rows, _ROWS_EACH) * n_heads, 1
     while splits < _MOST_SPLITS and 2 * guess * splits <= _PROGRAMS:
@@ -203,8 +210,7 @@ def prompt_attention(
         owners,
         tables,
         tables.stride(0),
-        keys,
-        values,
+        *cache,
         out,
         out.stride(0),
         torch.empty(room * width, device=heads.device),

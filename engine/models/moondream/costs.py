@@ -10,6 +10,8 @@ from saccade.engine.models.moondream.image_crops import crop_count
 
 WIDTHS = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "fp8": (1, 2)}
 """Bytes of a number of the blocks' weights and of the rest, by the name of the dtype."""
+KV_SCALE = 2
+"""Bytes of the scale of a key or a value in FP8, whose numbers have one each."""
 
 
 class MoondreamCosts:
@@ -24,7 +26,9 @@ class MoondreamCosts:
     def __init__(self, config: MoondreamConfig) -> None:
         self._config = config
 
-    def decode_bytes(self, sequences: int, keys: int, dtype: str, experts: float | None = None) -> int:
+    def decode_bytes(
+        self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
+    ) -> int:
         """Bytes that a decode step of detect or point reads: weights once, and the cache of every sequence."""
         text, region = self._config.text, self._config.region
         of_block, of_rest = WIDTHS[dtype]
@@ -40,8 +44,9 @@ class MoondreamCosts:
             rest += text.dim * moe.num_experts
         bins = region.coord_out_dim
         rest += region.inner_dim * (text.dim + bins) if region.inner_dim else text.dim * bins
-        cache = sequences * keys * 2 * text.n_kv_heads * text.head_dim
-        return weights + of_rest * (text.n_layers * cache + rest)
+        head = of_rest * text.head_dim if kv_dtype is None else text.head_dim + KV_SCALE
+        cache = sequences * keys * 2 * text.n_kv_heads * head
+        return weights + text.n_layers * cache + of_rest * rest
 
     def prefill_flops(self, height: int, width: int, prompt: int) -> int:
         """Operations of an image's prefill: the encoder on each crop, the projection, the decoder over the prefix."""

@@ -21,7 +21,7 @@ from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.tasks import Detect
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize
 from saccade.pipeline.bench.common import images_of
-from saccade.pipeline.bench.load_generator import open_engine
+from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.sources import RgbImage
 
@@ -45,6 +45,7 @@ def time_cameras(
     fps: tuple[float, float],
     *,
     dtype: str | None = None,
+    kv_dtype: str | None = None,
     seconds: float = 20.0,
     deadline_ms: float | None = 250.0,
     load: float | None = None,
@@ -61,6 +62,7 @@ def time_cameras(
         streams: cameras, 4 or more.
         fps: rates of the slowest and of the fastest; the others lie evenly between them.
         dtype: as `Engine.load` takes it.
+        kv_dtype: likewise.
         seconds: how long.
         deadline_ms: by when after a frame its result is wanted; None for no limit.
         load: change the rates so that together they offer this many times what the model answers in a closed loop.
@@ -73,7 +75,7 @@ def time_cameras(
         EngineError: if the model cannot be loaded.
     """
     images, large, task = shown_images(size, objects, label)
-    with open_engine(model, device, dtype=dtype) as engine:
+    with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
 
 
@@ -119,7 +121,12 @@ def run_cameras(
     used = time.process_time() - used
     info = engine.model
     return summarize(
-        [camera.log for camera in cameras], seconds, capacity, limit_s, used, (info.name, info.device, info.dtype)
+        [camera.log for camera in cameras],
+        seconds,
+        capacity,
+        limit_s,
+        used,
+        (info.name, info.device, dtypes_of(engine)),
     )
 
 

@@ -90,6 +90,7 @@ def time_questions(
     per_second: float,
     *,
     dtype: str | None = None,
+    kv_dtype: str | None = None,
     seconds: float = 20.0,
     deadline_ms: float | None = 250.0,
     load: float | None = None,
@@ -103,7 +104,7 @@ def time_questions(
         EngineError: if the model cannot be loaded, or answers no questions.
     """
     images, large, task = shown_images(size, objects)
-    with open_engine(model, device, dtype=dtype) as engine:
+    with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         if "query" not in engine.model.skills:
             raise EngineError(f"{engine.model.name} answers no questions: give --model moondream-2-random, or another")
         with _Asking(engine, images, per_second) as warm:

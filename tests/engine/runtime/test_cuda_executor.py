@@ -80,6 +80,23 @@ def test_nano_finds_on_cuda_what_it_finds_on_the_cpu(engines: tuple[Engine, Engi
     assert some > 0
 
 
+def test_keys_and_values_in_fp8_move_no_box_of_nano_far() -> None:
+    found = []
+    for kv_dtype in (None, "fp8"):
+        with Engine.load("nano", "cuda", kv_dtype=kv_dtype) as engine:
+            tasks = [Detect(name, 20, 0.3) for name in ("person", "dog", "tv")]
+            shown = [*images(), *images()]
+            futures = [engine.submit(image, tasks) for image in shown]
+            with engine.encode(shown[0]) as encoded:
+                last = engine.submit(encoded, tasks).result().detections.boxes
+            found.append([box for future in futures for box in future.result().detections.boxes] + [*last])
+    assert len(found[0]) == len(found[1]) > 0
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.label == theirs.label
+        assert mine.score == pytest.approx(theirs.score, abs=0.05)
+        assert mine.pixels(1, 1) == pytest.approx(theirs.pixels(1, 1), abs=0.02)
+
+
 def test_tensors_on_the_device_are_images_too(engines: tuple[Engine, Engine]) -> None:
     _, cuda = engines
     image = square(240, 320, SCREEN)

@@ -39,6 +39,20 @@ def test_nano_drafts_on_cuda_from_what_its_detector_finds() -> None:
     assert steps[1] <= 2 < 0.2 * steps[0]
 
 
+def test_keys_and_values_in_fp8_move_no_box_far() -> None:
+    with open_source(CLIP, end=3.0, vid_stride=8) as source:
+        images = [frame.image for frame in source]
+    found = []
+    for kv_dtype in (None, "fp8"):
+        with eager_cuda_engine("nano", EngineConfig(kv_dtype=kv_dtype)) as engine, engine.encode(images[0]) as encoded:
+            of_all = [engine.detect(image, "person", conf=0.2).boxes for image in (*images, encoded)]
+            found.append([box for boxes in of_all for box in boxes])
+    assert len(found[0]) == len(found[1]) > 2
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.score == pytest.approx(theirs.score, abs=0.05)
+        assert mine.pixels(1, 1) == pytest.approx(theirs.pixels(1, 1), abs=0.01)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stream_drafts_on_cuda_from_its_last_answer(folder: Path, depth: int) -> None:
     images = [noise(16, 16, seed // 2) for seed in range(4)]
