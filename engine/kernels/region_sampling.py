@@ -24,15 +24,15 @@ def _turns(value):
 
 
 @triton.jit
-def _best_bin(
+def _summed(
     scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, SPLIT_K: tl.constexpr
 ) -> tl.tensor:
-    """The best of BINS bins from `first` on of a row of scores (SPLIT_K, rows, WIDTH), to be summed."""
+    """BINS bins from `first` on of a row of scores (SPLIT_K, rows, WIDTH), summed."""
     i = first + tl.arange(0, BINS)
     score = tl.load(bias + i).to(tl.float32)
     for split in tl.static_range(SPLIT_K):
         score += tl.load(scores + (split * rows + row) * WIDTH + i).to(tl.float32)
-    return tl.argmax(score, 0)
+    return score
 
 
 @triton.jit(do_not_specialize=["rows"])  # else it is compiled for 1, for multiples of 16 and for others
@@ -68,45 +68,53 @@ def _sample_kernel(
     """Sample one row: (coord - eos, x, x), (y, y, y) or (width, height, 0); and the Fourier features of that."""
     row = tl.program_id(0)
     phase = tl.load(phases + row)
+    # All that no kernel of the step writes is on its way before the wait, and the rest before any of it is summed up.
+    d = tl.arange(0, DIM_BLOCK)
+    real = d < DIM
+    g = tl.load(gain + d, mask=real, other=0.0)
+    s = tl.load(shift + d, mask=real, other=0.0)
+    to_coord = tl.load(coord_eos + d, mask=real, other=0.0)
+    to_eos = tl.load(coord_eos + DIM + d, mask=real, other=0.0)
+    bias_coord = tl.load(coord_eos_bias).to(tl.float32)
+    bias_eos = tl.load(coord_eos_bias + 1).to(tl.float32)
+    c = tl.arange(0, COORD_HALF)
+    of_coord = tl.load(coord_features + c)
+    f = tl.arange(0, SIZE_HALF)
+    of_w = tl.load(size_features + f)
+    of_h = tl.load(size_features + SIZE_HALF + f)
     if PDL:
         pdl_wait()
     out = sampled + row * 3
     if phase == _SIZE:
-        w_bin = _best_bin(sizes, size_bias, row, rows, 0, 2 * SIZES, SIZES, SIZE_SPLIT_K)
-        h_bin = _best_bin(sizes, size_bias, row, rows, SIZES, 2 * SIZES, SIZES, SIZE_SPLIT_K)
-        w = tl.load(size_values + w_bin)
-        h = tl.load(size_values + h_bin)
+        w_score = _summed(sizes, size_bias, row, rows, 0, 2 * SIZES, SIZES, SIZE_SPLIT_K)
+        h_score = _summed(sizes, size_bias, row, rows, SIZES, 2 * SIZES, SIZES, SIZE_SPLIT_K)
+        w = tl.load(size_values + tl.argmax(w_score, 0))
+        h = tl.load(size_values + tl.argmax(h_score, 0))
         tl.store(out, w)
         tl.store(out + 1, h)
         tl.store(out + 2, 0.0)
-        f = tl.arange(0, SIZE_HALF)
-        angle = _turns(w * tl.load(size_features + f) + h * tl.load(size_features + SIZE_HALF + f))
+        angle = _turns(w * of_w + h * of_h)
         tl.store(features + row * 2 * SIZE_HALF + f, tl.cos(angle).to(features.dtype.element_ty))
         tl.store(features + row * 2 * SIZE_HALF + SIZE_HALF + f, tl.sin(angle).to(features.dtype.element_ty))
     elif phase <= _Y:
-        coord_value = _best_bin(coords, coord_bias, row, rows, 0, COORDS, COORDS, COORD_SPLIT_K).to(tl.float32) / COORDS
+        x = tl.load(hidden + row * hidden_stride + d, mask=real, other=0.0).to(tl.float32)
+        score = _summed(coords, coord_bias, row, rows, 0, COORDS, COORDS, COORD_SPLIT_K)
+        coord_value = tl.argmax(score, 0).to(tl.float32) / COORDS
         margin = coord_value
         if phase == _X_OR_EOS:
-            d = tl.arange(0, DIM_BLOCK)
-            real = d < DIM
-            x = tl.load(hidden + row * hidden_stride + d, mask=real, other=0.0).to(tl.float32)
             centred = tl.where(real, x - tl.sum(x, 0) / DIM, 0.0)
             rstd = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPS)
-            g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
-            s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
-            normed = (centred * rstd * g + s).to(hidden.dtype.element_ty).to(tl.float32)
-            coord = tl.sum(normed * tl.load(coord_eos + d, mask=real, other=0.0).to(tl.float32), 0)
-            eos = tl.sum(normed * tl.load(coord_eos + DIM + d, mask=real, other=0.0).to(tl.float32), 0)
-            coord += tl.load(coord_eos_bias).to(tl.float32)
-            eos += tl.load(coord_eos_bias + 1).to(tl.float32)
+            normed = centred * rstd * g.to(tl.float32) + s.to(tl.float32)
+            normed = normed.to(hidden.dtype.element_ty).to(tl.float32)
+            coord = tl.sum(normed * to_coord.to(tl.float32), 0) + bias_coord
+            eos = tl.sum(normed * to_eos.to(tl.float32), 0) + bias_eos
             margin = coord - eos
         tl.store(out, margin)
         tl.store(out + 1, coord_value)
         tl.store(out + 2, coord_value)
-        f = tl.arange(0, COORD_HALF)
-        angle = _turns(coord_value * tl.load(coord_features + f))
-        tl.store(features + row * 2 * SIZE_HALF + f, tl.cos(angle).to(features.dtype.element_ty))
-        tl.store(features + row * 2 * SIZE_HALF + COORD_HALF + f, tl.sin(angle).to(features.dtype.element_ty))
+        angle = _turns(coord_value * of_coord)
+        tl.store(features + row * 2 * SIZE_HALF + c, tl.cos(angle).to(features.dtype.element_ty))
+        tl.store(features + row * 2 * SIZE_HALF + COORD_HALF + c, tl.sin(angle).to(features.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["rows"])  # else it is compiled for 1, for multiples of 16 and for others
@@ -132,18 +140,19 @@ def _encode_kernel(
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     phase = tl.load(phases + m, mask=m < rows, other=-1)
     batch_slot = tl.load(batch_slots + m, mask=m < rows, other=0).to(tl.int64)
+    k, j = tl.arange(0, COORD), tl.arange(0, SIZE)
+    to_coord = tl.load(coord_weight + n[:, None] * COORD + k[None, :])
+    to_size = tl.load(size_weight + n[:, None] * SIZE + j[None, :])
+    of_coord = tl.load(coord_bias + n).to(tl.float32)
+    of_size = tl.load(size_bias + n).to(tl.float32)
     if PDL:
         pdl_wait()
     is_coord = (phase >= 0) & (phase <= _Y)
     is_size = phase == _SIZE
-    k = tl.arange(0, COORD)
     a = tl.load(features + m[:, None] * SIZE + k[None, :], mask=is_coord[:, None], other=0.0)
-    acc = tl.dot(a, tl.trans(tl.load(coord_weight + n[:, None] * COORD + k[None, :])))
-    acc += tl.where(is_coord[:, None], tl.load(coord_bias + n).to(tl.float32)[None, :], 0.0)
-    k = tl.arange(0, SIZE)
-    b = tl.load(features + m[:, None] * SIZE + k[None, :], mask=is_size[:, None], other=0.0)
-    acc = tl.dot(b, tl.trans(tl.load(size_weight + n[:, None] * SIZE + k[None, :])), acc)
-    acc += tl.where(is_size[:, None], tl.load(size_bias + n).to(tl.float32)[None, :], 0.0)
+    b = tl.load(features + m[:, None] * SIZE + j[None, :], mask=is_size[:, None], other=0.0)
+    acc = tl.dot(a, tl.trans(to_coord)) + tl.where(is_coord[:, None], of_coord[None, :], 0.0)
+    acc = tl.dot(b, tl.trans(to_size), acc) + tl.where(is_size[:, None], of_size[None, :], 0.0)
     at = state + batch_slot[:, None] * DIM + n[None, :]
     tl.store(at, acc.to(state.dtype.element_ty), mask=(is_coord | is_size)[:, None])
 
