@@ -100,9 +100,13 @@ class PackedExperts:
         one_row.expert_inner(logits, x, self._fc1, fc1, inner, shape, pdl=pdl)
         one_row.add_experts(logits, inner, self._fc2, fc2, seen, out.packed, out.scale, out.bias, into, shape, pdl=pdl)
 
-    def many(self, x: Rows, plain: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Results of any number of rows, to `parts` (top, rows, dim); returns the router's logits of `plain` rows."""
-        rows, (values, of_rows) = SortedRows(plain, self.router, self.top), x
+    def sort(self, x: torch.Tensor) -> SortedRows:
+        """Which of any number of rows (rows, dim) in half precision go through which expert."""
+        return SortedRows(x, self.router, self.top)
+
+    def many(self, x: Rows, rows: SortedRows, parts: torch.Tensor) -> None:
+        """Results of sorted rows, to `parts` (top, rows, dim)."""
+        values, of_rows = x
         fc1, fc2 = self._scales or (None, None)
         inner = torch.empty(len(values) * self.top, self._width, dtype=parts.dtype, device=parts.device)
         grouped_product(values, rows, self._fc1, inner, x_scales=of_rows, scale=fc1)
@@ -111,7 +115,6 @@ class PackedExperts:
         else:
             quantized, scales = fp8_kernels.quantize_rows(inner, None)
             grouped_product(quantized, rows, self._fc2, parts, x_scales=scales, scale=fc2)
-        return rows.logits
 
 
 class PackedLayer:

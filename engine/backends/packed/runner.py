@@ -319,7 +319,9 @@ class _TokenOps:
         else:
             before = runner._delta[:, :count] if layer.experts is not None else runner._delta[0, :count]
             if layer.experts is not None:
-                self._logits(layer).copy_(layer.experts.many((normed, None), normed, before[1:]))
+                rows = layer.experts.sort(normed)
+                self._logits(layer).copy_(rows.logits)
+                layer.experts.many((normed, None), rows, before[1:])
             torch.addmm(out.bias, seen, out.weight.t(), out=before[0] if layer.experts is not None else before)
             self.before, self.bias = before, None
 

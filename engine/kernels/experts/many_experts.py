@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from saccade.engine.kernels.activation import exact_gelu
 
-_SORT = 8192  # choices that a program looks through at a time: an image's and its prompt's are fewer
+_COUNTED = 64  # blocks of rows whose choices are counted at a time: an image's and its prompt's are fewer
 
 _ROUTED, _ROUTED_K = (
     16,
@@ -71,6 +71,7 @@ def _route_kernel(
     logits,
     chosen,
     weights,
+    counts,
     rows,
     DIM: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -78,7 +79,7 @@ def _route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The logits of BLOCK_M rows, their TOP best experts, best first, and the softmax over these."""
+    """Logits of BLOCK_M rows, their TOP best experts, best first, the softmax over these, and how many chose each."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, EXPERTS)
     real, at = r < rows, r[:, None].to(tl.int64)
@@ -92,37 +93,54 @@ def _route_kernel(
     rank = tl.arange(0, TOP)[None, :]
     best = tl.zeros((BLOCK_M, TOP), tl.float32)
     expert = tl.zeros((BLOCK_M, TOP), tl.int32)
+    count = tl.zeros((BLOCK_M, EXPERTS), tl.int32)
     for i in tl.static_range(TOP):
         value, which = tl.max(left, 1, return_indices=True)
         best = tl.where(rank == i, value[:, None], best)
         expert = tl.where(rank == i, which[:, None], expert)
+        count += (e[None, :] == which[:, None]).to(tl.int32)
         left = tl.where(e[None, :] == which[:, None], -float("inf"), left)
+    tl.store(counts + tl.program_id(0) * EXPERTS + e, tl.sum(tl.where(real[:, None], count, 0), 0))
     share = tl.exp(best - tl.max(best, 1)[:, None])
     tl.store(chosen + at * TOP + rank, expert, mask=real[:, None])
     tl.store(weights + at * TOP + rank, share / tl.sum(share, 1)[:, None], mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["n"])
-def _sort_kernel(chosen, order, begins, n, BLOCK: tl.constexpr):
-    """Where one expert's choices begin in the order by expert, and which they are."""
-    expert = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    below = tl.zeros((BLOCK,), tl.int32)
-    start = 0
-    while start < n:
-        one = tl.load(chosen + start + i, mask=start + i < n, other=expert)
-        below += (one < expert).to(tl.int32)
-        start += BLOCK
-    at = tl.sum(below, 0)
-    tl.store(begins + expert, at)
-    start = 0
-    while start < n:
-        mine = (tl.load(chosen + start + i, mask=start + i < n, other=-1) == expert).to(tl.int32)
-        tl.store(order + at + tl.cumsum(mine, 0) - 1, start + i, mask=mine > 0)
-        at += tl.sum(mine, 0)
-        start += BLOCK
-    if expert == tl.num_programs(0) - 1:
-        tl.store(begins + expert + 1, at)
+@triton.jit(do_not_specialize=["rows", "blocks"])
+def _sort_kernel(
+    chosen,
+    counts,
+    order,
+    begins,
+    rows,
+    blocks,
+    EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Where the choices of BLOCK_M rows come in the order by expert; the first program also, where experts begin."""
+    block = tl.program_id(0)
+    e = tl.arange(0, EXPERTS)
+    total = tl.zeros((EXPERTS,), tl.int32)
+    before = tl.zeros((EXPERTS,), tl.int32)
+    for start in range(0, blocks, BLOCK_B):
+        b = start + tl.arange(0, BLOCK_B)[:, None]
+        count = tl.load(counts + b * EXPERTS + e[None, :], mask=b < blocks, other=0)
+        total += tl.sum(count, 0)
+        before += tl.sum(tl.where(b < block, count, 0), 0)
+    begin = tl.cumsum(total, 0) - total
+    if block == 0:
+        tl.store(begins + e, begin)
+        tl.store(begins + EXPERTS, tl.sum(total, 0))
+    i = tl.arange(0, BLOCK_M * TOP)
+    first = block * BLOCK_M * TOP
+    real = first + i < rows * TOP
+    one = tl.load(chosen + first + i[:, None], mask=real[:, None], other=EXPERTS)
+    other = tl.load(chosen + first + i[None, :], mask=real[None, :], other=EXPERTS)
+    at = tl.sum(((one == other) & (i[None, :] < i[:, None])).to(tl.int32), 1)
+    at += tl.sum(tl.where(one == e[None, :], (begin + before)[None, :], 0), 1)
+    tl.store(order + at, first + i, mask=real)
 
 
 @triton.jit
@@ -225,12 +243,19 @@ class SortedRows:
 
     def __init__(self, x: torch.Tensor, router: torch.nn.Linear, top: int) -> None:
         (rows, dim), experts = x.shape, router.out_features
-        chosen = torch.empty(rows * top, dtype=torch.int32, device=x.device)
-        self.top, self.order = top, torch.empty_like(chosen)
-        self.weights = torch.empty(rows * top, dtype=torch.float32, device=x.device)
-        self.begins = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
-        self.logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
-        _route_kernel[(triton.cdiv(rows, _ROUTED),)](
+        blocks = triton.cdiv(rows, _ROUTED)
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=x.device)
+
+        chosen, counts = numbers(rows * top), numbers(blocks, experts)
+        self.top, self.order, self.begins = top, numbers(rows * top), numbers(experts + 1)
+        self.weights, self.logits = (
+            numbers(rows * top, dtype=torch.float32),
+            numbers(rows, experts, dtype=torch.float32),
+        )
+        shared = {"EXPERTS": experts, "TOP": top, "BLOCK_M": _ROUTED}
+        _route_kernel[(blocks,)](
             x,
             x.stride(0),
             router.weight.detach(),
@@ -238,15 +263,16 @@ class SortedRows:
             self.logits,
             chosen,
             self.weights,
+            counts,
             rows,
             DIM=dim,
-            EXPERTS=experts,
-            TOP=top,
-            BLOCK_M=_ROUTED,
             BLOCK_K=_ROUTED_K,
             num_warps=4,
+            **shared,
         )
-        _sort_kernel[(experts,)](chosen, self.order, self.begins, rows * top, BLOCK=_SORT, num_warps=8)
+        _sort_kernel[(blocks,)](
+            chosen, counts, self.order, self.begins, rows, blocks, BLOCK_B=_COUNTED, num_warps=8, **shared
+        )
 
 
 def grouped_product(
