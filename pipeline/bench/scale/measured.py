@@ -9,7 +9,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from saccade.pipeline.workers.process.process_worker import processors
 _LONG_S = 300.0  # for workers to start: a large model, on a slow machine
 _FIRST_S = 60.0  # for results of every stream, at first and after a worker was killed
 _IN_TIME_S = 0.1
+_DROPPED = ("full", "deadline", "failed")  # causes of drops for which the workers are to blame
 _SETTLE_S = 2.0  # after which what waited for the first results is through
 _POLL_S = 0.05
 
@@ -33,9 +34,11 @@ class Row:
 
     Attributes:
         workers: how many.
+        offered_per_s: frames of all streams together that the model was to process: those that their sources have
+            really handed over, but no more of each than `max_fps`.
         frames_per_s: results of all streams together.
-        dropped: share of the frames offered that has no result, from 0 to 1.
-        in_time: share of the results that came within 100 ms of their frame, decoding included, from 0 to 1.
+        dropped: share of the frames offered that was dropped, from 0 to 1.
+        in_time: share of the frames offered whose result came within 100 ms, decoding included, from 0 to 1.
         silent: streams without a result.
         p50_ms, p99_ms: of the latencies of all streams together, decoding included, as exact as the metrics' buckets
             let them be; None without results.
@@ -49,6 +52,7 @@ class Row:
     """
 
     workers: int
+    offered_per_s: float
     frames_per_s: float
     dropped: float
     in_time: float
@@ -70,7 +74,7 @@ class ScaleTimes:
 
     Attributes:
         cameras: how many streams there were.
-        fps: frames a second of each that the model is offered.
+        fps: frames a second of each that the model would be offered at the clip's own pace.
         rows: one for each number of workers.
     """
 
@@ -84,7 +88,9 @@ class ScaleTimes:
 
     def as_text(self) -> str:
         """A table."""
-        head = "workers  frames/s  dropped  in 100 ms  silent   p50 ms   p99 ms  cameras each  cores  start s"
+        head = (
+            "workers  offered/s  frames/s  dropped  in 100 ms  silent   p50 ms   p99 ms  cameras each  cores  start s"
+        )
         lines = [f"{self.cameras} cameras at {self.fps:g} fps, on {os.cpu_count()} processors"]
         lines.append(f"{head}  killed: ready s  all back s   MiB  decoded by")
         for row in self.rows:
@@ -92,7 +98,8 @@ class ScaleTimes:
             shares = f"{100 * row.dropped:5.1f} %    {100 * row.in_time:5.1f} %  {row.silent:6}"
             killed = f"{_shown(row.ready_s, 15, 2)}  {_shown(row.back_s, 10, 2)}"
             times = f"{_shown(row.start_s, 7, 1)}  {killed}  {row.rss_mib:4.0f}"
-            speed = f"{row.frames_per_s:8.1f}  {shares}   {p50}   {p99}  {row.cameras_each:12.1f}  {row.cores:5.1f}"
+            rates = f"{row.offered_per_s:9.1f}  {row.frames_per_s:8.1f}"
+            speed = f"{rates}  {shares}   {p50}   {p99}  {row.cameras_each:12.1f}  {row.cores:5.1f}"
             decoders = ", ".join(f"{name} x {count}" for name, count in row.decoders.items())
             lines.append(f"{row.workers:7}  {speed}  {times}  {decoders}")
         return "\n".join(lines)
@@ -151,20 +158,21 @@ def _time(
         seats = front.supervisor.seats()
         reports = [seat.report for seat in seats if seat.report]
         ready_s, back_s = _kill_one(front) if kill else (None, None)
-    known = {one["name"]: one["frames_out"] for one in before}
-    heard = [one for one in after if one["frames_out"] > known.get(one["name"], 0)]
+    known = {one["name"]: one for one in before}
+    counted = [frames_counted(known[one["name"]], one, took_s, stream.max_fps) for one in after if one["name"] in known]
+    offered, results, dropped = (sum(column) for column in zip(*counted, strict=True))
     counts = {edge: late[edge] - early.get(edge, 0.0) for edge in sorted(late)}
-    done = counts.get(math.inf, 0.0)
-    rate = done / took_s
+    in_time = counts[_IN_TIME_S] / counts[math.inf] if counts.get(math.inf) else 0.0
     return Row(
         workers=workers,
-        frames_per_s=rate,
-        dropped=max(0.0, 1 - rate / (cameras * fps)),
-        in_time=counts[_IN_TIME_S] / done if done else 0.0,
-        silent=cameras - len(heard),
+        offered_per_s=offered / took_s,
+        frames_per_s=results / took_s,
+        dropped=dropped / max(1.0, offered),
+        in_time=in_time * min(1.0, results / max(1.0, offered)),
+        silent=cameras - sum(results > 0 for _, results, _ in counted),
         p50_ms=quantile_ms(counts, 0.5),
         p99_ms=quantile_ms(counts, 0.99),
-        cameras_each=rate / workers / fps,
+        cameras_each=results / took_s / workers / fps,
         cores=sum(report.busy for report in reports) * processors() / max(1, len(reports)),
         decoders=dict(Counter((one["detail"] or "?").rpartition(" by ")[2] for one in after)),
         start_s=start_s,
@@ -208,6 +216,19 @@ def _latencies(front: Front) -> dict[float, float]:
                 if sample.labels.get("stage") == "total" and "le" in sample.labels:
                     counts[float(sample.labels["le"])] += sample.value
     return counts
+
+
+def frames_counted(
+    before: Mapping[str, Any], after: Mapping[str, Any], seconds: float, max_fps: float | None
+) -> tuple[float, float, float]:
+    """Frames of a stream that the model was offered, that have results, and that were dropped, between two statuses.
+
+    Of those beyond `max_fps` nobody wants a result, though they count as replaced by newer ones.
+    """
+    read, results = (after[key] - before[key] for key in ("frames_in", "frames_out"))
+    lost = sum(after["dropped"].get(cause, 0) - before["dropped"].get(cause, 0) for cause in _DROPPED)
+    offered = read if max_fps is None else max(min(read, max_fps * seconds), results)
+    return offered, results, min(lost, max(0.0, offered - results))
 
 
 def quantile_ms(counts: dict[float, float], share: float) -> float | None:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
-from saccade.pipeline.bench.scale.measured import Row, ScaleTimes, quantile_ms, time_scale
+from saccade.pipeline.bench.scale.measured import Row, ScaleTimes, frames_counted, quantile_ms, time_scale
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig
 
@@ -17,7 +18,7 @@ def test_workers_are_measured_and_one_is_killed() -> None:
     times = time_scale(settings, [2], cameras=2, seconds=2)
     (row,) = times.rows
     assert times.fps == 1
-    assert row.frames_per_s > 0
+    assert row.offered_per_s >= row.frames_per_s > 0
     assert row.p50_ms is not None
     assert row.p99_ms is not None
     assert row.p99_ms >= row.p50_ms > 0
@@ -31,9 +32,30 @@ def test_workers_are_measured_and_one_is_killed() -> None:
 
 
 def test_streams_without_results_have_no_latencies() -> None:
-    row = Row(2, 0.0, 1.0, 0.0, 64, None, None, 0.0, 2.0, {"?": 64}, None, 0.5, None, 800.0)
+    row = Row(2, 50.0, 0.0, 1.0, 0.0, 64, None, None, 0.0, 2.0, {"?": 64}, None, 0.5, None, 800.0)
     line = ScaleTimes(64, 25.0, [row]).as_text().splitlines()[-1]
-    assert line.split()[:8] == ["2", "0.0", "100.0", "%", "0.0", "%", "64", "-"]
+    assert line.split()[:9] == ["2", "50.0", "0.0", "100.0", "%", "0.0", "%", "64", "-"]
+
+
+def status(read: int, results: int, **dropped: int) -> dict[str, Any]:
+    return {"frames_in": read, "frames_out": results, "dropped": dropped}
+
+
+@pytest.mark.parametrize(
+    ("after", "max_fps", "counted"),
+    [
+        (status(249, 249, full=2), None, (149, 149, 0)),  # a source that is slower than it says drops nothing
+        (status(250, 200, full=52, lost=7), None, (150, 100, 50)),
+        (status(250, 200, full=42, deadline=6, gate=2), None, (150, 100, 46)),
+        (status(350, 250, full=102), 15.0, (150, 150, 0)),  # frames beyond the rate are not wanted
+        (status(350, 230, full=122), 15.0, (150, 130, 20)),
+        (status(350, 252, full=100), 15.0, (152, 152, 0)),
+    ],
+)
+def test_drops_are_counted_against_what_was_offered(
+    after: dict[str, Any], max_fps: float | None, counted: tuple[float, float, float]
+) -> None:
+    assert frames_counted(status(100, 100, full=2), after, 10.0, max_fps) == counted
 
 
 def test_quantiles_are_those_of_the_buckets() -> None:
