@@ -13,12 +13,12 @@ any, and the slots take memory. Knows nothing of requests, names or results.
 from __future__ import annotations
 
 import gc
-from collections import abc
 from collections.abc import Callable, Hashable
 from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdapterBank
@@ -44,7 +44,7 @@ from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler,
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
 from saccade.engine.scheduling.drafts import drafted_from_images
 from saccade.engine.scheduling.output_state import Sampled
-from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
+from saccade.engine.scheduling.step import Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 # As is a prefill in tokens of prompts; more run without a graph.
@@ -211,7 +211,7 @@ class CudaExecutor:
     def _decode(self, slot: int, step: Step[PreparedImage]) -> None:
         rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
         bucket = bucket_of(self._batch_sizes, len(rows))
-        self._send(slot, rows, bucket)
+        self._send(slot, step, bucket)
         if any(row.sequence.request.adapter_slot for row in rows):
             kind |= _COORDS | _SIZES  # fewer graphs
             self._run_or_capture(held.adapted, (bucket, kind), partial(self._decode_step, held, bucket, kind, True))
@@ -226,8 +226,9 @@ class CudaExecutor:
         work()
         graphs[key] = self._captured(work)
 
-    def _send(self, slot: int, rows: abc.Sequence[ScheduledSequence[PreparedImage]], bucket: int) -> None:
-        self._steps.fill(slot, rows, bucket)
+    def _send(self, slot: int, step: Step[PreparedImage], bucket: int) -> None:
+        fill = self._steps.fill if step.kind is StepKind.DECODE else self._steps.fill_sampled
+        fill(slot, step.sequences, bucket)
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the embeddings of what rows sample go, and their phases."""
@@ -280,12 +281,12 @@ class CudaExecutor:
         if not rows:
             return
         whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(step)
-        self._send(slot, rows, whole)
+        self._send(slot, step, whole)
         held.first[whole, kind & ~_DRAFTED].replay()
 
     def _prefill_without_graph(self, step: Step[PreparedImage], prompts: PromptTokens, adapted: bool) -> None:
         """What `_prefill_graphs` do, for long prompts."""
-        ids, positions, owners = self._upload([prompts.ids, prompts.positions, prompts.owners])
+        ids, positions, owners = self._upload(np.array([prompts.ids, prompts.positions, prompts.owners]))
         self._write_tables()
         n = len(step.imaged)
         if n:
@@ -386,7 +387,7 @@ class CudaExecutor:
             slot.objects.copy_(self._images.objects)
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
-    def _upload(self, values: object) -> torch.Tensor:
+    def _upload(self, values: NDArray[np.int64]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(self._device, non_blocking=True)
 
 

@@ -6,7 +6,6 @@ import functools
 from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -113,6 +112,16 @@ class DecodeInputs(StepInputs):
         self.feed(slot, {place: row.value for place, row in enumerate(rows) if row.value is not None})
         self.send(slot)
 
+    def fill_sampled(self, slot: int, rows: abc.Sequence[ScheduledSequence[Any]], bucket: int) -> None:
+        """Send what sampling behind a prefill needs of its rows: less, as no step's forward reads it."""
+        host, spare = self.host[slot], self._spare
+        outs = [row.sequence.batch_slot if row.alone else spare for row in rows]
+        phases = [row.phase for row in rows]
+        rest = bucket - len(rows)
+        host["outs"][:bucket] = outs + [spare] * rest
+        host["phases"][:bucket] = phases + [Phase.X_OR_EOS] * rest
+        self.send(slot)
+
 
 @dataclass(slots=True, frozen=True)
 class PromptTokens:
@@ -125,10 +134,10 @@ class PromptTokens:
     """
 
     ids: list[int]
-    positions: list[int]
-    owners: list[int]
+    positions: NDArray[np.int64]
+    owners: NDArray[np.int64]
     values: dict[int, tuple[float, ...]]
-    adapter_slots: list[int]
+    adapter_slots: NDArray[np.int64]
 
 
 class PrefillInputs(StepInputs):
@@ -192,59 +201,70 @@ class PrefillInputs(StepInputs):
         """
         host, groups = self.host[slot], step.groups
         self.reset(slot, self._nothing)
-        for number, request in enumerate(step.imaged):
-            host["prefixes"][number] = request.pages
-            if request.adapter_slot != NO_SLOT:
-                host["image_adapters"][number] = request.adapter_slot
+        if imaged := step.imaged:
+            host["prefixes"][: len(imaged)] = [request.pages for request in imaged]
+            host["image_adapters"][: len(imaged)] = [request.adapter_slot for request in imaged]
         sequences = [group[0].sequence for group in groups]
-        lengths = [len(one.prompt) + len(group) - 1 for one, group in zip(sequences, groups, strict=True)]
-        starts = np.cumsum([0, *lengths]).tolist()
-        lasts = [
-            start + len(group[0].sequence.prompt) - 1 + i
-            for start, group in zip(starts, groups, strict=False)
-            for i in range(len(group))
-        ]
+        prompts, rows = _int([len(one.prompt) for one in sequences]), _int([len(group) for group in groups])
+        lengths = prompts + rows - 1
+        starts, count = lengths.cumsum() - lengths, int(lengths.sum())
+        batch_slots = _int([one.batch_slot for one in sequences])
+        lasts = _counted(starts + prompts - 1, rows)
         host["lasts"][: len(lasts)] = lasts
-        host["batch_slots"][: len(groups)] = [one.batch_slot for one in sequences]
+        host["batch_slots"][: len(groups)] = batch_slots
         for number, one in enumerate(sequences):
             pages = (*one.request.pages, *one.pages)
             host["tables"][number, : len(pages)] = pages
-        each = list(zip(sequences, groups, lengths, strict=True))
+        ids, behind = list[int](), starts.tolist()
+        values: dict[int, tuple[float, ...]] = {}
+        for start, one, group in zip(behind, sequences, groups, strict=True):
+            ids += one.prompt
+            ids += [0] * (len(group) - 1)
+            if one.values:
+                values |= {start + at: numbers for at, numbers in one.values.items()}
         tokens = PromptTokens(
-            list(chain.from_iterable((*one.prompt, *[0] * (len(group) - 1)) for one, group, _ in each)),
-            [group[0].position + i for _, group, length in each for i in range(length)],
-            [one.batch_slot for one, _, length in each for _ in range(length)],
-            {
-                start + at: numbers
-                for start, one in zip(starts, sequences, strict=False)
-                for at, numbers in one.values.items()
-            },
-            [one.request.adapter_slot for one, _, length in each for _ in range(length)],
+            ids,
+            _counted(_int([group[0].position for group in groups]), lengths),
+            batch_slots.repeat(lengths),
+            values,
+            _int([one.request.adapter_slot for one in sequences]).repeat(lengths),
         )
-        count = len(tokens.ids)
         if count <= self._most:
-            for name, numbers in (("ids", tokens.ids), ("positions", tokens.positions), ("owners", tokens.owners)):
+            for name, numbers in (("ids", ids), ("positions", tokens.positions), ("owners", tokens.owners)):
                 host[name][:count] = numbers
-            if any(tokens.adapter_slots):
+            if tokens.adapter_slots.any():
                 host["adapters"][:count] = tokens.adapter_slots
-            drafts = zip(lasts, step.sequences, strict=True)
-            self.feed(slot, {at: row.value for at, row in drafts if row.value not in (None, FROM_IMAGE)})
-            self.feed(slot, {at: _fed(numbers) for at, numbers in tokens.values.items()})
-            images = {id(rows): number for number, rows in drafted}
-            for start, group in zip(starts, groups, strict=False):
-                if id(group) in images:
-                    self._ask(slot, start + len(group[0].sequence.prompt), group, images[id(group)])
+            if step.drafted:
+                drafts = zip(lasts.tolist(), step.sequences, strict=True)
+                self.feed(slot, {at: row.value for at, row in drafts if row.value not in (None, FROM_IMAGE)})
+            self.feed(slot, {at: _fed(numbers) for at, numbers in values.items()})
+            if drafted:
+                firsts = dict(zip(map(id, groups), (starts + prompts).tolist(), strict=True))
+                self._ask(slot, [firsts[id(group)] for _, group in drafted], drafted)
         self.send(slot)
         return tokens
 
-    def _ask(self, slot: int, first: int, rows: Rows, image: int) -> None:
-        """Have the tokens from `first` on, behind a sequence's prompt, read from an image."""
-        sequence, count = rows[0].sequence, len(rows) - 1
-        which, kinds = _parts(sequence.output.phases, count)
-        wanted = self.host[slot]["objects"][first : first + count]
-        wanted[:, 0], wanted[:, 1] = image, self._asked.get(sequence.prompt, _NO_CLASS)
-        wanted[:, 2:] = which
-        self.host[slot]["kinds"][first : first + count] = kinds
+    def _ask(self, slot: int, firsts: abc.Sequence[int], drafted: abc.Sequence[tuple[int, Rows]]) -> None:
+        """Have tokens read from images: as many as each draft has, from its first one behind the prompt on."""
+        host, counts = self.host[slot], _int([len(rows) - 1 for _, rows in drafted])
+        at, sequences = _counted(_int(firsts), counts), [rows[0].sequence for _, rows in drafted]
+        classes = _int([self._asked.get(one.prompt, _NO_CLASS) for one in sequences])
+        parts = [_parts(one.output.phases, len(rows) - 1) for one, (_, rows) in zip(sequences, drafted, strict=True)]
+        wanted = np.empty((len(at), 4), np.int32)
+        wanted[:, 0], wanted[:, 1] = _int([number for number, _ in drafted]).repeat(counts), classes.repeat(counts)
+        wanted[:, 2:] = np.concatenate([which for which, _ in parts])
+        host["objects"][at] = wanted
+        host["kinds"][at] = np.concatenate([kinds for _, kinds in parts])
+
+
+def _int(numbers: abc.Sequence[int]) -> NDArray[np.int64]:
+    return np.array(numbers, np.int64)
+
+
+def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From each first number on, so many that follow each other."""
+    numbers: NDArray[np.int64] = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(counts.sum())
+    return numbers
 
 
 @functools.cache

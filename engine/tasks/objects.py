@@ -180,9 +180,8 @@ def _placed(answers: Answers, width: int, height: int) -> list[DecodedObject]:
 
 
 def _box(label: str, found: DecodedObject) -> Box:
-    def clip(value: float) -> float:
-        return min(1.0, max(0.0, value))
-
-    half_w, half_h = found.width / 2, found.height / 2
-    x1, y1, x2, y2 = map(clip, (found.x - half_w, found.y - half_h, found.x + half_w, found.y + half_h))
+    x, y, half_w, half_h = found.x, found.y, found.width / 2, found.height / 2
+    x1, y1, x2, y2 = x - half_w, y - half_h, x + half_w, y + half_h
+    if x1 < 0 or y1 < 0 or x2 > 1 or y2 > 1:
+        x1, y1, x2, y2 = (min(1.0, max(0.0, value)) for value in (x1, y1, x2, y2))
     return Box(label, found.score, x1, y1, x2, y2)

@@ -48,8 +48,8 @@ def test_a_prefill_has_each_draft_behind_its_prompt() -> None:
     step = Step(StepKind.PREFILL, 1, (*one, *other), (one[0].sequence.request, other[0].sequence.request))
     tokens = inputs.fill(0, step)
     assert tokens.ids == [5, 6, 8, 0, 0, 0, 5, 6]
-    assert tokens.positions == [9, 10, 11, 12, 13, 14, 9, 10]
-    assert tokens.owners == [2] * 6 + [4] * 2
+    assert tokens.positions.tolist() == [9, 10, 11, 12, 13, 14, 9, 10]
+    assert tokens.owners.tolist() == [2] * 6 + [4] * 2
     sent = {name: array.tolist() for name, array in inputs.device.items()}
     assert sent["lasts"] == [2, 3, 4, 5, 7, 0]  # behind the prompt, and behind each value of the draft
     assert sent["kinds"] == [0, Phase.Y, 0, Phase.Y, Phase.SIZE, Phase.TOKEN, *[0] * 6]
