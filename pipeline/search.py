@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CANDIDATES = 200
 """Events that the model is asked about in one search."""
 AT_ONCE = 4
-"""Snapshots that an engine has at a time."""
+"""Snapshots that an engine has at a time, on a GPU; on a CPU a frame would wait for all of them."""
 
 _STREAM = "searches"  # to the engine, which shares itself among streams
 _WEIGHT = 0.25  # of one stream's: no frame is late since someone searches
@@ -185,6 +185,7 @@ class SnapshotAsker:
     def __init__(self, engine: Engine, snapshot: Callable[[str], Path | None]) -> None:
         self._engine = engine
         self._snapshot = snapshot
+        self._at_once = 1 if engine.model.device == "cpu" else AT_ONCE
         engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
 
     def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
@@ -206,7 +207,7 @@ class SnapshotAsker:
                 image = _read(self._snapshot(event))
                 asked = None if image is None else self._engine.submit(image, tasks, stream=_STREAM)
                 waiting.append((event, asked))
-                if len(waiting) >= AT_ONCE:
+                if len(waiting) >= self._at_once:
                     yield taken()
             while waiting:
                 yield taken()
