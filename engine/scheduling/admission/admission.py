@@ -66,6 +66,12 @@ class Admission(Generic[ImageT]):
         return self._length
 
     @property
+    def kept(self) -> int:
+        """Requests that wait, of streams without a rate whose newer ones do not replace them."""
+        streams = (stream for stream in self._backlog if not stream.settings.newest and stream.settings.max_fps is None)
+        return sum(len(stream.waiting) for stream in streams)
+
+    @property
     def requests(self) -> list[Waiting[ImageT]]:
         """Everything that waits."""
         return [waiting for stream in self._backlog for waiting in stream.waiting]

@@ -35,6 +35,11 @@ class AdmissionLead:
         self._prepare, self._launch = ServiceTime(), ServiceTime()
         self._between, self._decoded = float(decodes), 0  # decode steps between prefills, and since the last one
 
+    @property
+    def follow(self) -> bool:
+        """Whether prefills follow each other, with next to no decode steps between."""
+        return self._between < _SELDOM
+
     def launched(self, seconds: float) -> None:
         """Learn from how long the host took to launch a prefill."""
         self._launch.measured(seconds)
@@ -61,13 +66,13 @@ class AdmissionLead:
             begun: when it began, in seconds.
         """
         known, lead = self._prefills.get(images), self._prepare.seconds
-        if self._between < _SELDOM:
+        if self.follow:
             lead += self._launch.seconds
         return begun + max(0.0, min(known) - lead) if known and lead > 0 else math.inf
 
     def launch_at(self, images: int, begun: float) -> float:
         """When the next images are to be launched, likewise, after they are admitted; infinity: behind it."""
         known = self._prefills.get(images)
-        if not known or self._between >= _SELDOM:
+        if not known or not self.follow:
             return math.inf
         return begun + max(0.0, min(known) - self._launch.seconds)

@@ -221,7 +221,7 @@ class Simulation:
             heapq.heappop(self._events)[2]()
             self._cycle.stalled_until = -math.inf
 
-    def _pause(self, until: float) -> None:
+    def _pause(self, until: float, _: float) -> None:
         self.now = max(self.now, until)
         self._run_events()
 
