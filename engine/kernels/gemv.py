@@ -2,6 +2,9 @@
 
 A program's weights are all loaded before it waits for the previous kernel, so that they come from memory while that one
 still runs; without tensor cores there are no sixteen rows to fill, and no parts of a split product to add up.
+
+In the L2 cache they make room for others first, as nobody reads them before the next step: 2 % of a step of FP8 weights
+on an H200. To fetch a later kernel's weights there, line by line, costs more than it saves: 6 to 12 % of a step.
 """
 
 from __future__ import annotations
@@ -39,6 +42,46 @@ def _wait(EARLY: tl.constexpr):
         pdl_wait()
 
 
+class Beside(NamedTuple):
+    """A product of a row in programs of another kernel, which needs nothing of what that one does for itself.
+
+    Attributes:
+        x: (1, inputs).
+        weight: (outputs, inputs) of x's dtype or float8_e4m3fn; the stride of an output is free.
+        out: (outputs,) float32: the products as they are, without scale or bias.
+        block_n: a program's outputs.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    out: torch.Tensor
+    block_n: int
+
+
+@triton.jit
+def product_beside(
+    part,
+    x,
+    weight,
+    stride,
+    out,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """BLOCK_N outputs of a `Beside`, all that such a program does."""
+    n = part * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    real = k < K
+    line = weight + n[:, None].to(tl.int64) * stride
+    w = tl.load(line + k[None, :], mask=real[None, :], other=0.0, eviction_policy="evict_first")
+    if PDL:
+        pdl_wait()
+    a = tl.load(x + k, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + n, tl.sum(w.to(tl.float32) * a[None, :], 1))
+
+
 @triton.jit
 def _norm_gemv_kernel(
     x,
@@ -53,6 +96,7 @@ def _norm_gemv_kernel(
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    NORM: tl.constexpr,
     EPS: tl.constexpr,
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
@@ -62,18 +106,21 @@ def _norm_gemv_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
-    w = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :], mask=real[None, :], other=0.0)
-    g = tl.load(gain + k, mask=real, other=0.0).to(tl.float32)
-    s = tl.load(shift + k, mask=real, other=0.0).to(tl.float32)
+    line = weight + n[:, None].to(tl.int64) * K
+    w = tl.load(line + k[None, :], mask=real[None, :], other=0.0, eviction_policy="evict_first")
+    if NORM:
+        g = tl.load(gain + k, mask=real, other=0.0).to(tl.float32)
+        s = tl.load(shift + k, mask=real, other=0.0).to(tl.float32)
     b = tl.load(bias + n).to(tl.float32)
     if SCALED:
         factor = tl.load(scale + n)
     if PDL:
         _wait(EARLY)
-    value = tl.load(x + k, mask=real, other=0.0).to(tl.float32)
-    centred = tl.where(real, value - tl.sum(value, 0) / K, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, 0) / K + EPS)
-    y = (centred * rstd * g + s).to(x.dtype.element_ty).to(tl.float32)
+    y = tl.load(x + k, mask=real, other=0.0).to(tl.float32)
+    if NORM:
+        centred = tl.where(real, y - tl.sum(y, 0) / K, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 0) / K + EPS)
+        y = (centred * rstd * g + s).to(x.dtype.element_ty).to(tl.float32)
     acc = tl.sum(w.to(tl.float32) * y[None, :], 1)
     if SCALED:
         acc *= factor
@@ -92,23 +139,27 @@ def _add_gemv_kernel(
     weight,
     scale,
     bias,
+    delta,
+    INPUTS: tl.constexpr,
     FIRST: tl.constexpr,
     BLOCK_FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     BLOCK_SECOND: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    DELTA: tl.constexpr,
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to `into`, of FIRST and SECOND inputs behind each other."""
+    """Add BLOCK_N outputs to `into`, of FIRST and SECOND inputs behind each other; with DELTA others are added up."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = weight + n[:, None].to(tl.int64) * (FIRST + SECOND)
+    line = weight + n[:, None].to(tl.int64) * INPUTS
     i = tl.arange(0, BLOCK_FIRST)
-    w = tl.load(line + i[None, :], mask=(i < FIRST)[None, :], other=0.0)
+    w = tl.load(line + i[None, :], mask=(i < FIRST)[None, :], other=0.0, eviction_policy="evict_first")
     j = tl.arange(0, BLOCK_SECOND)
     if SECOND > 0:
-        w_second = tl.load(line + FIRST + j[None, :], mask=(j < SECOND)[None, :], other=0.0)
+        second = line + FIRST + j[None, :]
+        w_second = tl.load(second, mask=(j < SECOND)[None, :], other=0.0, eviction_policy="evict_first")
     b = tl.load(bias + n).to(tl.float32)
     if SCALED:
         factor = tl.load(scale + n)
@@ -121,6 +172,8 @@ def _add_gemv_kernel(
     acc = tl.sum(w.to(tl.float32) * a.to(tl.float32)[None, :], 1)
     if SECOND > 0:
         acc += tl.sum(w_second.to(tl.float32) * a_second.to(tl.float32)[None, :], 1)
+    if DELTA:
+        acc += tl.load(delta + n)
     if SCALED:
         acc *= factor
     tl.store(into + n, (before + b + acc).to(into.dtype.element_ty))
@@ -133,7 +186,7 @@ def supports(outputs: int, *inputs: int) -> bool:
 
 def norm_gemv(
     x: torch.Tensor,
-    norm: torch.nn.LayerNorm,
+    norm: torch.nn.LayerNorm | None,
     weight: torch.Tensor,
     scale: torch.Tensor | None,
     bias: torch.Tensor,
@@ -147,7 +200,7 @@ def norm_gemv(
 
     Args:
         x: (1, inputs).
-        norm: over inputs.
+        norm: over inputs; None to multiply x as it is.
         weight: (outputs, inputs), contiguous: of x's dtype, or float8_e4m3fn.
         scale: (outputs,) float32, of FP8 weights.
         bias: (outputs,).
@@ -160,8 +213,8 @@ def norm_gemv(
     assert plain.shape[1] % shape.block_n == 0
     _norm_gemv_kernel[(outputs // shape.block_n,)](
         x,
-        norm.weight,
-        norm.bias,
+        x if norm is None else norm.weight,
+        x if norm is None else norm.bias,
         weight,
         weight if scale is None else scale,
         bias,
@@ -171,7 +224,8 @@ def norm_gemv(
         K=inputs,
         BLOCK_K=triton.next_power_of_2(inputs),
         BLOCK_N=shape.block_n,
-        EPS=norm.eps,
+        NORM=norm is not None,
+        EPS=0.0 if norm is None else norm.eps,
         SCALED=scale is not None,
         PDL=pdl,
         EARLY=shape.early,
@@ -189,6 +243,7 @@ def add_gemv(
     first: int,
     shape: Shape,
     *,
+    delta: torch.Tensor | None = None,
     pdl: bool,
 ) -> None:
     """Add a row's products to `into`.
@@ -201,20 +256,25 @@ def add_gemv(
         bias: as for `norm_gemv`.
         first: so many inputs are read for themselves, and then the others: the nearer to powers of two, the better.
         shape: how the product is cut up.
+        delta: (outputs,) float32, the products with the inputs behind the first, where these are made elsewhere.
         pdl: as for `norm_gemv`.
     """
     outputs, inputs = weight.shape
+    second = inputs - first if delta is None else 0
     _add_gemv_kernel[(outputs // shape.block_n,)](
         x,
         into,
         weight,
         weight if scale is None else scale,
         bias,
+        x if delta is None else delta,
+        INPUTS=inputs,
         FIRST=first,
         BLOCK_FIRST=triton.next_power_of_2(first),
-        SECOND=inputs - first,
-        BLOCK_SECOND=triton.next_power_of_2(max(1, inputs - first)),
+        SECOND=second,
+        BLOCK_SECOND=triton.next_power_of_2(max(1, second)),
         BLOCK_N=shape.block_n,
+        DELTA=delta is not None,
         SCALED=scale is not None,
         PDL=pdl,
         EARLY=shape.early,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
+from saccade.engine.kernels.gemv import Beside, product_beside
 from saccade.engine.kernels.paged_kv import factor, kv_scale, rotated, scaled_to_fp8, write_kv_kernel
 from saccade.engine.kernels.paged_softmax import LOWEST, entries, running_softmax
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
@@ -68,10 +69,18 @@ def _attend_kernel(
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    beside_x,
+    beside_weight,
+    beside_stride,
+    beside_out,
+    BESIDE: tl.constexpr,
+    BESIDE_BLOCK: tl.constexpr,
+    BESIDE_N: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
     Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values behind its heads: the MLP's half.
+    Those past the last split give BESIDE_N outputs each of a `Beside` of BESIDE inputs.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -85,6 +94,10 @@ def _attend_kernel(
             x = tl.load(heads + row.to(tl.int64) * heads_stride + (N_HEADS + 2 * N_KV) * D + f, mask=inside, other=0.0)
             gelu_out = tl.minimum(gelu(x.to(tl.float32)), LIMIT).to(out.dtype.element_ty)
             tl.store(out + row.to(tl.int64) * out_stride + N_HEADS * D + f, gelu_out, mask=inside)
+        return
+    if BESIDE > 0 and split >= SPLITS:
+        part = (split - SPLITS) * N_HEADS + head
+        product_beside(part, beside_x, beside_weight, beside_stride, beside_out, BESIDE, BESIDE_BLOCK, BESIDE_N, PDL)
         return
     kv = head // (N_HEADS // N_KV)
     d = tl.arange(0, WIDTH)
@@ -222,6 +235,7 @@ class PagedAttention:
         write: bool,
         pre_gelu: int = 0,
         temperature: Temperature | None = None,
+        beside: Beside | None = None,
         pdl: bool = False,
     ) -> None:
         """Each row's token over everything in its pages up to itself.
@@ -237,6 +251,7 @@ class PagedAttention:
             out: (rows, n_heads · head_dim + pre_gelu).
             pre_gelu: so many values go through GELU.
             temperature: of queries and of new values; of as many heads for keys as for queries.
+            beside: made in further programs, with a single row and `write`; a multiple of `n_heads` of them.
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
                 that see each other need; and those of a sequence best come one behind the other.
             pdl: begin before the previous kernel has ended, see `kernels.pdl`; with `write` only.
@@ -264,7 +279,8 @@ class PagedAttention:
         splits = 1
         while splits < _MOST_SPLITS and rows * self._n_heads * splits < _PROGRAMS:
             splits *= 2
-        _attend_kernel[(self._n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits, rows)](
+        further = 0 if beside is None else len(beside.out) // (beside.block_n * self._n_heads)
+        _attend_kernel[(self._n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits + further, rows)](
             heads,
             heads.stride(0),
             self._cosine,
@@ -294,6 +310,13 @@ class PagedAttention:
             PARTS=0 if temperature is None else len(temperature[0]),
             PARTS_BLOCK=1 if temperature is None else triton.next_power_of_2(len(temperature[0])),
             STAGES=None if cache[2] is None else _FP8_STAGES,
+            beside_x=heads if beside is None else beside.x,
+            beside_weight=heads if beside is None else beside.weight,
+            beside_stride=0 if beside is None else beside.weight.stride(0),
+            beside_out=heads if beside is None else beside.out,
+            BESIDE=0 if beside is None else beside.x.shape[1],
+            BESIDE_BLOCK=1 if beside is None else triton.next_power_of_2(beside.x.shape[1]),
+            BESIDE_N=1 if beside is None else beside.block_n,
             num_warps=4,
             num_stages=1 if splits == _MOST_SPLITS else 2,
             **pdl_options(pdl),

@@ -50,3 +50,28 @@ def test_a_product_is_added_to_one_row(first: int, fp8: bool) -> None:
     wanted = into.float() + x.float() @ exact.t() + bias.float()
     add_gemv(x, into, packed, scale, bias, first, Shape(4, 4, False), pdl=False)
     assert far(into, wanted) < 0.01
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_product_without_a_norm_is_left_in_float32(fp8: bool) -> None:
+    from saccade.engine.kernels.gemv import Shape, norm_gemv
+
+    packed, scale, exact = weights(FF, DIM, fp8)
+    x, bias = (torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for size in ((1, DIM), FF))
+    out = torch.full((1, FF), torch.nan, device=DEVICE)
+    norm_gemv(x, None, packed, scale, bias, out, None, Shape(2, 4, True), pdl=False)
+    assert far(out, x.float() @ exact.t() + bias.float()) < 1e-5
+
+
+@torch.inference_mode()
+def test_products_made_elsewhere_are_added_before_the_scale() -> None:
+    from saccade.engine.kernels.gemv import Shape, add_gemv
+
+    packed, scale, exact = weights(DIM, DIM + FF, True)
+    assert scale is not None
+    x, into, bias = (torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for size in ((1, DIM + FF), (1, DIM), DIM))
+    wanted = into.float() + x.float() @ exact.t() + bias.float()
+    delta = (x[0, DIM:].float() @ packed[:, DIM:].float().t()).contiguous()
+    add_gemv(x[:, :DIM], into, packed, scale, bias, DIM, Shape(4, 4, False), delta=delta, pdl=False)
+    assert far(into, wanted) < 0.01
