@@ -28,8 +28,8 @@ class Shapes(NamedTuple):
 
 
 SHAPES = {
-    False: Shapes(row_into.Shape(8, 8, 4), one_row.Shape(4, 4, 2, 8), gemv.Shape(4, 8, True)),
-    True: Shapes(row_into.Shape(16, 8, 4), one_row.Shape(4, 4, 2, 8), gemv.Shape(4, 4, True)),
+    False: Shapes(row_into.Shape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 8, True)),
+    True: Shapes(row_into.Shape(16, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
 }
 """In half precision and FP8."""
 
@@ -51,10 +51,11 @@ class ExpertRow:
         def scratch(*shape: int, dtype: torch.dtype = into.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=into.device)
 
-        self.normed = scratch(1, text.dim)
         self.heads = scratch(1, blocks.heads)
         self.seen = scratch(1, text.dim + text.ff_dim)  # what attention saw, and behind it a dense MLP's inner values
-        self.inner = scratch(text.moe.experts_per_token, text.moe.expert_inner_dim)
+        top = text.moe.experts_per_token
+        self.chosen = [one_row.Chosen(text.moe.num_experts, top, text.dim, into) for _ in blocks.layers]
+        self.inner = scratch(top, text.moe.expert_inner_dim)
         parts = blocks.heads // self.shapes.into.block_n
         self.products = scratch(parts, 1, 2 * text.n_heads, dtype=torch.float32)
 
@@ -109,9 +110,9 @@ class ExpertRowOps:
             None if layer.experts is None else layer.experts.router,
             row.heads,
             row.seen[:, row.blocks.text.dim :],
-            row.normed,
             row.products,
-            self._logits(layer),
+            row.logits[layer.number, :1],
+            row.chosen[layer.number],
             row.shapes.into,
             pdl=self._pdl,
         )
@@ -147,8 +148,5 @@ class ExpertRowOps:
             dim = row.blocks.text.dim
             gemv.add_gemv(seen, self.x, out.packed, out.scale, out.bias, dim, shapes.out, pdl=self._pdl)
         else:
-            logits = self._logits(layer)
-            layer.experts.one(logits, row.normed, row.inner, seen, out, self.x, shapes.experts, pdl=self._pdl)
-
-    def _logits(self, layer: PackedLayer) -> torch.Tensor:
-        return self._row.logits[layer.number, :1]
+            chosen = row.chosen[layer.number]
+            layer.experts.one(chosen, row.inner, seen, out, self.x, shapes.experts, pdl=self._pdl)

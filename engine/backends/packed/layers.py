@@ -85,8 +85,7 @@ class PackedExperts:
 
     def one(
         self,
-        logits: torch.Tensor,
-        x: torch.Tensor,
+        chosen: one_row.Chosen,
         inner: torch.Tensor,
         seen: torch.Tensor,
         out: PackedLinear,
@@ -97,8 +96,8 @@ class PackedExperts:
     ) -> None:
         """Add one row's results to `into`, and with them what attention saw through `out`; see `kernels.one_row`."""
         fc1, fc2 = self._scales or (None, None)
-        one_row.expert_inner(logits, x, self._fc1, fc1, inner, shape, pdl=pdl)
-        one_row.add_experts(logits, inner, self._fc2, fc2, seen, out.packed, out.scale, out.bias, into, shape, pdl=pdl)
+        one_row.expert_inner(chosen, self._fc1, fc1, inner, shape, pdl=pdl)
+        one_row.add_experts(chosen, inner, self._fc2, fc2, seen, out.packed, out.scale, out.bias, into, shape, pdl=pdl)
 
     def sort(self, x: torch.Tensor) -> SortedRows:
         """Which of any number of rows (rows, dim) in half precision go through which expert."""

@@ -1,7 +1,7 @@
 """A mixture of experts for one row, without tensor cores: there are no sixteen rows to fill.
 
-Each program finds its experts from the router's logits, which takes it less than a kernel that did it for all. fc2's
-have the row's result of attention as well, add everything up, and leave the block's residual.
+Which experts these are, the kernel with the router's logits has written (`row_into`). Programs of fc2 have the row's
+result of attention as well, add everything up, and leave the block's residual.
 """
 
 from __future__ import annotations
@@ -25,30 +25,47 @@ class Shape(NamedTuple):
     fc2_warps: int
 
 
-@triton.jit
-def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """The TOP best experts of a row in BITS each, the best in the lowest; of as good ones the first."""
-    e = tl.arange(0, EXPERTS)
-    # Not through L1: the kernel begins before the previous one has ended, see `kernels.pdl`.
-    own = tl.load(logits + e[:, None], cache_modifier=".cg")
-    other = tl.load(logits + e[None, :], cache_modifier=".cg")
-    above = (other > own) | ((other == own) & (e[None, :] < e[:, None]))
-    rank = tl.sum(above.to(tl.int32), 1)
-    # One sum for all, whose result any thread can take apart.
-    return tl.sum(tl.where(rank < TOP, e.to(tl.int64) << (rank * BITS).to(tl.int64), 0), 0)
+class Chosen:
+    """A layer's best experts for a row, and how much of each.
+
+    Each layer has its own, on lines of their own: hundreds of programs read the same bytes, which takes 100 µs unless
+    L1 caches hold them, and a kernel that begins before the previous one has ended may find older bytes there, unless
+    what it reads was last read in another step.
+
+    Args:
+        experts: of the layer.
+        top: of these, for a row.
+        dim: of the row.
+        like: of the row's dtype and on its device.
+
+    Attributes:
+        packed: (1,) int64, the experts' numbers in `bits` each, the best in the lowest.
+        shares: (top,) float32, their weights.
+        normed: (1, dim), what they read.
+        arrived: programs that have written logits; 0 between launches.
+        bits: of an expert's number.
+    """
+
+    __slots__ = ("arrived", "bits", "normed", "packed", "shares")
+
+    def __init__(self, experts: int, top: int, dim: int, like: torch.Tensor) -> None:
+        # Each tensor is an allocation of its own, which begins on a line of its own.
+        self.packed = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.shares = torch.zeros(top, dtype=torch.float32, device=like.device)
+        self.normed = torch.zeros(1, dim, dtype=like.dtype, device=like.device)
+        self.arrived = torch.zeros(1, dtype=torch.int32, device=like.device)
+        self.bits = (experts - 1).bit_length()
 
 
 @triton.jit
 def _fc1_kernel(
-    logits,
+    packed,
     x,
     weight,
     scale,
     inner,
     DIM: tl.constexpr,
     INNER: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    TOP: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SCALED: tl.constexpr,
@@ -60,14 +77,14 @@ def _fc1_kernel(
     slot = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, DIM)
-    expert = (_best(logits, EXPERTS, TOP, BITS) >> (slot * BITS)) & (EXPERTS - 1)
+    expert = (tl.load(packed) >> (slot * BITS)) & ((1 << BITS) - 1)
     at = weight + (expert * (2 * INNER) + n[:, None]) * DIM + k[None, :]
     h_w = tl.load(at)
     g_w = tl.load(at + INNER * DIM)
     if SCALED:
         h_scale = tl.load(scale + expert * (2 * INNER) + n)
         g_scale = tl.load(scale + expert * (2 * INNER) + INNER + n)
-    a = tl.load(x + k, cache_modifier=".cg").to(tl.float32)[None, :]
+    a = tl.load(x + k).to(tl.float32)[None, :]
     h = tl.sum(h_w.to(tl.float32) * a, 1)
     g = tl.sum(g_w.to(tl.float32) * a, 1)
     if SCALED:
@@ -82,7 +99,8 @@ def _fc1_kernel(
 
 @triton.jit
 def _fc2_kernel(
-    logits,
+    packed,
+    shares,
     inner,
     weight,
     scale,
@@ -93,7 +111,6 @@ def _fc2_kernel(
     into,
     DIM: tl.constexpr,
     INNER: tl.constexpr,
-    EXPERTS: tl.constexpr,
     TOP: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -108,13 +125,11 @@ def _fc2_kernel(
     out_w = tl.load(out_weight + n[:, None].to(tl.int64) * DIM + k[None, :])
     b = tl.load(bias + n).to(tl.float32)
     slot = tl.arange(0, TOP)
-    expert = ((_best(logits, EXPERTS, TOP, BITS) >> (slot * BITS).to(tl.int64)) & (EXPERTS - 1)).to(tl.int32)
+    expert = ((tl.load(packed) >> (slot * BITS).to(tl.int64)) & ((1 << BITS) - 1)).to(tl.int32)
     line = expert[:, None] * DIM + n[None, :]
     j = tl.arange(0, INNER)
     w = tl.load(weight + line[:, :, None].to(tl.int64) * INNER + j[None, None, :])
-    logit = tl.load(logits + expert, cache_modifier=".cg")
-    share = tl.exp(logit - tl.max(logit, 0))
-    factor = (share / tl.sum(share, 0))[:, None]
+    factor = tl.load(shares + slot)[:, None]
     if SCALED:
         factor *= tl.load(scale + line)
         out_factor = tl.load(out_scale + n)
@@ -134,16 +149,11 @@ def _fc2_kernel(
 def supports(dim: int, inner: int, experts: int, top: int) -> bool:
     """Whether the kernels take experts of these widths, so many of them."""
     powers = all(size & (size - 1) == 0 and size > 1 for size in (dim, inner, experts, top))
-    return powers and min(dim, inner) >= 128 and top * _bits(experts) < 64
-
-
-def _bits(experts: int) -> int:
-    return (experts - 1).bit_length()
+    return powers and min(dim, inner) >= 128 and top * (experts - 1).bit_length() < 64
 
 
 def expert_inner(
-    logits: torch.Tensor,
-    x: torch.Tensor,
+    chosen: Chosen,
     fc1: torch.Tensor,
     scale: torch.Tensor | None,
     inner: torch.Tensor,
@@ -154,27 +164,24 @@ def expert_inner(
     """Write gelu(h) · (g + 1) of a row's best experts.
 
     Args:
-        logits: float32 (1, experts).
-        x: (1, dim).
-        fc1: (experts, 2 · width, dim), of x's dtype or float8_e4m3fn; h's half first.
+        chosen: which these are.
+        fc1: (experts, 2 · width, dim), of the row's dtype or float8_e4m3fn; h's half first.
         scale: float32 (experts, 2 · width), of FP8 weights.
-        inner: (top, width) of x's dtype, by rank.
+        inner: (top, width) of the row's dtype, by rank.
         shape: how the product is cut up.
-        pdl: run beside the previous kernel, see `kernels.pdl`; that one must wait for those which wrote logits and x
-            before it lets this one be launched, and must not touch `inner`. The end is the end of both.
+        pdl: run beside the previous kernel, see `kernels.pdl`; that one must wait for what `chosen` comes from before
+            it lets this one be launched, and must not touch `inner`. The end is the end of both.
     """
-    (top, width), (experts, _, dim) = inner.shape, fc1.shape
+    (top, width), dim = inner.shape, fc1.shape[2]
     _fc1_kernel[(width // shape.fc1_n, top)](
-        logits,
-        x,
+        chosen.packed,
+        chosen.normed,
         fc1,
         fc1 if scale is None else scale,
         inner,
         DIM=dim,
         INNER=width,
-        EXPERTS=experts,
-        TOP=top,
-        BITS=_bits(experts),
+        BITS=chosen.bits,
         BLOCK_N=shape.fc1_n,
         SCALED=scale is not None,
         PDL=pdl,
@@ -184,7 +191,7 @@ def expert_inner(
 
 
 def add_experts(
-    logits: torch.Tensor,
+    chosen: Chosen,
     inner: torch.Tensor,
     fc2: torch.Tensor,
     scale: torch.Tensor | None,
@@ -200,7 +207,7 @@ def add_experts(
     """Add to a row's residual what its experts give, and what attention does.
 
     Args:
-        logits: float32 (1, experts).
+        chosen: which the experts are.
         inner: (top, width), as `expert_inner` writes it.
         fc2: (experts, dim, width), of inner's dtype or float8_e4m3fn.
         scale: float32 (experts, dim), of FP8 weights.
@@ -210,11 +217,12 @@ def add_experts(
         bias: (dim,), of that product.
         into: (1, dim).
         shape: how the product is cut up.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written anything but logits.
+        pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written anything but `chosen`.
     """
-    (top, width), (experts, dim, _) = inner.shape, fc2.shape
+    (top, width), dim = inner.shape, fc2.shape[1]
     _fc2_kernel[(dim // shape.fc2_n,)](
-        logits,
+        chosen.packed,
+        chosen.shares,
         inner,
         fc2,
         fc2 if scale is None else scale,
@@ -225,9 +233,8 @@ def add_experts(
         into,
         DIM=dim,
         INNER=width,
-        EXPERTS=experts,
         TOP=top,
-        BITS=_bits(experts),
+        BITS=chosen.bits,
         BLOCK_N=shape.fc2_n,
         SCALED=scale is not None,
         PDL=pdl,

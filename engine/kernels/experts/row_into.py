@@ -1,7 +1,8 @@
 """What one row's layer norm goes through, in one kernel: heads, their temperature's products, a router or a dense MLP.
 
 Without tensor cores, as `kernels.gemv`: a program's weights are on their way before it waits for the previous kernel.
-What a temperature needs is added up where the heads are made, so that no kernel stands between them and attention.
+What a temperature needs is added up where the heads are made, so that no kernel stands between them and attention; the
+last of the router's programs to arrive chooses the experts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu, gelu
+from saccade.engine.kernels.experts.one_row import Chosen
 from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options
 
 
@@ -33,10 +35,27 @@ class Shape(NamedTuple):
 @triton.jit
 def _normed(x, gain, shift, k, K: tl.constexpr, EPS: tl.constexpr):
     """The row's layer norm, rounded as it is kept."""
-    value = tl.load(x + k, cache_modifier=".cg").to(tl.float32)
+    value = tl.load(x + k).to(tl.float32)
     centred = value - tl.sum(value, 0) / K
     rstd = tl.rsqrt(tl.sum(centred * centred, 0) / K + EPS)
     return (centred * rstd * gain.to(tl.float32) + shift.to(tl.float32)).to(x.dtype.element_ty)
+
+
+@triton.jit
+def _choose(logits, packed, shares, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
+    """The TOP best experts, of as good ones the first, in BITS each; and the softmax over their logits."""
+    e = tl.arange(0, EXPERTS)
+    own = tl.load(logits + e[:, None], cache_modifier=".cg")
+    other = tl.load(logits + e[None, :], cache_modifier=".cg")
+    above = (other > own) | ((other == own) & (e[None, :] < e[:, None]))
+    rank = tl.sum(above.to(tl.int32), 1)
+    # One sum for all, whose result any thread can take apart.
+    best = tl.sum(tl.where(rank < TOP, e.to(tl.int64) << (rank * BITS).to(tl.int64), 0), 0)
+    slot = tl.arange(0, TOP)
+    logit = tl.load(logits + ((best >> (slot * BITS).to(tl.int64)) & ((1 << BITS) - 1)), cache_modifier=".cg")
+    share = tl.exp(logit - tl.max(logit, 0))
+    tl.store(packed, best)
+    tl.store(shares + slot, share / tl.sum(share, 0))
 
 
 @triton.jit
@@ -55,17 +74,22 @@ def _row_into_kernel(
     normed,
     products,
     logits,
+    packed,
+    shares,
+    arrived,
     HEADS: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TAU: tl.constexpr,
     EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     EPS: tl.constexpr,
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The first programs write logits of BLOCK_E experts, the others BLOCK_N outputs.
+    """The first programs write logits of BLOCK_E experts, of which TOP are chosen, the others BLOCK_N outputs.
 
     Of these, HEADS are left as they are, with their part in TAU products; those behind them go through GELU.
     """
@@ -86,6 +110,11 @@ def _row_into_kernel(
         tl.store(logits + e, tl.sum(r.to(tl.float32) * y.to(tl.float32)[None, :], 1) + r_bias)
         if program == 0:
             tl.store(normed + k, y)
+        tl.debug_barrier()  # all of this program's stores come before it signals them
+        if tl.atomic_add(arrived, 1, sem="acq_rel") == routers - 1:
+            tl.debug_barrier()
+            _choose(logits, packed, shares, EXPERTS, TOP, BITS)
+            tl.store(arrived, 0)
     else:
         part = program - routers
         n = part * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -127,9 +156,9 @@ def row_into(
     router: torch.nn.Linear | None,
     heads: torch.Tensor,
     gelu_out: torch.Tensor,
-    normed: torch.Tensor,
     products: torch.Tensor,
     logits: torch.Tensor,
+    chosen: Chosen,
     shape: Shape,
     *,
     pdl: bool,
@@ -146,9 +175,9 @@ def row_into(
         router: to logits of experts; None where there are none.
         heads: (1, heads), one of the outputs each.
         gelu_out: (1, the other outputs), through tanh-approximated GELU.
-        normed: (1, dim), the norm itself; written if there is a router.
         products: float32 (heads / `shape.block_n`, 1, factors), parts of the temperature's products, to be summed.
         logits: float32 (1, experts); written if there is a router.
+        chosen: which experts are best, and the norm itself for them; likewise.
         shape: how the products are cut up.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written x and read the outputs.
     """
@@ -166,14 +195,19 @@ def row_into(
         weight if router is None else router.bias,
         heads,
         gelu_out,
-        normed,
+        chosen.normed,
         products,
         logits,
+        chosen.packed,
+        chosen.shares,
+        chosen.arrived,
         HEADS=width,
         K=dim,
         BLOCK_N=shape.block_n,
         TAU=len(tau),
         EXPERTS=experts,
+        TOP=len(chosen.shares),
+        BITS=chosen.bits,
         BLOCK_E=shape.experts,
         EPS=norm.eps,
         SCALED=scale is not None,

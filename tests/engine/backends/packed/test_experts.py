@@ -83,7 +83,7 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
 @pytest.mark.parametrize("dtype", dtypes())
 def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: bool) -> None:
     from saccade.engine.backends.quantization import dequantize, quantize
-    from saccade.engine.kernels.experts.one_row import Shape, add_experts, expert_inner
+    from saccade.engine.kernels.experts.one_row import Chosen, Shape, add_experts, expert_inner
 
     layer = made(dtype)
     packed, given = weights(layer, dtype, fp8)
@@ -92,36 +92,30 @@ def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: 
     out, out_scale = quantize(product) if fp8 else (product.to(dtype), None)
     exact = dequantize(out, out_scale, torch.float32) if out_scale is not None else out.float()
     wanted = into.float() + layer(x).float() + seen.float() @ exact.t() + bias.float()
-    logits, inner, shape = layer.router_logits(x), nothing(TOP, INNER, dtype=dtype), Shape(4, 4, 2, 4)
+    chosen, inner, shape = Chosen(16, TOP, WIDTH, x), nothing(TOP, INNER, dtype=dtype), Shape(4, 4, 2, 4)
+    shares, experts = layer.route(x)
+    chosen.shares.copy_(shares[0])
+    chosen.packed.fill_(sum(int(expert) << (4 * rank) for rank, expert in enumerate(experts[0])))
+    chosen.normed.copy_(x)
     fc1, fc2 = (None, None) if given is None else given
-    expert_inner(logits, x, packed[0], fc1, inner, shape, pdl=False)
-    add_experts(logits, inner, packed[1], fc2, seen, out, out_scale, bias, into, shape, pdl=False)
+    expert_inner(chosen, packed[0], fc1, inner, shape, pdl=False)
+    add_experts(chosen, inner, packed[1], fc2, seen, out, out_scale, bias, into, shape, pdl=False)
     assert far(into, wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.01)
 
 
 @torch.inference_mode()
-def test_of_equally_good_experts_the_first_are_taken() -> None:
-    from saccade.engine.kernels.experts.one_row import Shape, expert_inner
-
-    dtype = dtypes()[0]
-    layer, x = made(dtype), torch.randn(1, WIDTH, device=DEVICE, dtype=dtypes()[0])
-    logits = torch.zeros(1, 16, device=DEVICE)
-    logits[0, [11, 5]] = torch.tensor([1.0, 2.0], device=DEVICE)
-    inner = nothing(TOP, INNER, dtype=dtype)
-    expert_inner(logits, x, layer.fc1.weight, None, inner, Shape(4, 4, 4, 4), pdl=False)
-    h, g = (layer.fc1.weight[[5, 11, 0, 1]].float() @ x[0].float()).chunk(2, dim=1)
-    assert far(inner, F.gelu(h) * (g + 1)) < (1e-5 if dtype == torch.float32 else 0.01)
-
-
-@torch.inference_mode()
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("routed", [False, True])
-def test_what_the_norm_of_one_row_goes_through(routed: bool, fp8: bool) -> None:
+@pytest.mark.parametrize("routed", ["", "routed", "all experts as good as each other"])
+def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
     from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.kernels.experts.one_row import Chosen
     from saccade.engine.kernels.experts.row_into import Shape, row_into
 
     dtype, heads, ff, factors = dtypes()[0], 3 * WIDTH, 0 if routed else 448, 16
-    norm, router = torch.nn.LayerNorm(WIDTH), made(dtype).router
+    norm, layer = torch.nn.LayerNorm(WIDTH), made(dtype)
+    if routed not in ("", "routed"):
+        layer.router.weight.zero_()
+        layer.router.bias.zero_()
     norm.to(DEVICE, dtype).weight.normal_()
     norm.bias.normal_()
     x, bias = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((1, WIDTH), heads + ff))
@@ -129,10 +123,13 @@ def test_what_the_norm_of_one_row_goes_through(routed: bool, fp8: bool) -> None:
         torch.randn(n, k, device=DEVICE, dtype=dtype) / 16 for n, k in ((heads + ff, WIDTH), (factors, heads))
     )
     packed, scale = quantize(weight) if fp8 else (weight, None)
-    got, gelu, normed = (nothing(1, width, dtype=dtype) for width in (heads, ff, WIDTH))
-    products, logits = nothing(heads // 16, 1, factors), nothing(1, 16)
-    given = router if routed else None
-    row_into(x, norm, packed, scale, bias, tau, given, got, gelu, normed, products, logits, Shape(16, 4, 4), pdl=False)
+    got, gelu = (nothing(1, width, dtype=dtype) for width in (heads, ff))
+    products, logits, chosen = nothing(heads // 16, 1, factors), nothing(1, 16), Chosen(16, TOP, WIDTH, x)
+    router = layer.router if routed else None
+    for _ in range(2):  # the second finds what the first has left
+        row_into(
+            x, norm, packed, scale, bias, tau, router, got, gelu, products, logits, chosen, Shape(16, 4, 4), pdl=False
+        )
     y = F.layer_norm(x.float(), (WIDTH,), norm.weight.float(), norm.bias.float()).to(dtype)
     wanted = (
         y.float() @ (weight.float() if scale is None else dequantize(packed, scale, torch.float32)).t() + bias.float()
@@ -141,8 +138,11 @@ def test_what_the_norm_of_one_row_goes_through(routed: bool, fp8: bool) -> None:
     assert far(got, wanted[:, :heads]) < limit
     assert far(products.sum(0), F.gelu(got.float()) @ tau.float().t()) < limit
     if routed:
-        assert far(normed, y) < limit
-        assert far(logits, made(dtype).router_logits(normed)) < 1e-5
+        assert far(chosen.normed, y) < limit
+        torch.testing.assert_close(logits, layer.router_logits(chosen.normed), atol=1e-4, rtol=1e-4)
+        best = logits[0].sort(descending=True, stable=True)
+        assert [int(chosen.packed) >> 4 * rank & 15 for rank in range(TOP)] == best.indices[:TOP].tolist()
+        torch.testing.assert_close(chosen.shares, best.values[:TOP].softmax(0))
     else:
         assert far(gelu, F.gelu(wanted[:, heads:], approximate="tanh")) < limit
 
