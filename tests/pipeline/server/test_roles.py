@@ -115,8 +115,13 @@ def test_a_token_of_one_stream_knows_of_no_other(server: Server) -> None:
         status, answer = server.ask(method, path, token)
         assert status == 403
         assert "yves may see yard only" in json.dumps(answer)
+    for path in ("/metrics", "/healthz", "/workers"):  # which take no stream
+        assert server.ask("GET", f"{path}?stream=yard", token)[0] == 403, path
+    assert server.ask("GET", "/events?stream=yard", token)[0] == 404  # there is no store here
+    assert server.ask("GET", "/events?stream=yard&stream=hall", token)[0] == 403
+    assert server.ask("GET", "/events/e1?stream=yard", token)[0] == 403  # whose stream is not known
     assert server.ask("GET", "/events/search?q=car", token)[0] == 403
-    assert server.ask("GET", "/events/search?q=car&stream=yard", token)[0] == 404  # there is no store here
+    assert server.ask("GET", "/events/search?q=car&stream=yard", token)[0] == 404
     assert server.ask("PATCH", "/streams/hall", token, {"conf": 0.3})[0] == 403
     assert server.ask("POST", "/whep/hall", token)[0] == 403
 
