@@ -71,7 +71,7 @@ def search_at(url: str, token: str | None, text: str, query: EventQuery, progres
     Raises:
         ConfigError: if none answers there, or it refuses.
     """
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not _is_address(url):
         raise ConfigError("--url: should be the address of a running saccade, such as http://127.0.0.1:8080")
     url = url.rstrip("/")
     asked = urlencode({**filters_of(query), "q": text})
@@ -95,6 +95,13 @@ def search_at(url: str, token: str | None, text: str, query: EventQuery, progres
     except (OSError, http.client.HTTPException) as error:
         raise ConfigError(f"--url: {url} does not answer: {one_line(str(error))}") from None
     raise ConfigError(f"--url: {url} has ended the search")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("http", "https")
+    except ValueError:  # http://[::1
+        return False
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -31,6 +31,7 @@ from saccade.pipeline.workers.states import WorkerSeat
 _ANSWER_S = 120.0  # for a worker to answer
 _POLL_S = 0.1
 _AWAY_S = 20.0  # that a machine without a worker is waited for: one that ends is back after some seconds
+_ENDED = 503  # what a worker answers whose engine has ended, and at once each time
 _TRIES = 3  # by as many workers: the snapshots may be what ends them
 
 Answer = Future[list[float | None]]
@@ -96,7 +97,7 @@ class WorkersSearch:
                 try:
                     over += zip(piece.events, answer.result(), strict=True)
                 except (OSError, http.client.HTTPException) as error:
-                    if not isinstance(error, urllib.error.HTTPError):
+                    if not isinstance(error, urllib.error.HTTPError) or error.code == _ENDED:
                         dead.add(url)
                     piece.tries += not isinstance(getattr(error, "reason", None), ConnectionRefusedError)
                     waiting.appendleft(piece)

@@ -11,20 +11,26 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.front.search import WorkersSearch
 from saccade.pipeline.workers.machines.store_server import StoreServer
 from saccade.pipeline.workers.machines.stores import MachineStores
+from saccade.pipeline.workers.process.snapshot_api import SnapshotApi
+from saccade.pipeline.workers.states import WorkerSeat
 from saccade.sources import open_source
 from tests.pipeline.events.test_store import event
 from tests.support.cameras import free_port, wait_for
@@ -155,6 +161,24 @@ def test_snapshots_of_a_machine_without_workers_are_left_out(
         assert search("person", query, lambda done, of: None).away == ["front", "gone", "north"]
 
 
+def test_a_worker_whose_engine_has_ended_is_not_asked_again(tmp_path: Path, images: dict[bool, bytes]) -> None:
+    worker: Any = SimpleNamespace(state="ready")
+    seats = []
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(EventStore(tmp_path / "kept")))
+        fill(store, range(8), images)
+        for ended in (True, False):
+            engine = stack.enter_context(Engine.load("nano", device="cpu"))
+            routes = SnapshotApi(engine, store.media_folder).routes()
+            server = stack.enter_context(closing(HttpServer(None, port=0, access=FrontAuth(SECRET), routes=routes)))
+            seats.append(WorkerSeat("1", worker, server.url))
+            if ended:
+                engine.close()
+        stores = stack.enter_context(closing(MachineStores(store, SECRET, lambda records, machine: None)))
+        searched = WorkersSearch(stores, lambda: seats, SECRET)("person", EventQuery(limit=8), lambda done, of: None)
+        assert (len(searched.found), searched.away) == (8, [])
+
+
 def test_the_command_has_a_running_saccade_search(running: Running, tmp_path: Path, saccade: Command) -> None:
     done = saccade("search", "person", "--url", running.url, "--json", "--limit", 2, cwd=tmp_path)
     assert [one["id"] for one in json.loads(done.stdout)["events"]] == ["e36", "e32"]
@@ -166,19 +190,23 @@ def test_the_command_has_a_running_saccade_search(running: Running, tmp_path: Pa
         (["person", "--url", nobody], f"--url: {nobody} does not answer"),
         (["person", "--url", running.url, "--store", "kept"], "--url: a running saccade has its own store"),
         (["person", "--url", "127.0.0.1:8080"], "--url: should be the address of a running saccade"),
+        (["person", "--url", "http://[::1"], "--url: should be the address of a running saccade"),
     ):
         done = saccade("search", *arguments, cwd=tmp_path)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_a_search_that_nobody_waits_for_ends(running: Running) -> None:
+    wait_for(lambda: all(seat.ready for seat in running.front.supervisor.seats()), LONG_S)
+    before = sum(steps(running).values())
     with running.open(f"/events/search?q=person&limit={COUNT}", Accept="text/event-stream") as answer:
         next(progress(answer))
 
     def again() -> bool:
         try:
-            return len(running.search("q=person&limit=1")) == 1
+            return running.search("q=person&stream=none") == []
         except urllib.error.HTTPError:  # 503: another search goes on
             return False
 
     wait_for(again, LONG_S)
+    assert sum(steps(running).values()) - before < COUNT
