@@ -12,7 +12,9 @@ import triton.language as tl
 from saccade.engine.kernels.activation import exact_gelu
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
-_CHUNK = 256  # inputs that a program takes
+_CHUNK = 256  # inputs at a time
+_GROUP = 4  # of these for a program, where rows are many: who reads the parts, reads as many fewer
+_FEW_ROWS = 128
 _BLOCK_M = 16  # rows that it takes: more of them cost registers, for the error function
 
 
@@ -24,28 +26,36 @@ def _temperature_kernel(
     partial,
     rows,
     TAU: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    INNER: tl.constexpr,
+    GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """For BLOCK_M rows the part of one of CHUNKS in TAU outputs."""
+    """For BLOCK_M rows the part of GROUP times CHUNK of INNER inputs in TAU outputs."""
     part = tl.program_id(0)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, at = m < rows, m.to(tl.int64)
     out = tl.arange(0, TAU)
-    i = part * CHUNK + tl.arange(0, CHUNK)
-    weight = tl.load(tau + out[:, None] * (CHUNKS * CHUNK) + i[None, :])
+    i = part * GROUP * CHUNK + tl.arange(0, CHUNK)
+    weight_at = tau + out[:, None] * INNER + i[None, :]
+    weight = tl.load(weight_at)
     if PDL:
         pdl_wait()
-    seen = tl.load(heads + at[None, :] * heads_stride + i[:, None], mask=real[None, :], other=0.0)
-    product = tl.dot(weight, exact_gelu(seen.to(tl.float32)).to(weight.dtype))
+    product = tl.zeros((TAU, BLOCK_M), tl.float32)
+    for step in tl.static_range(GROUP):
+        seen_at = heads + at[None, :] * heads_stride + step * CHUNK + i[:, None]
+        seen = tl.load(seen_at, mask=real[None, :], other=0.0)
+        product = tl.dot(weight, exact_gelu(seen.to(tl.float32)).to(weight.dtype), product)
+        if step + 1 < GROUP:
+            weight = tl.load(weight_at + (step + 1) * CHUNK)
     tl.store(partial + (part * rows + at[None, :]) * TAU + out[:, None], product, mask=real[None, :])
 
 
-def temperature_parts(inner: int) -> int:
-    """How many parts the products come in, whose inputs are `inner` queries, keys and values."""
-    return inner // _CHUNK
+def temperature_parts(inner: int, rows: int = 1) -> int:
+    """How many parts the products of so many rows come in, whose inputs are `inner` queries, keys and values."""
+    chunks = inner // _CHUNK
+    return chunks // _GROUP if rows > _FEW_ROWS and chunks % _GROUP == 0 else chunks
 
 
 def supports(inner: int, outputs: int) -> bool:
@@ -63,15 +73,15 @@ def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`.
     """
     rows, (outputs, inner) = len(heads), tau.shape
-    chunks = inner // _CHUNK
-    _temperature_kernel[(chunks, triton.cdiv(rows, _BLOCK_M))](
+    _temperature_kernel[(len(partial), triton.cdiv(rows, _BLOCK_M))](
         heads,
         heads.stride(0),
         tau,
         partial,
         rows,
         TAU=outputs,
-        CHUNKS=chunks,
+        INNER=inner,
+        GROUP=inner // _CHUNK // len(partial),
         CHUNK=_CHUNK,
         BLOCK_M=_BLOCK_M,
         PDL=pdl,

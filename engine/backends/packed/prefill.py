@@ -13,7 +13,7 @@ from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.backends.paged_cache import LayerCache
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
-from saccade.engine.kernels.temperature import temperature_products
+from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 
 _Seen = tuple[torch.Tensor | None, torch.Tensor]
 """What attention saw: of images, and of all rows, in which the images' are still missing if there is a first part."""
@@ -110,7 +110,8 @@ class PrefillOps:
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
         tau = layer.temperature[0]
-        heads.products = tau.new_empty(blocks.tau_parts, rows, len(tau), dtype=torch.float32)
+        parts = temperature_parts(blocks.heads, rows)
+        heads.products = tau.new_empty(parts, rows, len(tau), dtype=torch.float32)
         temperature_products(wide[:, : blocks.heads], tau, heads.products)
         return heads
 
