@@ -137,7 +137,7 @@ class CpuExecutor:
     def finalize(self, slot: int, step: Step[ImageCrops]) -> None:
         """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
 
-        To be called once the step ahead is committed.
+        To be called once the step ahead is committed, if any row writes text.
         """
         present = {row.phase for row in step.sequences}
         count = len(step.sequences)

@@ -130,7 +130,7 @@ class CudaExecutor:
     def finalize(self, slot: int, step: Step[PreparedImage]) -> None:
         """Sample what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
 
-        To be called once the step ahead is committed.
+        To be called once the step ahead is committed, if any row writes text.
         """
         held, count = self._slots[slot], len(step.sequences)
         sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)

@@ -33,7 +33,7 @@ class Executor(Protocol[ImageT]):
     def finalize(self, slot: int, step: Step[ImageT]) -> None:
         """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
 
-        To be called once the step ahead is committed: what a grammar allows depends on it.
+        To be called once the step ahead is committed, if any row writes text: what a grammar allows depends on it.
         """
         ...
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from saccade.engine.phase import Phase
+from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter
 from saccade.engine.scheduling.output_state import ANY_TOKEN, DraftMemory, FedValue, OutputState, TokenRule
 
@@ -203,6 +203,11 @@ class Step(Generic[ImageT]):
                 last = row.sequence
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "drafted", any(row.value is not None for row in self.sequences))
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether any row samples a token: what it may be depends on the step ahead."""
+        return any(row.phase in TEXT_PHASES for row in self.sequences)
 
     @property
     def imaged(self) -> list[ImageRequest[ImageT]]:

@@ -1,5 +1,8 @@
 """The tick: launch(t+1) → report, admit → commit(t) → finalize(t+1). Knows no threads.
 
+A step without text is finalized as soon as it is launched: what it samples depends on nothing that is committed, and
+callers that are told of results, as `report` does, take the interpreter from this thread at each call of the driver.
+
 With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
 nothing else differs. A decode step is shorter than what the host does for 8 answers that are complete and 8 images that
 come next: that waits until the next step is launched. A step that fails, at any point, ends its own image requests and
@@ -73,7 +76,8 @@ class StepCycle(Generic[ImageT]):
             self.stalled_until = self._scheduler.wake_at(now)
         ahead = step is None and bool(self.flights)
         if ahead:
-            self._scheduler.report()
+            if not self._next_is_full():  # else first things first: it only needs to be launched
+                self._scheduler.report()
             now, step = self._next_early()
         slot, launched_at = -1, self._clock()
         if step is not None:
@@ -84,6 +88,8 @@ class StepCycle(Generic[ImageT]):
                 step = self._put(self._executor.launch, slot, step)
             if step is not None and step.kind is StepKind.PREFILL:
                 self._lead.launched(self._clock() - now)
+        if early := step is not None and not step.writes_text:
+            step = self._finalize(slot, step)
         with monitor.span("admit"):
             self._scheduler.report()
             if step is not None:
@@ -93,10 +99,8 @@ class StepCycle(Generic[ImageT]):
             if not ahead:
                 self._admit_early()
             self._commit()
-        if step is not None:
-            with monitor.finalizing(step):
-                self._scheduler.finalize(step)
-                step = self._put(self._executor.finalize, slot, step)
+        if not early:
+            step = self._finalize(slot, step)
         if step is not None:
             self.slots.finalize(slot)
             self.flights.append((slot, step))
@@ -159,6 +163,14 @@ class StepCycle(Generic[ImageT]):
             return self._clock(), None
         self._pause(at, math.inf)
         return self._clock(), self._scheduler.next_step(early=True)
+
+    def _finalize(self, slot: int, step: Step[ImageT] | None) -> Step[ImageT] | None:
+        """Have a step, if there is one, sampled and copied; None if that failed."""
+        if step is None:
+            return None
+        with self.monitor.finalizing(step):
+            self._scheduler.finalize(step)
+            return self._put(self._executor.finalize, slot, step)
 
     def _put(self, part: Callable[[int, Step[ImageT]], None], slot: int, step: Step[ImageT]) -> Step[ImageT] | None:
         """Put a part of a step on the streams; None if that failed, and the step with it."""

@@ -20,6 +20,7 @@ from saccade.engine.models.protocol import Tiling
 from saccade.engine.runtime.uploads.pinned_ring import PinnedRing, RingPart
 
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
+_BRIEF = 1 << 20  # bytes of an image that is copied in less time than it takes threads to change places twice
 _RING = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
 _MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
 _ABOUT = 13  # as `kernels.resize.ABOUT`
@@ -91,9 +92,12 @@ class CudaUploads:
         part = self._ring.take(size) if size <= _LARGEST else None
         if part is None:
             return None
-        # Other threads run while it is copied.
         if not isinstance(image, YuvImage):
-            np.copyto(self._ring.array(part, rows, columns, 3), image)
+            there = self._ring.array(part, rows, columns, 3)
+            if size <= _BRIEF and image.flags.c_contiguous:
+                there.reshape(-1).data[:] = image.reshape(-1).data
+            else:  # numpy lets other threads run meanwhile
+                np.copyto(there, image)
             return StagedImage(rows, columns, part)
         planes = self._ring.array(part, 6, rows // 2, columns // 2)
         for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):

@@ -56,7 +56,8 @@ class Guarded(CpuExecutor):
         super().launch(slot, step)
 
     def finalize(self, slot: int, step: Any) -> None:
-        self._guard.finalize(self._number[slot])
+        if step.writes_text:
+            self._guard.finalize(self._number[slot])
         super().finalize(slot, step)
 
     def read(self, slot: int, step: Any) -> list[tuple[float, float, float]]:

@@ -74,7 +74,7 @@ class TimedExecutor(Untimed):
             row.rule.allowed[0]
             if row.rule.allowed
             else -9.0
-            if row.phase is Phase.X_OR_EOS and row.sequence.committed >= most
+            if row.phase is Phase.X_OR_EOS and row.sequence.decodes >= most
             else 0.5
             for row in step.sequences
         ]
