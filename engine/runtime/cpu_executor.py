@@ -154,6 +154,11 @@ class CpuExecutor:
         self._copy.run(copy)
         self._ready[slot] = self._copy.record()
 
+    def has_run(self, slot: int) -> bool:
+        """Whether `read` will not wait."""
+        ready = self._ready[slot]
+        return ready is not None and ready.query()
+
     def read(self, slot: int, step: Step[ImageCrops]) -> list[Sampled]:
         """Wait for a step's values, one tuple a sequence.
 

@@ -150,12 +150,12 @@ class CudaExecutor:
             scores = sampler.scores(logits)
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
-    def read(self, slot: int, step: Step[PreparedImage]) -> list[Sampled]:
-        """Wait for a step's values, one tuple a sequence.
+    def has_run(self, slot: int) -> bool:
+        """Whether `read` will not wait."""
+        return bool(self._slots[slot].ready.query())
 
-        Raises:
-            BaseException: what any part of the step has raised.
-        """
+    def read(self, slot: int, step: Step[PreparedImage]) -> list[Sampled]:
+        """See `Executor.read`."""
         held = self._slots[slot]
         held.ready.synchronize()
         held.put_found(self._asked)

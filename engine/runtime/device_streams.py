@@ -19,6 +19,10 @@ import torch
 class Event(Protocol):
     """A point in a stream."""
 
+    def query(self) -> bool:
+        """Whether the stream has come this far."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until the stream has come this far.
 
@@ -78,6 +82,9 @@ class _CpuEvent:
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.error: BaseException | None = None
+
+    def query(self) -> bool:
+        return self.reached.is_set()
 
     def synchronize(self) -> None:
         self.reached.wait()

@@ -37,6 +37,10 @@ class Executor(Protocol[ImageT]):
         """
         ...
 
+    def has_run(self, slot: int) -> bool:
+        """Whether a finalized step's values are there: `read` will not wait."""
+        ...
+
     def read(self, slot: int, step: Step[ImageT]) -> list[Sampled]:
         """Wait for a step's values, one tuple a sequence.
 

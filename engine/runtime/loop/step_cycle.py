@@ -1,7 +1,7 @@
 """The tick: launch(t+1) → report, admit → commit(t) → finalize(t+1). Knows no threads.
 
 A step without text is finalized as soon as it is launched: what it samples depends on nothing that is committed, and
-callers that are told of results, as `report` does, take the interpreter from this thread at each call of the driver.
+callers that have just got their results take the interpreter from this thread at each call of the driver.
 
 With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
 nothing else differs. A decode step is shorter than what the host does for 8 answers that are complete and 8 images that
@@ -193,6 +193,7 @@ class StepCycle(Generic[ImageT]):
         begun = max(self._launched_at.popleft(), self._landed_at)
         with self.monitor.committing(step):
             try:
+                waited = step.kind is StepKind.PREFILL and not self._executor.has_run(slot)
                 with self.monitor.waiting():
                     sampled = self._executor.read(slot, step)
             except Exception as error:
@@ -202,7 +203,7 @@ class StepCycle(Generic[ImageT]):
             self.slots.commit(slot)
             self._landed_at = now = self._clock()
             if step.kind is StepKind.PREFILL:
-                self._lead.prefilled(len(step.requests), now - begun)
+                self._lead.prefilled(len(step.requests), now - begun, waited=waited)
                 for request in step.requests:
                     request.prefilled_at = now
             else:

@@ -20,6 +20,7 @@ from collections import deque
 from saccade.engine.scheduling.admission.streams import ServiceTime
 
 _SELDOM = 0.5  # decode steps between two prefills
+_SOONER = 0.9  # else a first prefill that was slow is what all take, as the next are admitted that late, and read
 _KEPT = 16  # prefills of a size, of which the shortest counts: too early is better than too late
 
 
@@ -44,8 +45,16 @@ class AdmissionLead:
         """Learn from how long the host took to launch a prefill."""
         self._launch.measured(seconds)
 
-    def prefilled(self, images: int, seconds: float) -> None:
-        """Learn from a prefill of so many images."""
+    def prefilled(self, images: int, seconds: float, *, waited: bool = True) -> None:
+        """Learn from a prefill of so many images.
+
+        Args:
+            images: of the prefill.
+            seconds: until it was read.
+            waited: whether it was waited for then; else it has taken less, as when the moment to admit came after it.
+        """
+        if not waited:
+            seconds *= _SOONER
         self._between += (self._decoded - self._between) / 8
         self._decoded = 0
         self._prefills.setdefault(images, deque(maxlen=_KEPT)).append(seconds)

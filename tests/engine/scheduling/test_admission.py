@@ -291,3 +291,14 @@ def test_prefills_with_nothing_between_are_launched_ahead() -> None:
             lead.decoded()
         lead.prefilled(8, 0.030)
     assert lead.launch_at(8, 1.0) == math.inf
+
+
+def test_a_slow_first_prefill_does_not_make_all_others_late() -> None:
+    """What is admitted by an estimate is read when that is over: a prefill that had run before took less."""
+    lead, now, takes = AdmissionLead(decodes=0), 0.0, 0.003
+    lead.prepared(0.001)
+    for number in range(40):
+        spent = 0.05 if not number else max(takes, lead.admit_at(8, now) - now)
+        lead.prefilled(8, spent, waited=spent <= takes)
+        now += spent
+    assert lead.admit_at(8, now) - now < takes

@@ -38,6 +38,9 @@ class _Now:
     def record(self, *_: object) -> _Now:
         return self
 
+    def query(self) -> bool:
+        return True
+
     def nothing(self, *_: object, **__: object) -> None: ...
 
     wait = wait_event = synchronize = watch = settle = close = nothing

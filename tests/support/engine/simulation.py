@@ -149,6 +149,9 @@ class SimulatedExecutor(Untimed):
     def finalize(self, slot: int, step: Step[Frame]) -> None:
         pass
 
+    def has_run(self, slot: int) -> bool:
+        return self._sim.now >= self._ends[slot]
+
     def read(self, slot: int, step: Step[Frame]) -> list[Sampled]:
         self._sim.now = max(self._sim.now, self._ends[slot]) + 5e-5
         return [(1.0, 0.0, 0.0)] * len(step.sequences)

@@ -235,6 +235,10 @@ class StandIn:
         self._copy.run(copy)
         self._ready[slot] = self._copy.record()
 
+    def has_run(self, slot: int) -> bool:
+        ready = self._ready[slot]
+        return ready is not None and ready.query()
+
     def read(self, slot: int, step: Step[int]) -> list[Sampled]:
         ready = self._ready[slot]
         assert ready is not None

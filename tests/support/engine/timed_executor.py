@@ -79,6 +79,9 @@ class TimedExecutor(Untimed):
             for row in step.sequences
         ]
 
+    def has_run(self, slot: int) -> bool:
+        return time.monotonic() >= self._ends[slot]
+
     def read(self, slot: int, step: Step[Any]) -> list[Sampled]:
         wait_s = self._ends[slot] - time.monotonic()
         if wait_s > 0:
