@@ -46,7 +46,7 @@ def _on_device(before: int, after: int, device: torch.device) -> tuple[torch.Ten
     return torch.from_numpy(first).to(device), torch.from_numpy(weights).to(device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["about"])  # else it is compiled again for what begins at an odd image
 def _pass_kernel(
     about,
     source,
@@ -92,7 +92,7 @@ def _pass_kernel(
     tl.store(out + i, _byte(acc >> BITS).to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["about"])  # else it is compiled again for what begins at an odd image
 def _yuv_pass_kernel(
     about,
     first,

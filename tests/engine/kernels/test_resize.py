@@ -64,3 +64,23 @@ def test_yuv_is_resized_as_the_rgb_that_it_is(size: tuple[int, int], interleaved
     resize_all(table(numbers), *size, out, yuv=True)
     for at, one in enumerate(images):
         assert np.array_equal(out[2 - at].cpu().numpy(), pillow(one.rgb().cpu().numpy(), side, side))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("yuv", [False, True])
+def test_a_size_is_compiled_once_wherever_its_images_are(yuv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    from saccade.engine.kernels.resize import ABOUT, compile_for, resize_all
+
+    compiled: list[object] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **about: compiled.append(about))
+    image = torch.zeros(40, 72, 3, dtype=torch.uint8, device=DEVICE)
+    out = torch.empty(3, 24, 24, 3, dtype=torch.uint8, device=DEVICE)
+    at = image.data_ptr()
+    about = torch.tensor([[at, n, at, at, 72, 36, 1, *[0] * (ABOUT - 7)] for n in range(3)], device=DEVICE)
+    compile_for(40, 72, 24, 24, out.device, yuv=yuv)
+    known = len(compiled)
+    for first in range(3):
+        resize_all(about[first:], 40, 72, out, yuv=yuv)
+    assert len(compiled) == known > 0
