@@ -285,8 +285,8 @@ class CudaExecutor:
         held.first[whole, kind & ~_DRAFTED].replay()
 
     def _prefill_without_graph(self, step: Step[PreparedImage], prompts: PromptTokens, adapted: bool) -> None:
-        """What `_prefill_graphs` do, for long prompts."""
-        ids, positions, owners = self._upload(np.array([prompts.ids, prompts.positions, prompts.owners]))
+        """What `_prefill_graphs` do, for long prompts. Kernels are compiled anew for an input that is not aligned."""
+        ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
         n = len(step.imaged)
         if n:

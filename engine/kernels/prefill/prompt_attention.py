@@ -21,7 +21,7 @@ _ROWS_EACH = 8  # of a sequence, as a guess of how many programs of a launch hav
 _LOWEST = tl.constexpr(-1e30)  # not infinity: a row may see none of a program's keys
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # else it is compiled for multiples of 16 and for others, of long prompts
 def _prompt_attention_kernel(
     heads,
     heads_stride,
