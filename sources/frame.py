@@ -76,7 +76,7 @@ class Frame:
 
     def changed(self, **changes: Any) -> Self:
         """A copy with other values of some attributes; a deferred image that is not made yet is not made for it."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "image"} | changes
+        values = {name: getattr(self, name) for name in _OTHERS} | changes
         try:
             image = object.__getattribute__(self, "image")
         except AttributeError:
@@ -101,3 +101,6 @@ class Frame:
     def height(self) -> int:
         """Height of the frame in pixels."""
         return int(self.image.shape[0]) if self.size is None else self.size[1]
+
+
+_OTHERS = tuple(one.name for one in fields(Frame) if one.name != "image")
