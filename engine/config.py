@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from saccade.engine.errors import EngineError
+
 MAX_IMAGES_PER_PREFILL = 64
 """Each size is a CUDA graph more, and memory of its own."""
 MAX_PROMPT_TOKENS = 512
@@ -36,6 +38,7 @@ class EngineConfig:
 
     Raises:
         ValueError: if one of them is out of its range.
+        EngineError: if there is no such `kv_dtype`: users give it, as they give a dtype.
     """
 
     depth: int = 2
@@ -62,6 +65,6 @@ class EngineConfig:
         if self.images_per_prefill > MAX_IMAGES_PER_PREFILL:
             raise ValueError(f"images_per_prefill is at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}")
         if self.kv_dtype not in (None, "fp8"):
-            raise ValueError(f"kv_dtype is fp8 or None; got {self.kv_dtype!r}")
+            raise EngineError(f"unknown kv_dtype '{self.kv_dtype}': give fp8, or leave it out")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
             raise ValueError(f"n_pages is a whole number of 2 or more, or None; got {self.n_pages!r}")

@@ -91,8 +91,8 @@ class Engine:
         Raises:
             UnknownModelError: if the name leads to no model.
             ModelFilesError: if its files cannot be read or do not fit each other.
-            EngineError: if there is no such device or dtype, the device has no such `kv_dtype`, or the model's `imgsz`
-                is fixed.
+            EngineError: if there is no such device, dtype or `kv_dtype`, if the device has none such, or if the model's
+                `imgsz` is fixed.
             ValueError: if another argument is out of its range, see `EngineConfig`.
         """
         loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype, imgsz)
