@@ -239,5 +239,5 @@ def _likelihood(result: Result) -> float:
 
 
 def _read(path: Path | None) -> NDArray[np.uint8] | None:
-    image = None if path is None else cv2.imread(str(path))
+    image = None if path is None or not path.is_file() else cv2.imread(str(path))  # which warns of what is not there
     return None if image is None else np.ascontiguousarray(image[..., ::-1].astype(np.uint8))

@@ -161,12 +161,15 @@ def test_snapshots_of_a_machine_without_workers_are_left_out(
         assert search("person", query, lambda done, of: None).away == ["front", "gone", "north"]
 
 
-def test_a_worker_whose_engine_has_ended_is_not_asked_again(tmp_path: Path, images: dict[bool, bytes]) -> None:
+def test_a_worker_whose_engine_has_ended_is_not_asked_again(
+    tmp_path: Path, images: dict[bool, bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
     worker: Any = SimpleNamespace(state="ready")
     seats = []
     with ExitStack() as stack:
         store = stack.enter_context(closing(EventStore(tmp_path / "kept")))
         fill(store, range(8), images)
+        (store.media_folder / "e7.jpg").unlink()
         for ended in (True, False):
             engine = stack.enter_context(Engine.load("nano", device="cpu"))
             routes = SnapshotApi(engine, store.media_folder).routes()
@@ -176,7 +179,8 @@ def test_a_worker_whose_engine_has_ended_is_not_asked_again(tmp_path: Path, imag
                 engine.close()
         stores = stack.enter_context(closing(MachineStores(store, SECRET, lambda records, machine: None)))
         searched = WorkersSearch(stores, lambda: seats, SECRET)("person", EventQuery(limit=8), lambda done, of: None)
-        assert (len(searched.found), searched.away) == (8, [])
+        assert (len(searched.found), searched.away) == (7, [])
+    assert "imread" not in capfd.readouterr().err
 
 
 def test_the_command_has_a_running_saccade_search(running: Running, tmp_path: Path, saccade: Command) -> None:
