@@ -10,10 +10,9 @@ import torch
 from saccade.engine.backends.plain_runner import SAMPLED
 from saccade.engine.models.protocol import Model
 from saccade.engine.runtime.cuda_images import Graphs
+from saccade.engine.runtime.step_inputs import NO_CLASS
 from saccade.engine.scheduling.drafts import Rows, put_found
 from saccade.engine.scheduling.output_state import MAX_SCORED
-
-_NO_CLASS = -2  # of a prompt for which nothing is found
 
 
 class CudaSlot:
@@ -58,8 +57,7 @@ class CudaSlot:
         """Put into the rows what the device has read from their images, once that is copied."""
         if not self.drafted:
             return
-        labels = [asked.get(rows[0].sequence.prompt) for _, rows in self.drafted]
-        wanted = np.array([_NO_CLASS if label is None else label for label in labels], np.float32)
+        wanted = np.array([asked.get(rows[0].sequence.prompt, NO_CLASS) for _, rows in self.drafted], np.float32)
         numbers = [number for number, _ in self.drafted]
         same = self._found[numbers, :, 0] == wanted[:, None]
         for (number, rows), chosen in zip(self.drafted, same, strict=True):

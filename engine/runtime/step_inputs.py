@@ -18,7 +18,8 @@ from saccade.engine.scheduling.drafts import Rows
 from saccade.engine.scheduling.output_state import FROM_IMAGE, FedValue
 from saccade.engine.scheduling.step import ScheduledSequence, Step
 
-_NO_CLASS = -2  # of a prompt for which nothing is found
+NO_CLASS = -2
+"""Of a prompt for which nothing is found."""
 
 
 class StepInputs:
@@ -248,7 +249,7 @@ class PrefillInputs(StepInputs):
         """Have tokens read from images: as many as each draft has, from its first one behind the prompt on."""
         host, counts = self.host[slot], _int([len(rows) - 1 for _, rows in drafted])
         at, sequences = _counted(_int(firsts), counts), [rows[0].sequence for _, rows in drafted]
-        classes = _int([self._asked.get(one.prompt, _NO_CLASS) for one in sequences])
+        classes = _int([self._asked.get(one.prompt, NO_CLASS) for one in sequences])
         parts = [_parts(one.output.phases, len(rows) - 1) for one, (_, rows) in zip(sequences, drafted, strict=True)]
         wanted = np.empty((len(at), 4), np.int32)
         wanted[:, 0], wanted[:, 1] = _int([number for number, _ in drafted]).repeat(counts), classes.repeat(counts)

@@ -18,10 +18,8 @@ from saccade.engine.kernels.activation import exact_gelu
 
 _COUNTED = 64  # blocks of rows whose choices are counted at a time: an image's and its prompt's are fewer
 
-_ROUTED, _ROUTED_K = (
-    16,
-    128,
-)  # rows of a program of the router, the fewest that a matrix product has, and inputs at a time
+_ROUTED = 16  # rows of a program of the router: the fewest that a matrix product has
+_ROUTED_K = 128  # inputs at a time
 
 
 class Shape(NamedTuple):
@@ -250,10 +248,8 @@ class SortedRows:
 
         chosen, counts = numbers(rows * top), numbers(blocks, experts)
         self.top, self.order, self.begins = top, numbers(rows * top), numbers(experts + 1)
-        self.weights, self.logits = (
-            numbers(rows * top, dtype=torch.float32),
-            numbers(rows, experts, dtype=torch.float32),
-        )
+        self.weights = numbers(rows * top, dtype=torch.float32)
+        self.logits = numbers(rows, experts, dtype=torch.float32)
         shared = {"EXPERTS": experts, "TOP": top, "BLOCK_M": _ROUTED}
         _route_kernel[(blocks,)](
             x,
