@@ -33,7 +33,7 @@ ORDER = {
     "images rtsp webrtc onvif | factory",
     "sinks": "overlay record backoff | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
-    "engine": "errors config image phase results | kernels models vocabulary result_future | scheduling text_stream | "
+    "engine": "errors image phase results | config kernels models vocabulary result_future | scheduling text_stream | "
     "backends tasks encoded_image | runtime | model_loader start | submitter | engine training | evaluation",
     "pipeline": "settings | analytics | events | core | search | server | sink_targets | session | reload | "
     "workers | bench | cli",
