@@ -7,7 +7,7 @@ import torch
 
 from saccade.engine.backends.quantization import dequantize_kv, quantize_kv
 from saccade.engine.kernels.fp8_format import E4M3
-from tests.support.engine.kernels import DEVICE, far, needs_triton
+from tests.support.engine.kernels import DEVICE, E4M3_LIMIT, far, needs_triton
 
 pytestmark = needs_triton
 PAGE, PREFIX, GAP = 16, 20, 12
@@ -60,8 +60,8 @@ def test_images_and_tokens_are_kept_where_they_belong(n_heads: int, n_kv: int, d
     cell = torch.where(position < PREFIX, position, position + GAP) % PAGE
     for pool, of, wanted in ((keys, scales[0], k), (values, scales[1], v)):
         kept, limit = pool, 1e-5
-        if of is not None:  # the interpreter forgets to carry where rounding up to e4m3 needs it: .006, a GPU 0
-            kept, limit = dequantize_kv(pool, of, torch.float32), 0.01
+        if of is not None:
+            kept, limit = dequantize_kv(pool, of, torch.float32), E4M3_LIMIT
             wanted = dequantize_kv(*quantize_kv(wanted), torch.float32)
         assert far(kept[torch.tensor(pages, device=DEVICE), :, cell], wanted) < limit
         kept[torch.tensor(pages, device=DEVICE), :, cell] = 0
