@@ -9,6 +9,7 @@ model on an H200 has less than 400 µs an image. Knows nothing of what crops are
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,7 @@ class CudaUploads:
         self._device, self._size = device, size
         self.stream = torch.cuda.Stream(device)
         self.crops = torch.zeros(depth, most, size, size, 3, dtype=torch.uint8, device=device)
+        self._compiling = threading.Lock()
         self._compiled: set[tuple[int, int, bool]] = set()
         self._ring = PinnedRing(2 * most * _RING)
         self._about = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, pin_memory=True)
@@ -173,8 +175,11 @@ class CudaUploads:
     def _compile(self, rows: int, columns: int, yuv: bool) -> None:
         from saccade.engine.kernels.resize import compile_for
 
-        with torch.cuda.stream(self.stream), torch.inference_mode():
-            compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
-        if len(self._compiled) >= _MOST_KNOWN:
-            self._compiled.clear()
-        self._compiled.add((rows, columns, yuv))
+        with self._compiling:  # the first frames of all cameras come at once
+            if (rows, columns, yuv) in self._compiled:
+                return
+            with torch.cuda.stream(self.stream), torch.inference_mode():
+                compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
+            if len(self._compiled) >= _MOST_KNOWN:
+                self._compiled.clear()
+            self._compiled.add((rows, columns, yuv))
