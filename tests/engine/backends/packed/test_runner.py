@@ -318,7 +318,10 @@ def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
     model = Pair(fp8=fp8).model
     crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")
     pixels = normalize(crops, torch.bfloat16)
-    assert far(PackedVision(model).features(pixels), model.vision.features(pixels)) < limit
+    features = model.vision.features(pixels)
+    tokens = model.vision.project(features, features)
+    assert far(PackedVision(model).features(pixels), features) < limit
+    assert far(model.vision.project(features, features), tokens) < 0.01  # now with its GELU in the product
 
 
 @torch.inference_mode()
