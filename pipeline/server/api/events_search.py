@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 from aiohttp import web
 
@@ -67,8 +67,10 @@ class EventsSearchApi:
             stream = EventStream(request)
             await stream.send_all(steps, lambda step: step, lambda: [done[0].to_json()])
             return stream.response
-        async for _ in steps:
-            pass
+        async with aclosing(steps):
+            async for _ in steps:
+                if request.transport is None:
+                    raise ConnectionResetError("the client has gone")
         return web.json_response(done[0].to_json())
 
     async def _steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import cv2
 import pytest
@@ -200,11 +202,13 @@ def test_the_command_has_a_running_saccade_search(running: Running, tmp_path: Pa
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
-def test_a_search_that_nobody_waits_for_ends(running: Running) -> None:
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json"])
+def test_a_search_that_nobody_waits_for_ends(running: Running, accept: str) -> None:
     wait_for(lambda: all(seat.ready for seat in running.front.supervisor.seats()), LONG_S)
     before = sum(steps(running).values())
-    with running.open(f"/events/search?q=person&limit={COUNT}", Accept="text/event-stream") as answer:
-        next(progress(answer))
+    with closing(http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=LONG_S)) as client:
+        client.request("GET", f"/events/search?q=person&limit={COUNT}", headers={"Accept": accept})
+        wait_for(lambda: sum(steps(running).values()) > before, LONG_S)
 
     def again() -> bool:
         try:
