@@ -11,6 +11,7 @@ from saccade.engine.backends.lora import AdaptedRows
 from saccade.engine.backends.packed.layers import PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.backends.paged_cache import LayerCache
+from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
 from saccade.engine.kernels.temperature import temperature_parts, temperature_products
@@ -25,7 +26,8 @@ class _Prefilled:
 
     Attributes:
         normed: the norm's result, as products read it.
-        plain: the same in half precision, where there are experts: their router reads it.
+        plain: the same in half precision, where there are experts: their router reads it. Of the last dense layer that
+            of prompts alone.
         wide: heads, and with FP8 what goes into the dense MLP's GELU.
         products: of the temperature.
         parts: what is added to x by the next norm, if experts write theirs beside attention.
@@ -64,10 +66,13 @@ class PrefillOps:
         return layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
-        """The residual's norm, in FP8 if wanted; for a router and for adapters in half precision as well."""
-        fp8 = self._blocks.fp8_rows and not self._is_last(layer)  # whose rows are few
+        """The residual's norm, in FP8 if wanted; in half precision as well for routers, adapters and the last MLP."""
+        fp8 = self._blocks.fp8_rows
         if layer.experts is None and self._adapters is None:
-            return _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8))
+            rows, prompts = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
+            if fp8 and self._is_last(layer) and len(self.x) > prompts:
+                rows.plain = add_layernorm(self.x[prompts:], None, layer.norm)
+            return rows
         plain = torch.empty_like(self.x)
         rows = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8, plain), plain)
         if layer.experts is not None and self._forks(layer):
@@ -93,9 +98,10 @@ class PrefillOps:
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
         """Heads; with FP8 rows or adapters and a dense MLP, what goes into its GELU behind them."""
-        # In FP8 there is no GELU in cuBLAS's product, so heads and MLP come out of one.
+        # In FP8 there is no GELU in cuBLAS's product, so heads and MLP come out of one. The last MLP's rows are few.
         width = self._blocks.heads
-        stop = width if normed.normed[1] is None and self._adapters is None else None
+        apart = normed.normed[1] is None or self._is_last(layer)
+        stop = width if apart and self._adapters is None else None
         normed.wide = layer.into.linear(normed.normed, stop=stop)
         if self._adapters is not None:
             assert normed.plain is not None
@@ -134,7 +140,9 @@ class PrefillOps:
         qkv = heads.wide[:, : blocks.heads]
         self.write_kv(layer, heads, cache)
         if last:  # the hidden states of an image are not read
-            self.x, heads.normed = self.x[at:], (heads.normed[0][at:], None)
+            plain = heads.normed[0][at:] if heads.normed[1] is None else heads.plain
+            assert plain is not None
+            self.x, heads.normed = self.x[at:], (plain[-len(self.x[at:]) :], None)
             heads.wide = heads.wide[at:]
             self._adapters = None if self._adapters is None else self._adapters.behind(at)
         attended = torch.empty_like(self.x)
