@@ -70,7 +70,7 @@ class EventsSearchApi:
         async with aclosing(steps):
             async for _ in steps:
                 if request.transport is None:
-                    raise ConnectionResetError("the client has gone")
+                    raise refusal(web.HTTPServiceUnavailable, "nobody waits for the search any more")
         return web.json_response(done[0].to_json())
 
     async def _steps(

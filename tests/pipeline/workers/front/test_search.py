@@ -203,7 +203,7 @@ def test_the_command_has_a_running_saccade_search(running: Running, tmp_path: Pa
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json"])
-def test_a_search_that_nobody_waits_for_ends(running: Running, accept: str) -> None:
+def test_a_search_that_nobody_waits_for_ends(running: Running, accept: str, caplog: pytest.LogCaptureFixture) -> None:
     wait_for(lambda: all(seat.ready for seat in running.front.supervisor.seats()), LONG_S)
     before = sum(steps(running).values())
     with closing(http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=LONG_S)) as client:
@@ -218,3 +218,4 @@ def test_a_search_that_nobody_waits_for_ends(running: Running, accept: str) -> N
 
     wait_for(again, LONG_S)
     assert sum(steps(running).values()) - before < COUNT
+    assert "failed" not in caplog.text
