@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
 
 log = logging.getLogger(__name__)
+_CORS = web.RequestKey("cors", dict)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Hook = Callable[[web.Application], Awaitable[None]]
@@ -115,6 +116,7 @@ class HttpServer(AppServer):
                 search = partial(_search, events, searching)
             application.add_routes(EventsApi(events, self._auth, search).routes())
         application.add_routes(routes)
+        application.on_response_prepare.append(_add_cors)
         application.on_startup.extend(on_startup)
         application.on_cleanup.extend(on_cleanup)
         try:
@@ -132,6 +134,7 @@ class HttpServer(AppServer):
                 raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
             public = request.method == "OPTIONS" or request.path in self._public
             cors = self._auth.check_origin(request) if public else self._auth.authorize(request)
+            request[_CORS] = cors
             response = await handler(request)
         except web.HTTPException as error:
             await self._audit(request, error.status)
@@ -146,8 +149,6 @@ class HttpServer(AppServer):
             body = {"error": _described(request, f"internal error: {type(error).__name__}", 500)}
             return web.json_response(body, status=500, headers=cors)
         await self._audit(request, response.status)
-        if not response.prepared:
-            response.headers.update(cors)
         return response
 
     async def _audit(self, request: web.Request, status: int) -> None:
@@ -206,6 +207,11 @@ def _described(request: web.Request, line: str, status: int) -> str | dict[str, 
         "param": None,
         "code": None,
     }
+
+
+async def _add_cors(request: web.Request, response: web.StreamResponse) -> None:
+    """Hook for `on_response_prepare`: also of events and clips, which begin before their handler has ended."""
+    response.headers.update(request.get(_CORS, {}))
 
 
 def _search(store: EventStore, engine: Engine, text: str, query: EventQuery, progress: Progress) -> Searched:

@@ -104,6 +104,12 @@ def test_a_search_over_http(folder: Path, nano: Engine) -> None:
     try:
         status, page = ask(f"{server.url}/events/search?q=person&limit=1")
         assert (status, len(page["events"]), page["events"][0]["match"] > 0.8) == (200, 1, True)
+        for accept in ("application/json", "text/event-stream"):
+            headers = {"Accept": accept, "Origin": server.url}
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{server.url}/events/search?q=person", headers=headers), timeout=60
+            ) as answer:
+                assert (answer.headers["Access-Control-Allow-Origin"], answer.read()[:1] != b"") == (server.url, True)
         status, page = ask(f"{server.url}/events/search?q=zebra")
         assert (status, "nano knows no name" in page["error"]) == (422, True)
         assert ask(f"{without.url}/events/search?q=person")[0] == 409
