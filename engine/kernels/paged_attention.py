@@ -77,14 +77,13 @@ def _attend_kernel(
     beside_stride,
     beside_out,
     BESIDE: tl.constexpr,
-    BESIDE_STEP: tl.constexpr,
     BESIDE_BLOCK: tl.constexpr,
     BESIDE_N: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
     Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values behind its heads: the MLP's half.
-    Those past the last split give BESIDE_N outputs each of a `Beside` of BESIDE parts.
+    Those past the last split give BESIDE_N outputs each of a `Beside` of BESIDE inputs.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -101,9 +100,7 @@ def _attend_kernel(
         return
     if BESIDE > 0 and split >= SPLITS:
         part = (split - SPLITS) * N_HEADS + head
-        product_beside(
-            part, beside_x, beside_weight, beside_stride, beside_out, BESIDE_STEP, BESIDE_BLOCK, BESIDE, BESIDE_N, PDL
-        )
+        product_beside(part, beside_x, beside_weight, beside_stride, beside_out, BESIDE, BESIDE_BLOCK, BESIDE_N, PDL)
         return
     kv = head // (N_HEADS // N_KV)
     d = tl.arange(0, WIDTH)
@@ -291,7 +288,6 @@ class PagedAttention:
             block = _FP8_BLOCK_T if splits < most else 2 * _FP8_BLOCK_T
         else:
             block = _BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T
-        step = 1 if beside is None else beside.x.shape[1] // beside.parts
         further = 0 if beside is None else len(beside.out) // (beside.block_n * self._n_heads)
         _attend_kernel[(self._n_heads + triton.cdiv(pre_gelu, _BLOCK_F), splits + further, rows)](
             heads,
@@ -327,9 +323,8 @@ class PagedAttention:
             beside_weight=heads if beside is None else beside.weight,
             beside_stride=0 if beside is None else beside.weight.stride(0),
             beside_out=heads if beside is None else beside.out,
-            BESIDE=0 if beside is None else beside.parts,
-            BESIDE_STEP=step,
-            BESIDE_BLOCK=triton.next_power_of_2(step),
+            BESIDE=0 if beside is None else beside.x.shape[1],
+            BESIDE_BLOCK=1 if beside is None else triton.next_power_of_2(beside.x.shape[1]),
             BESIDE_N=1 if beside is None else beside.block_n,
             num_warps=4,
             num_stages=1 if splits == most else 2,

@@ -48,11 +48,11 @@ from saccade.engine.models.moondream.text import run_blocks
 
 ONE_ROW = {
     False: (gemv.Shape(8, 4, True), gemv.Shape(4, 4, True)),
-    True: (gemv.Shape(16, 4, True, 4), gemv.Shape(4, 4, True)),
+    True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
 }
 """Of a step of one row, in half precision and FP8: shapes of the products into a block and out of its attention."""
-ONE_ROW_MLP = {False: (2, 1), True: (2, 4)}
-"""Likewise a program's outputs, and parts of the inputs, of the product out of the MLP, beside attention."""
+ONE_ROW_MLP = 2
+"""A program's outputs of such a step's product out of the MLP, beside attention."""
 
 
 class PackedRunner:
@@ -108,9 +108,8 @@ class PackedRunner:
         )
         dense = text.moe is None and not text.tau
         possible = dense and gemv.supports(self._wide.shape[1], text.dim) and gemv.supports(text.dim, text.ff_dim)
-        possible &= text.dim % (ONE_ROW_MLP[blocks.fp8][0] * text.n_heads) == 0
+        possible &= text.dim % (ONE_ROW_MLP * text.n_heads) == 0
         self._one_row = ONE_ROW[blocks.fp8] if possible else None
-        self._mlp_inner = scratch(1, text.ff_dim, dtype=torch.float16 if blocks.fp8 else model.dtype)
         self._mlp_out = scratch(text.dim, dtype=torch.float32)
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PackedRunner:
@@ -348,10 +347,11 @@ class _OneRowOps(_TokenOps):
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Heads; what is between the MLP's products is left in the scratch."""
+        """Heads; what the MLP gives is left behind the place of what attention will have seen."""
         runner, into = self._runner, layer.into
         assert runner._one_row is not None
         heads = runner._wide[:1, : runner._blocks.heads]
+        inner = runner._both[:1, runner._blocks.text.dim :]
         shape, _ = runner._one_row
         gemv.norm_gemv(
             normed,
@@ -360,7 +360,7 @@ class _OneRowOps(_TokenOps):
             into.scale,
             into.bias,
             heads,
-            runner._mlp_inner,
+            inner,
             shape,
             pdl=runner._pdl,
         )
@@ -369,8 +369,8 @@ class _OneRowOps(_TokenOps):
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         """What attention saw; beside it the MLP's half of the product out of the block, which does not wait for it."""
         runner, dim = self._runner, self._runner._blocks.text.dim
-        seen, shape = runner._both[:1, :dim], ONE_ROW_MLP[runner._blocks.fp8]
-        mlp = gemv.Beside(runner._mlp_inner, layer.out.packed[:, dim:], runner._mlp_out, *shape)
+        seen, inner = runner._both[:1, :dim], runner._both[:1, dim:]
+        mlp = gemv.Beside(inner, layer.out.packed[:, dim:], runner._mlp_out, ONE_ROW_MLP)
         runner._blocks.attention.attend(heads, *self._rows, cache, seen, write=True, beside=mlp, pdl=runner._pdl)
         return seen
 

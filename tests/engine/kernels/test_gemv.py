@@ -23,10 +23,9 @@ def weights(outputs: int, inputs: int, fp8: bool) -> tuple[torch.Tensor, torch.T
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("fp8", [False, True])
-def test_norm_product_and_gelu_of_one_row(fp8: bool, parts: int) -> None:
-    from saccade.engine.kernels.gemv import INNER_SCALE, Shape, norm_gemv
+def test_norm_product_and_gelu_of_one_row(fp8: bool) -> None:
+    from saccade.engine.kernels.gemv import Shape, norm_gemv
 
     norm = torch.nn.LayerNorm(DIM, device=DEVICE, dtype=torch.bfloat16)
     norm.weight.normal_()
@@ -34,13 +33,11 @@ def test_norm_product_and_gelu_of_one_row(fp8: bool, parts: int) -> None:
     x = torch.randn(1, DIM, device=DEVICE, dtype=torch.bfloat16)
     packed, scale, exact = weights(HEADS + FF, DIM, fp8)
     bias = torch.randn(HEADS + FF, device=DEVICE, dtype=torch.bfloat16)
-    plain = torch.full((1, HEADS), torch.nan, device=DEVICE, dtype=torch.bfloat16)
-    gelu = torch.full((1, FF), torch.nan, device=DEVICE, dtype=torch.float16 if fp8 else torch.bfloat16)
-    norm_gemv(x, norm, packed, scale, bias, plain, gelu, Shape(16, 4, True, parts), pdl=False)
-    gelu = gelu.float() / (INNER_SCALE if fp8 else 1.0)
+    plain, gelu = (torch.full((1, width), torch.nan, device=DEVICE, dtype=torch.bfloat16) for width in (HEADS, FF))
+    norm_gemv(x, norm, packed, scale, bias, plain, gelu, Shape(16, 4, True), pdl=False)
     wanted = F.layer_norm(x.float(), (DIM,), norm.weight.float(), norm.bias.float()) @ exact.t() + bias.float()
     assert far(plain, wanted[:, :HEADS]) < 0.01
-    assert far(gelu, F.gelu(wanted[:, HEADS:], approximate="tanh")) < 0.02  # 0.01 in the interpreter, which truncates
+    assert far(gelu, F.gelu(wanted[:, HEADS:], approximate="tanh")) < 0.01
 
 
 @torch.inference_mode()
@@ -64,7 +61,7 @@ def test_a_product_without_a_norm_is_left_in_float32(fp8: bool) -> None:
     x, bias = (torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for size in ((1, DIM), FF))
     out = torch.full((1, FF), torch.nan, device=DEVICE)
     norm_gemv(x, None, packed, scale, bias, out, None, Shape(2, 4, True), pdl=False)
-    assert far(out, x.float() @ exact.t() + bias.float()) < (0.002 if fp8 else 1e-5)
+    assert far(out, x.float() @ exact.t() + bias.float()) < 1e-5
 
 
 @torch.inference_mode()

@@ -126,17 +126,16 @@ def test_rows_attend_to_their_pages(kv_heads: int, head_dim: int, kv_dtype: str 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_a_product_beside_attention_changes_neither(fp8: bool) -> None:
     from saccade.engine.backends.quantization import quantize
-    from saccade.engine.kernels.gemv import INNER_SCALE, Beside
+    from saccade.engine.kernels.gemv import Beside
 
     case = Case.of(4, 64, None)
     rows = case.positions[:1], case.owners[:1], case.tables
     whole = torch.randn(64, 128 + 144, device=DEVICE).half()
     packed = quantize(whole)[0] if fp8 else whole
     x, product = torch.randn(1, 144, device=DEVICE).half(), torch.full((64,), torch.nan, device=DEVICE)
-    inner = x * INNER_SCALE if fp8 else x
     alone, both = torch.empty(2, 1, HEADS * 64, device=DEVICE, dtype=torch.float16)
-    beside = Beside(inner, packed[:, 128:], product, 2, 4)
+    beside = Beside(x, packed[:, 128:], product, 2)
     case.kernels.attend(case.heads[:1], *rows, case.caches[0].layers[0], alone, write=True)
     case.kernels.attend(case.heads[:1], *rows, case.caches[1].layers[0], both, write=True, beside=beside)
     assert torch.equal(both, alone)
-    assert far(product, packed[:, 128:].float() @ x[0].float()) < (0.002 if fp8 else 1e-5)
+    assert far(product, packed[:, 128:].float() @ x[0].float()) < 1e-5
