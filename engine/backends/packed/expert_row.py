@@ -2,8 +2,9 @@
 
     norm into heads, temperature's products and router → attention → experts' fc1 → fc2 and product out of attention
 
-fc1 runs beside attention: it begins when attention has seen the router's logits written, and ends behind it. No kernel
-has tensor cores but attention, and each has its weights on their way before the previous one has ended (`kernels.pdl`).
+fc1 runs beside attention: its programs are launched while the router's still run, begin when these have chosen, and
+end behind attention's. No kernel has tensor cores but attention, and each has its weights on their way before the
+previous one has ended (`kernels.pdl`).
 Needs Triton. Knows nothing of steps of more rows: `packed.runner` runs those.
 """
 
@@ -46,7 +47,7 @@ class ExpertRow:
         text = blocks.text
         assert text.moe is not None
         into = blocks.layers[0].into.weight
-        self.blocks, self.logits, self.shapes = blocks, logits, SHAPES[blocks.fp8]
+        self.blocks, self.shapes = blocks, SHAPES[blocks.fp8]
 
         def scratch(*shape: int, dtype: torch.dtype = into.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=into.device)
@@ -54,7 +55,7 @@ class ExpertRow:
         self.heads = scratch(1, blocks.heads)
         self.seen = scratch(1, text.dim + text.ff_dim)  # what attention saw, and behind it a dense MLP's inner values
         top = text.moe.experts_per_token
-        self.chosen = [one_row.Chosen(text.moe.num_experts, top, text.dim, into) for _ in blocks.layers]
+        self.chosen = [one_row.Chosen(own[:1], top, text.dim, into.dtype) for own in logits]
         self.inner = scratch(top, text.moe.expert_inner_dim)
         parts = blocks.heads // self.shapes.into.block_n
         self.products = scratch(parts, 1, 2 * text.n_heads, dtype=torch.float32)
@@ -111,7 +112,6 @@ class ExpertRowOps:
             row.heads,
             row.seen[:, row.blocks.text.dim :],
             row.products,
-            row.logits[layer.number, :1],
             row.chosen[layer.number],
             row.shapes.into,
             pdl=self._pdl,
@@ -138,6 +138,7 @@ class ExpertRowOps:
             write=True,
             temperature=(row.products, layer.temperature[1]),
             pdl=self._pdl,
+            early=layer.experts is not None,  # whose fc1 waits until they are chosen, not for this
         )
         return row.seen
 

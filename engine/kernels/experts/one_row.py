@@ -33,33 +33,35 @@ class Chosen:
     what it reads was last read in another step.
 
     Args:
-        experts: of the layer.
-        top: of these, for a row.
+        logits: float32 (1, experts), of the layer's own.
+        top: how many are best.
         dim: of the row.
-        like: of the row's dtype and on its device.
+        dtype: of the row.
 
     Attributes:
+        logits: the router's.
+        ready: (1,) int64, the same as `packed` from when all is there until fc2 has run; else 0.
         packed: (1,) int64, the experts' numbers in `bits` each, the best in the lowest.
-        shares: (top,) float32, their weights.
         normed: (1, dim), what they read.
         arrived: programs that have written logits; 0 between launches.
+        top: as given.
         bits: of an expert's number.
     """
 
-    __slots__ = ("arrived", "bits", "normed", "packed", "shares")
+    __slots__ = ("arrived", "bits", "logits", "normed", "packed", "ready", "top")
 
-    def __init__(self, experts: int, top: int, dim: int, like: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, top: int, dim: int, dtype: torch.dtype) -> None:
         # Each tensor is an allocation of its own, which begins on a line of its own.
-        self.packed = torch.zeros(1, dtype=torch.int64, device=like.device)
-        self.shares = torch.zeros(top, dtype=torch.float32, device=like.device)
-        self.normed = torch.zeros(1, dim, dtype=like.dtype, device=like.device)
-        self.arrived = torch.zeros(1, dtype=torch.int32, device=like.device)
-        self.bits = (experts - 1).bit_length()
+        self.logits, self.top, self.bits = logits, top, (logits.shape[1] - 1).bit_length()
+        self.packed = torch.zeros(1, dtype=torch.int64, device=logits.device)
+        self.ready = torch.zeros_like(self.packed)
+        self.normed = torch.zeros(1, dim, dtype=dtype, device=logits.device)
+        self.arrived = torch.zeros(1, dtype=torch.int32, device=logits.device)
 
 
 @triton.jit
 def _fc1_kernel(
-    packed,
+    ready,
     x,
     weight,
     scale,
@@ -72,12 +74,16 @@ def _fc1_kernel(
     PDL: tl.constexpr,
 ):
     """BLOCK_N values of gelu(h) · (g + 1) of the expert of a rank."""
-    if PDL:
-        pdl_launch()
     slot = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, DIM)
-    expert = (tl.load(packed) >> (slot * BITS)) & ((1 << BITS) - 1)
+    # Not for the previous kernel, but for the router's programs of the one before, all of which are there by now.
+    packed = tl.atomic_add(ready, 0, sem="acquire")
+    while packed == 0:
+        packed = tl.atomic_add(ready, 0, sem="acquire")
+    if PDL:
+        pdl_launch()
+    expert = (packed >> (slot * BITS)) & ((1 << BITS) - 1)
     at = weight + (expert * (2 * INNER) + n[:, None]) * DIM + k[None, :]
     h_w = tl.load(at)
     g_w = tl.load(at + INNER * DIM)
@@ -99,8 +105,9 @@ def _fc1_kernel(
 
 @triton.jit
 def _fc2_kernel(
+    logits,
+    ready,
     packed,
-    shares,
     inner,
     weight,
     scale,
@@ -129,12 +136,16 @@ def _fc2_kernel(
     line = expert[:, None] * DIM + n[None, :]
     j = tl.arange(0, INNER)
     w = tl.load(weight + line[:, :, None].to(tl.int64) * INNER + j[None, None, :])
-    factor = tl.load(shares + slot)[:, None]
+    logit = tl.load(logits + expert)
+    share = tl.exp(logit - tl.max(logit, 0))
+    factor = (share / tl.sum(share, 0))[:, None]
     if SCALED:
         factor *= tl.load(scale + line)
         out_factor = tl.load(out_scale + n)
     if PDL:
         pdl_join()
+    if tl.program_id(0) == 0:
+        tl.store(ready, 0)
     v = tl.load(seen + k).to(tl.float32)
     before = tl.load(into + n).to(tl.float32)
     a = tl.load(inner + slot[:, None] * INNER + j[None, :]).to(tl.float32)
@@ -169,12 +180,12 @@ def expert_inner(
         scale: float32 (experts, 2 · width), of FP8 weights.
         inner: (top, width) of the row's dtype, by rank.
         shape: how the product is cut up.
-        pdl: run beside the previous kernel, see `kernels.pdl`; that one must wait for what `chosen` comes from before
-            it lets this one be launched, and must not touch `inner`. The end is the end of both.
+        pdl: run beside the previous kernel, see `kernels.pdl`, and begin as soon as `chosen` is there: its kernel must
+            have been launched whole before. The end is the end of both.
     """
     (top, width), dim = inner.shape, fc1.shape[2]
     _fc1_kernel[(width // shape.fc1_n, top)](
-        chosen.packed,
+        chosen.ready,
         chosen.normed,
         fc1,
         fc1 if scale is None else scale,
@@ -221,8 +232,9 @@ def add_experts(
     """
     (top, width), dim = inner.shape, fc2.shape[1]
     _fc2_kernel[(dim // shape.fc2_n,)](
+        chosen.logits,
+        chosen.ready,
         chosen.packed,
-        chosen.shares,
         inner,
         fc2,
         fc2 if scale is None else scale,

@@ -42,20 +42,15 @@ def _normed(x, gain, shift, k, K: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _choose(logits, packed, shares, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """The TOP best experts, of as good ones the first, in BITS each; and the softmax over their logits."""
+def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
+    """The TOP best experts, of as good ones the first, in BITS each."""
     e = tl.arange(0, EXPERTS)
     own = tl.load(logits + e[:, None], cache_modifier=".cg")
     other = tl.load(logits + e[None, :], cache_modifier=".cg")
     above = (other > own) | ((other == own) & (e[None, :] < e[:, None]))
     rank = tl.sum(above.to(tl.int32), 1)
     # One sum for all, whose result any thread can take apart.
-    best = tl.sum(tl.where(rank < TOP, e.to(tl.int64) << (rank * BITS).to(tl.int64), 0), 0)
-    slot = tl.arange(0, TOP)
-    logit = tl.load(logits + ((best >> (slot * BITS).to(tl.int64)) & ((1 << BITS) - 1)), cache_modifier=".cg")
-    share = tl.exp(logit - tl.max(logit, 0))
-    tl.store(packed, best)
-    tl.store(shares + slot, share / tl.sum(share, 0))
+    return tl.sum(tl.where(rank < TOP, e.to(tl.int64) << (rank * BITS).to(tl.int64), 0), 0)
 
 
 @triton.jit
@@ -74,8 +69,8 @@ def _row_into_kernel(
     normed,
     products,
     logits,
+    ready,
     packed,
-    shares,
     arrived,
     HEADS: tl.constexpr,
     K: tl.constexpr,
@@ -113,8 +108,11 @@ def _row_into_kernel(
         tl.debug_barrier()  # all of this program's stores come before it signals them
         if tl.atomic_add(arrived, 1, sem="acq_rel") == routers - 1:
             tl.debug_barrier()
-            _choose(logits, packed, shares, EXPERTS, TOP, BITS)
+            best = _best(logits, EXPERTS, TOP, BITS)
+            tl.store(packed, best)
             tl.store(arrived, 0)
+            tl.debug_barrier()
+            tl.atomic_xchg(ready, best, sem="release")
     else:
         part = program - routers
         n = part * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -157,7 +155,6 @@ def row_into(
     heads: torch.Tensor,
     gelu_out: torch.Tensor,
     products: torch.Tensor,
-    logits: torch.Tensor,
     chosen: Chosen,
     shape: Shape,
     *,
@@ -176,8 +173,7 @@ def row_into(
         heads: (1, heads), one of the outputs each.
         gelu_out: (1, the other outputs), through tanh-approximated GELU.
         products: float32 (heads / `shape.block_n`, 1, factors), parts of the temperature's products, to be summed.
-        logits: float32 (1, experts); written if there is a router.
-        chosen: which experts are best, and the norm itself for them; likewise.
+        chosen: logits, which experts are best, and the norm itself for them; written if there is a router.
         shape: how the products are cut up.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written x and read the outputs.
     """
@@ -197,16 +193,16 @@ def row_into(
         gelu_out,
         chosen.normed,
         products,
-        logits,
+        chosen.logits,
+        chosen.ready,
         chosen.packed,
-        chosen.shares,
         chosen.arrived,
         HEADS=width,
         K=dim,
         BLOCK_N=shape.block_n,
         TAU=len(tau),
         EXPERTS=experts,
-        TOP=len(chosen.shares),
+        TOP=chosen.top,
         BITS=chosen.bits,
         BLOCK_E=shape.experts,
         EPS=norm.eps,

@@ -92,14 +92,15 @@ def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: 
     out, out_scale = quantize(product) if fp8 else (product.to(dtype), None)
     exact = dequantize(out, out_scale, torch.float32) if out_scale is not None else out.float()
     wanted = into.float() + layer(x).float() + seen.float() @ exact.t() + bias.float()
-    chosen, inner, shape = Chosen(16, TOP, WIDTH, x), nothing(TOP, INNER, dtype=dtype), Shape(4, 4, 2, 4)
-    shares, experts = layer.route(x)
-    chosen.shares.copy_(shares[0])
-    chosen.packed.fill_(sum(int(expert) << (4 * rank) for rank, expert in enumerate(experts[0])))
+    chosen, inner = Chosen(layer.router_logits(x), TOP, WIDTH, dtype), nothing(TOP, INNER, dtype=dtype)
+    shape, (_, experts) = Shape(4, 4, 2, 4), layer.route(x)
+    for number in (chosen.packed, chosen.ready):
+        number.fill_(sum(int(expert) << (4 * rank) for rank, expert in enumerate(experts[0])))
     chosen.normed.copy_(x)
     fc1, fc2 = (None, None) if given is None else given
     expert_inner(chosen, packed[0], fc1, inner, shape, pdl=False)
     add_experts(chosen, inner, packed[1], fc2, seen, out, out_scale, bias, into, shape, pdl=False)
+    assert int(chosen.ready) == 0
     assert far(into, wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.01)
 
 
@@ -124,12 +125,10 @@ def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
     )
     packed, scale = quantize(weight) if fp8 else (weight, None)
     got, gelu = (nothing(1, width, dtype=dtype) for width in (heads, ff))
-    products, logits, chosen = nothing(heads // 16, 1, factors), nothing(1, 16), Chosen(16, TOP, WIDTH, x)
+    products, chosen = nothing(heads // 16, 1, factors), Chosen(nothing(1, 16), TOP, WIDTH, dtype)
     router = layer.router if routed else None
     for _ in range(2):  # the second finds what the first has left
-        row_into(
-            x, norm, packed, scale, bias, tau, router, got, gelu, products, logits, chosen, Shape(16, 4, 4), pdl=False
-        )
+        row_into(x, norm, packed, scale, bias, tau, router, got, gelu, products, chosen, Shape(16, 4, 4), pdl=False)
     y = F.layer_norm(x.float(), (WIDTH,), norm.weight.float(), norm.bias.float()).to(dtype)
     wanted = (
         y.float() @ (weight.float() if scale is None else dequantize(packed, scale, torch.float32)).t() + bias.float()
@@ -139,10 +138,10 @@ def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
     assert far(products.sum(0), F.gelu(got.float()) @ tau.float().t()) < limit
     if routed:
         assert far(chosen.normed, y) < limit
-        torch.testing.assert_close(logits, layer.router_logits(chosen.normed), atol=1e-4, rtol=1e-4)
-        best = logits[0].sort(descending=True, stable=True)
+        torch.testing.assert_close(chosen.logits, layer.router_logits(chosen.normed), atol=1e-4, rtol=1e-4)
+        best = chosen.logits[0].sort(descending=True, stable=True)
         assert [int(chosen.packed) >> 4 * rank & 15 for rank in range(TOP)] == best.indices[:TOP].tolist()
-        torch.testing.assert_close(chosen.shares, best.values[:TOP].softmax(0))
+        assert torch.equal(chosen.ready, chosen.packed)
     else:
         assert far(gelu, F.gelu(wanted[:, heads:], approximate="tanh")) < limit
 
