@@ -388,7 +388,7 @@ class CudaExecutor:
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _upload(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, pin_memory=True).to(self._device, non_blocking=True)
+        return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self._device, non_blocking=True)
 
 
 def _kind_of(step: Step[PreparedImage]) -> int:
