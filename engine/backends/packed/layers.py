@@ -14,7 +14,7 @@ from saccade.engine.backends.quantization import quantize, supports_fp8, support
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.experts import few_experts as few
-from saccade.engine.kernels.experts import one_row, router
+from saccade.engine.kernels.experts import router
 from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.paged_attention import PagedAttention
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
@@ -82,22 +82,6 @@ class PackedExperts:
     ) -> None:
         """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
         few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
-
-    def one(
-        self,
-        chosen: one_row.Chosen,
-        inner: torch.Tensor,
-        seen: torch.Tensor,
-        out: PackedLinear,
-        into: torch.Tensor,
-        shape: one_row.Shape,
-        *,
-        pdl: bool,
-    ) -> None:
-        """Add one row's results to `into`, and with them what attention saw through `out`; see `kernels.one_row`."""
-        fc1, fc2 = self._scales or (None, None)
-        one_row.expert_inner(chosen, self._fc1, fc1, inner, shape, pdl=pdl)
-        one_row.add_experts(chosen, inner, self._fc2, fc2, seen, out.packed, out.scale, out.bias, into, shape, pdl=pdl)
 
     def sort(self, x: torch.Tensor) -> SortedRows:
         """Which of any number of rows (rows, dim) in half precision go through which expert."""
