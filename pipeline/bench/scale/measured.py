@@ -223,8 +223,11 @@ def frames_counted(
 ) -> tuple[float, float, float]:
     """Frames of a stream that the model was offered, that have results, and that were dropped, between two statuses.
 
-    Of those beyond `max_fps` nobody wants a result, though they count as replaced by newer ones.
+    Of those beyond `max_fps` nobody wants a result, though they count as replaced by newer ones. A stream that was
+    moved to another worker counts anew there.
     """
+    if after["frames_in"] < before["frames_in"]:
+        before = {"frames_in": 0, "frames_out": 0, "dropped": {}}
     read, results = (after[key] - before[key] for key in ("frames_in", "frames_out"))
     lost = sum(after["dropped"].get(cause, 0) - before["dropped"].get(cause, 0) for cause in _DROPPED)
     offered = read if max_fps is None else max(min(read, max_fps * seconds), results)

@@ -88,6 +88,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("GET", "/streams/hall", None, "viewer"),
         ("GET", "/metrics", None, "viewer"),
         ("GET", "/model", None, "viewer"),
+        ("GET", "/events/search?q=car", None, "operator"),
         ("PATCH", "/streams/hall", {"conf": 0.4}, "operator"),
         ("PUT", "/streams/hall/zones", {"zones": {}}, "operator"),
         ("POST", "/streams/hall/rules/check", {"rules": []}, "operator"),

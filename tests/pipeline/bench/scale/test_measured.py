@@ -50,6 +50,7 @@ def status(read: int, results: int, **dropped: int) -> dict[str, Any]:
         (status(350, 250, full=102), 15.0, (150, 150, 0)),  # frames beyond the rate are not wanted
         (status(350, 230, full=122), 15.0, (150, 130, 20)),
         (status(350, 252, full=100), 15.0, (152, 152, 0)),
+        (status(60, 55, full=1), 15.0, (60, 55, 1)),  # moved: it counts anew
     ],
 )
 def test_drops_are_counted_against_what_was_offered(
