@@ -14,8 +14,8 @@ With experts and a temperature (Moondream 3) it is
                        └→ experts (two products), on a stream of their own: neither needs the other's
 
 From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
-760 keys take 0.86 / 1.18 / 1.99 ms on one H200, with FP8 weights 0.67 / 0.98 / 1.86; with cuBLAS's products and kernels
-one after the other it was 1.08 / 1.34 / 2.18; those of Moondream 3 take 1.10 / 3.23 / 5.30, and 0.86 / 2.17 / 3.73, of
+760 keys take 0.83 / 1.17 / 1.97 ms on one H200, with FP8 weights 0.55 / 0.98 / 1.86; with cuBLAS's products and kernels
+one after the other it was 1.08 / 1.34 / 2.18; those of Moondream 3 take 1.09 / 3.23 / 5.30, and 0.88 / 2.17 / 3.73, of
 which the bytes alone are 0.78 / 3.04 / 5.19, and 0.41 / 1.64 / 3.17. Needs Triton, bf16 or fp16, a GPU that
 Triton compiles for.
 """
