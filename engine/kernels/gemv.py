@@ -4,7 +4,7 @@ A program's weights are all loaded before it waits for the previous kernel, so t
 still runs; without tensor cores there are no sixteen rows to fill, and no parts of a split product to add up.
 
 In the L2 cache they make room for others first, as nobody reads them before the next step: 2 % of a step of FP8 weights
-on an H200. To fetch a later kernel's weights there, line by line, costs more than it saves: 6 to 12 % of a step.
+on an H200. To fetch a later kernel's weights there, line by line, costs more than it saves: 3 to 12 % of a step.
 """
 
 from __future__ import annotations
