@@ -131,7 +131,7 @@ def write_kv_kernel(
         own_products = products + row * 2 * N_HEADS
         of_q = tl.zeros((BLOCK_H, 1), tl.float32)
         of_v = tl.zeros((BLOCK_H, 1), tl.float32)
-        for part in tl.static_range(PARTS):  # all under way at once
+        for part in tl.range(0, PARTS, loop_unroll_factor=6):  # six under way at once
             of_q += tl.load(own_products + part * products_stride + h, mask=inside, other=0.0)
             of_v += tl.load(own_products + part * products_stride + N_HEADS + h, mask=inside, other=0.0)
         a = tl.load(alpha + h, mask=inside, other=0.0).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)

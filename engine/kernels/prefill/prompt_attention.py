@@ -94,7 +94,7 @@ def _prompt_attention_kernel(
     q = rotated(heads + lines * heads_stride + head * D, both, position[:, None], cosine, sine, d[None, :], D // 4)
     if PARTS > 0:
         x = tl.zeros((_BLOCK_M,), tl.float32)
-        for part in tl.static_range(PARTS):  # all under way at once
+        for part in tl.range(0, PARTS, loop_unroll_factor=6):  # six under way at once
             x += tl.load(products + part * products_stride + m * 2 * N_HEADS + head, mask=here, other=0.0)
         a = tl.load(alpha + head).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
         q *= (1.5 - 2.0 / (tl.exp(2.0 * x) + 1.0) + 1.0 / (1.0 + tl.exp(-a)))[:, None]
