@@ -95,17 +95,18 @@ class Engine:
                 `imgsz` is fixed.
             ValueError: if another argument is out of its range, see `EngineConfig`.
         """
-        loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype, imgsz)
-        cuda = loaded.model.device.type == "cuda"
-        depth = 1 + cuda if depth is None else depth
         config = EngineConfig(
-            depth,
+            1 if depth is None else depth,
             kv_dtype=kv_dtype,
             adapter_slots=adapter_slots,
             adapter_rank=adapter_rank,
             drafts=drafts,
             exact=dtype is not None,
         )
+        loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype, imgsz)
+        cuda = loaded.model.device.type == "cuda"
+        if cuda and depth is None:
+            config = replace(config, depth=2)
         if cuda and isinstance(loaded.model.vision, DraftingEncoder):
             config = replace(config, max_sequences=128, images_per_prefill=16, drafted_tokens=256)
         return cls(loaded, info, vocabulary, config, progress=progress)

@@ -258,6 +258,12 @@ def test_a_cpu_refuses_keys_and_values_in_fp8() -> None:
         Engine.load("nano", "cpu", kv_dtype="int8")
 
 
+def test_sizes_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    for wrong in ({"depth": 3}, {"adapter_rank": 0}, {"adapter_slots": -1}):
+        with pytest.raises(ValueError, match=r"got (3|0|-1)"):
+            Engine.load(str(tmp_path / "nothing"), "cpu", **wrong)
+
+
 @pytest.mark.parametrize("task", [Query("how many?"), Caption(), Caption("short")])
 def test_nano_refuses_questions_and_captions(nano: Engine, task: Task) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"nano can detect and point, not (query|caption)"):
