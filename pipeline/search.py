@@ -166,11 +166,13 @@ def search(
 def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tuple[dict[str, Any], str]]:
     events: dict[str, tuple[dict[str, Any], str]] = {}
     for words in (f"{query.words} {text}", query.words):
+        if len(events) >= count:  # a walk asks all machines for a page before it gives its first event
+            break
         for event, machine in walk(replace(query, words=words, limit=min(count, 200))):
-            if len(events) >= count:
-                break
             if event["has_snapshot"]:
                 events.setdefault(event["id"], (event, machine))
+            if len(events) >= count:
+                break
     return list(events.values())
 
 
