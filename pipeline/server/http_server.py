@@ -127,14 +127,12 @@ class HttpServer(AppServer):
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Authorize a request, and report errors in one line of JSON."""
-        cors: dict[str, str] = {}
         try:
             if not self._guarded and not _is_address(request.host):
                 # A page can have its own name resolve to this machine (DNS rebinding), and read what needs no token.
                 raise refusal(web.HTTPForbidden, "without a token this is served under an address or localhost only")
             public = request.method == "OPTIONS" or request.path in self._public
-            cors = self._auth.check_origin(request) if public else self._auth.authorize(request)
-            request[_CORS] = cors
+            request[_CORS] = self._auth.check_origin(request) if public else self._auth.authorize(request)
             response = await handler(request)
         except web.HTTPException as error:
             await self._audit(request, error.status)
@@ -142,12 +140,12 @@ class HttpServer(AppServer):
                 raise
             kept = {key: value for key, value in error.headers.items() if not key.lower().startswith("content-")}
             body = {"error": _described(request, one_line(error.text or error.reason), error.status)}
-            return web.json_response(body, status=error.status, headers={**cors, **kept})
+            return web.json_response(body, status=error.status, headers=kept)
         except Exception as error:  # a bug
             resource = request.match_info.route.resource  # and not the path, which holds the secret of a session
             log.exception("%s %s failed", request.method, resource.canonical if resource else "of nothing")
             body = {"error": _described(request, f"internal error: {type(error).__name__}", 500)}
-            return web.json_response(body, status=500, headers=cors)
+            return web.json_response(body, status=500)
         await self._audit(request, response.status)
         return response
 

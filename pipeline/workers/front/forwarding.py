@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from saccade.pipeline.workers.auth import front_headers
-from saccade.sources.http.auth import HttpAuth, refusal
+from saccade.sources.http.auth import refusal
 
 ASK_S = 5.0  # for a worker to answer what the front itself asks
 _FORWARD_S = 120.0  # for the answer to a client's request to begin: a model may have to think
@@ -27,12 +27,10 @@ class Forwarder:
 
     Args:
         secret: that workers know the front by.
-        auth: of the front, for the headers of answers to pages.
     """
 
-    def __init__(self, secret: str, auth: HttpAuth) -> None:
+    def __init__(self, secret: str) -> None:
         self._secret = secret
-        self._auth = auth
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, application: web.Application) -> None:
@@ -75,7 +73,6 @@ class Forwarder:
                 if answer.content_type != "text/event-stream" and (size is None or size <= _WHOLE):
                     return web.Response(status=answer.status, headers=kept, body=await answer.read())
                 response = web.StreamResponse(status=answer.status, headers=kept)
-                response.headers.update(self._auth.check_origin(request))
                 response.content_length = size
                 await response.prepare(request)
                 async for part in answer.content.iter_any():

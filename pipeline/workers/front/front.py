@@ -185,7 +185,7 @@ class Front:
         """
         config = self._config
         auth: HttpAuth = access or HttpAuth(token)
-        forwarder = Forwarder(self._secret, auth)
+        forwarder = Forwarder(self._secret)
         metrics = MergedMetrics(self.supervisor, secret_headers(self._secret), self.sink_statuses)
         api = FrontApi(self.supervisor, forwarder, auth, metrics, events=self._store is not None)
         search = WorkersSearch(self.stores, self.supervisor.seats, self._secret)

@@ -73,7 +73,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
             store.write(one)
             store.flush()
         auth = HttpAuth(None)
-        forwarder = Forwarder(SECRET, auth)
+        forwarder = Forwarder(SECRET)
         merged = MergedEvents(lambda: urls, forwarder, auth)
         hooks: Any = {"on_startup": [forwarder.start], "on_cleanup": [forwarder.close]}
         server = stack.enter_context(closing(HttpServer(None, port=0, routes=merged.routes(), **hooks)))
