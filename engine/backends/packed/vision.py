@@ -38,15 +38,13 @@ class _FusedMlp(nn.Module):
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
         self.fc1, self.fc2 = mlp.fc1, mlp.fc2
+        assert isinstance(self.fc1, nn.Linear)
+        self._into = PackedLinear(self.fc1.weight, self.fc1.bias, False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As `Mlp.forward`."""
-        assert isinstance(self.fc1, nn.Linear)
-        rows = x.reshape(-1, x.shape[-1])
-        # cuBLASLt's epilogue has no public name in torch.
-        inner = torch._addmm_activation(self.fc1.bias, rows, self.fc1.weight.t(), use_gelu=True)
         assert isinstance(self.fc2, nn.Linear)
-        out: torch.Tensor = self.fc2(inner)
+        out: torch.Tensor = self.fc2(self._into.linear_gelu(x.reshape(-1, x.shape[-1])))
         return out.view(*x.shape[:-1], -1)
 
 
