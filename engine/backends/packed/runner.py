@@ -126,11 +126,9 @@ class PackedRunner:
                     for at in range(0, len(x), most)
                 ]
             )
-        layers, caches = self._blocks.layers, self._blocks.caches
-        single = len(x) == 1 and self._adapters is None and not together
-        one = self._one_row if single else None
+        one = self._one_row if len(x) == 1 and self._adapters is None and not together else None
         ops = (_TokenOps if one is None else _OneRowOps)(self, x, positions, owners, tables, together)
-        run_blocks(layers, caches, ops)
+        run_blocks(self._blocks.layers, self._blocks.caches, ops)
         if one is not None:
             return x
         return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
