@@ -12,13 +12,13 @@ import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.paged_kv import rotated
+from saccade.engine.kernels.paged_softmax import LOWEST
 
 _BLOCK_M = tl.constexpr(16)  # rows of a program, the least of a matrix product
 _BLOCK_T = 64  # keys at a time
 _BLOCK_F = 512  # values of the MLP at a time
 _PROGRAMS, _MOST_SPLITS = 512, 8  # keys are split among programs while these are few
 _ROWS_EACH = 8  # of a sequence, as a guess of how many programs of a launch have anything to do
-_LOWEST = tl.constexpr(-1e30)  # not infinity: a row may see none of a program's keys
 
 
 @triton.jit(do_not_specialize=["rows"])  # else it is compiled for multiples of 16 and for others, of long prompts
@@ -99,7 +99,7 @@ def _prompt_attention_kernel(
         a = tl.load(alpha + head).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
         q *= (1.5 - 2.0 / (tl.exp(2.0 * x) + 1.0) + 1.0 / (1.0 + tl.exp(-a)))[:, None]
     query = q.to(keys.dtype.element_ty if key_scales is None else tl.float16)  # which FP8 is widened to
-    best = tl.full((_BLOCK_M,), _LOWEST, tl.float32)
+    best = tl.full((_BLOCK_M,), LOWEST, tl.float32)  # not infinity: a row may see none of a program's keys
     total = tl.zeros((_BLOCK_M,), tl.float32)
     acc = tl.zeros((_BLOCK_M, WIDTH), tl.float32)
     for start in range(split * share, stop, BLOCK_T):
