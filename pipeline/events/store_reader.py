@@ -12,7 +12,7 @@ import queue
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,6 +151,18 @@ class EventQuery:
         return " AND ".join(parts)
 
 
+def walk_pages(
+    page: Callable[[EventQuery], list[tuple[dict[str, Any], float]]], query: EventQuery
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """All events of a query, by a function that gives up to one more than its limit, with the times of storing."""
+    while True:
+        found = page(query)
+        yield from found[: query.limit]
+        if len(found) <= query.limit:
+            return
+        query = replace(query, after=found[query.limit - 1][0]["id"])
+
+
 def media_path(folder: Path, event: str, kind: str) -> Path | None:
     """Where the file of an event belongs in the folder of media, `snapshot` or `clip`; None for what is no id."""
     return folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
@@ -225,12 +237,7 @@ class EventReader:
 
     def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
         """All events of a query as in `page`, which is read so many at a time as its limit says."""
-        while True:
-            page = self.page(query)
-            yield from page
-            if len(page) < query.limit:
-                return
-            query = replace(query, after=page[-1][0]["id"])
+        return walk_pages(lambda query: self.page(query, 1), query)
 
     def get(self, event: str) -> dict[str, Any] | None:
         """The record of an event with the paths of its tracks; None if there is none of that id."""

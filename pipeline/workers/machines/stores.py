@@ -16,13 +16,12 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 from urllib.parse import urlencode
 
 from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.store_reader import EventQuery, walk_pages
 from saccade.pipeline.server.api.events_query import filters_of
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.machines.store_server import StoreServer
@@ -79,12 +78,7 @@ class RemoteStore:
         Raises:
             OSError, ValueError, HTTPException: if it does not answer.
         """
-        while True:
-            page = self._ask(f"/stored?{urlencode(filters_of(query))}")["events"]
-            yield from page[: query.limit]
-            if len(page) <= query.limit:
-                return
-            query = replace(query, after=page[query.limit - 1][0]["id"])
+        return walk_pages(lambda query: self._ask(f"/stored?{urlencode(filters_of(query))}")["events"], query)
 
     def close(self) -> None:
         """Hand over what waits, for some seconds at most."""
