@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LOST = {
     "lost": "lost or damaged on the way",
     "full": "dropped because the model was busy",
+    "max_fps": "left out, as they were more than max_fps",
     "deadline": "dropped because the result would have come too late",
     "closed": "read but not processed",
     "failed": "that the model or a stage failed on",

@@ -6,8 +6,9 @@ and does not stand in the way of newer ones.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class EngineStream:
         self._gpu = gpu
         self._in_flight, self._live, self._newest = in_flight, live, newest
         self._share, self._watched = share, False
+        self._newest_submitted: tuple[ResultFuture, float] | None = None
+        self._begun_at = -math.inf  # when the newest frame that the engine has begun was submitted
 
     @property
     def share(self) -> Share:
@@ -109,7 +112,20 @@ class EngineStream:
         # Of windows of it, the engine needs the RGB.
         later = partial(_image_of, frame, self._gpu if tiles == 1 else None)
         image = later if self._newest else later()
-        return self._engine.submit(image, tasks, tiles, deadline_s=left_s, stream=self._key)
+        self._note_begun()
+        result = self._engine.submit(image, tasks, tiles, deadline_s=left_s, stream=self._key)
+        self._newest_submitted = result, now
+        return result
+
+    def beyond_rate(self, now: float) -> bool:
+        """Whether `max_fps` lets none of its frames be begun at `now`: one that is replaced then was not wanted."""
+        self._note_begun()
+        rate = self._share.max_fps if self._live else None
+        return rate is not None and now < self._begun_at + 1 / rate
+
+    def _note_begun(self) -> None:
+        if self._newest_submitted is not None and self._newest_submitted[0].begun:
+            self._begun_at = self._newest_submitted[1]
 
     def close(self) -> None:
         """Let the engine forget it."""
@@ -142,12 +158,14 @@ class InFlight:
         frame: the frame.
         submitted_at: `time.monotonic()` at that moment.
         result: the engine's.
+        replaced_as: the cause of its loss if a newer one takes its place, as in `Report.drops`.
         lost: frames before it that newer ones have replaced, besides its `dropped_before`.
     """
 
     frame: Frame
     submitted_at: float
     result: Future[Result]
+    replaced_as: str = "full"
     lost: int = 0
 
     @property
@@ -166,7 +184,7 @@ class Flights:
     """A queue of them, from one thread to another. `most` may be in it, besides one that waits to begin.
 
     Attributes:
-        superseded: how many have been replaced.
+        superseded: how many have been replaced, by cause.
     """
 
     def __init__(self, most: int) -> None:
@@ -174,7 +192,7 @@ class Flights:
         self._flights: deque[InFlight] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self.superseded = 0
+        self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
         """Add the newest; waits while there are too many of which none is replaced."""
@@ -218,7 +236,7 @@ class Flights:
         lost = 0
         for flight in self._flights:
             if flight.superseded:
-                self.superseded += 1
+                self.superseded[flight.replaced_as] += 1
                 lost += 1 + flight.lost + flight.frame.dropped_before
             else:
                 flight.lost += lost

@@ -72,9 +72,9 @@ class Report:
         elapsed_s: seconds from the first frame given to the engine to the last result.
         latency: mean over the frames, in milliseconds.
         drops: frames lost, by cause: `lost` before they arrived whole, `full` or `closed`, after `sink `
-            where they had a result already; `gate` where one refused them; `deadline` where the result
-            would have come too late; `failed` where the engine, a gate or a
-            stage failed on them.
+            where they had a result already; `gate` where one refused them; `max_fps` where the stream's limit
+            left them out; `deadline` where the result would have come too late; `failed` where the engine,
+            a gate or a stage failed on them.
         corrupt_packets: pieces of the source that could not be decoded.
         read: frames that the source has handed over.
         waiting: frames waiting for the engine, and, by the sink's number and name, results waiting for a sink.

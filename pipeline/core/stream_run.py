@@ -214,7 +214,7 @@ class Run:
 
     def report(self) -> Report:
         """The counters so far; callable at any time from any thread."""
-        drops: Counter[str] = Counter(self._frames.drops) + Counter(full=self._flights.superseded)
+        drops: Counter[str] = Counter(self._frames.drops) + self._flights.superseded
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames), **self._delivery.waiting()}
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
@@ -293,7 +293,7 @@ class Run:
                 return frame.dropped_before + 1
             self._stats.note_submit(now)
             result = self._stream.submit(frame, self._tasks, self._tiles, now)
-        self._flights.put(InFlight(frame, now, result))
+        self._flights.put(InFlight(frame, now, result, "max_fps" if self._stream.beyond_rate(now) else "full"))
         return 0
 
     def _free_place(self) -> None:
@@ -322,7 +322,7 @@ class Run:
         except (SupersededError, DeadlineError) as error:
             # The future keeps the error, its frames would keep the future, and the image.
             error.__traceback__ = None
-            self._stats.note_lost("full" if isinstance(error, SupersededError) else "deadline")
+            self._stats.note_lost(flight.replaced_as if isinstance(error, SupersededError) else "deadline")
             collected.lost += 1 + flight.frame.dropped_before
         except CancelledError:
             self._stats.note_lost("closed")

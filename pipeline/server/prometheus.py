@@ -69,9 +69,9 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     out = CounterMetricFamily("saccade_frames_out", "Frames whose result was handed to the sinks", labels=one)
     lost = CounterMetricFamily(
         "saccade_frames_dropped",
-        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; deadline where "
-        "the result would have come too late; gate where one refused them; failed in the model or a stage; sink full "
-        "or sink closed while their result waited for one of the sinks",
+        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; max_fps where "
+        "the stream's limit left them out; deadline where the result would have come too late; gate where one refused "
+        "them; failed in the model or a stage; sink full or sink closed while their result waited for one of the sinks",
         labels=by_cause,
     )
     found = CounterMetricFamily(

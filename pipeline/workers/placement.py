@@ -92,7 +92,7 @@ class Settings:
     max_moves: int = 4
 
 
-def demand(cost: float, processed: float, lost: float, most: float = math.inf) -> float:
+def demand(cost: float, processed: float, lost: float) -> float:
     """The share of a worker that a stream would take, had none of its frames been lost for want of time.
 
     A worker at its limit processes the newest frames only, and its shares add up to 1 whatever it lacks.
@@ -100,10 +100,8 @@ def demand(cost: float, processed: float, lost: float, most: float = math.inf) -
     Args:
         cost: the share that it took.
         processed: frames that were processed in the same time.
-        lost: frames that newer ones have replaced, since they waited for too long or came faster than `most`.
-        most: frames that its `max_fps` allows in that time.
+        lost: frames that newer ones have replaced, since they waited for too long.
     """
-    lost = min(lost, max(0.0, most - processed))
     return cost * (1.0 + lost / processed) if processed > 0 else cost
 
 

@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -327,7 +326,7 @@ class _WorkerProcess:
             done, lost = (new - old for new, old in zip(counted, self._counted.get(name, (0, 0)), strict=True))
             self._counted[name] = counted
             work[name] = done * max(0.1, status.report.model_ms)
-            wanted[name] = demand(work[name], done, lost, (runs[name].share.max_fps or math.inf) * seconds)
+            wanted[name] = demand(work[name], done, lost)
         total = sum(work.values()) or 1.0
         self._counted = {name: counted for name, counted in self._counted.items() if name in statuses}
         streams = []

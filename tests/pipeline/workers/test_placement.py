@@ -155,12 +155,6 @@ def test_demand_counts_the_frames_that_were_lost(cost: float, processed: float, 
     assert demand(cost, processed, lost) == pytest.approx(expected)
 
 
-def test_frames_beyond_max_fps_are_no_demand() -> None:
-    assert demand(0.2, processed=5, lost=20, most=5.0) == 0.2
-    assert demand(0.2, processed=4, lost=20, most=5.0) == pytest.approx(0.25)
-    assert demand(0.2, processed=5, lost=1, most=15.0) == pytest.approx(0.24)
-
-
 @pytest.mark.parametrize("values", [{"capacity": 0}, {"capacity": float("nan")}, {"max_streams": -1}])
 def test_a_slot_refuses_values_that_mean_nothing(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="should be"):
