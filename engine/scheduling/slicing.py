@@ -90,6 +90,9 @@ def _first_of(
 
 def _iou(a: DecodedObject, b: DecodedObject) -> float:
     """Intersection over union of two boxes; 0 for points."""
+    # Asked first, as few boxes of an answer touch: of 50 boxes there are 1225 pairs.
+    if 2 * abs(a.x - b.x) >= a.width + b.width or 2 * abs(a.y - b.y) >= a.height + b.height:
+        return 0.0
     shared = _intersection(a, b)
     return shared / (a.width * a.height + b.width * b.height - shared) if shared > 0 else 0.0
 

@@ -174,6 +174,9 @@ def _placed(answers: Answers, width: int, height: int) -> list[DecodedObject]:
     found: list[DecodedObject] = []
     for output, window in answers:
         assert isinstance(output, ObjectsOutput)
+        if (window.width, window.height) == (width, height):
+            found += output.objects
+            continue
         placed = (place(one, window, width, height) for one in output.objects)
         found += [one for one in placed if one is not None]
     return found
