@@ -197,10 +197,8 @@ class MqttSink:
             self._backlog.set(self._topics.count(now.stream, now.label), str(now.count))
 
     def _set_regions(self, stream: str, result: Result) -> None:
-        topics, counts = (
-            self._topics,
-            dict.fromkeys(self._regions.get(stream, ()), 0),
-        )  # also what was there, and is not
+        topics, known = self._topics, self._regions.get(stream, {})
+        counts = dict.fromkeys(known, 0)  # also what was there, and is not
         for zone in result.extras.get(Zone.key, ()):
             if isinstance(zone, Zone):
                 counts |= {topics.zone(stream, zone.name, label): one["inside"] for label, one in zone.counts.items()}
@@ -210,7 +208,8 @@ class MqttSink:
                     counts |= {topics.line(stream, line.name, label, way): n for way, n in crossings.items()}
         self._regions[stream] = counts
         for topic, count in counts.items():
-            self._backlog.set(topic, str(count))
+            if known.get(topic) != count:  # the backlog forgets a 0 that is published, and would send it each frame
+                self._backlog.set(topic, str(count))
 
     def _set_rule(self, stream: str, rule: str, state: str) -> None:
         topic = self._topics.rule(stream, rule)
@@ -221,8 +220,9 @@ class MqttSink:
             self._backlog.set(where, to_text(message))
 
     def _end(self, stream: str) -> None:
-        for topic in self._regions.pop(stream, ()):
-            self._backlog.set(topic, "0")
+        for topic, count in self._regions.pop(stream, {}).items():
+            if count:
+                self._backlog.set(topic, "0")
         if self._active.end(stream):
             self._queue_events(self._events.end(stream))
             self._backlog.set(self._topics.stream_available(stream), "offline")
