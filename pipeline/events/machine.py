@@ -62,6 +62,9 @@ class Watch:
             self._since, self._held = {}, None
         first, self._last_s = self._last_s is None, scene.seconds
         kind, now = self.condition.kind, (scene.seconds, scene.captured_at)
+        if not self._has_place(scene):
+            self._since, self._held = {}, None
+            return None
         found = {track.number: track for track in self._concerned(scene)}
         if kind in ("count", "absent"):
             holds = not found if kind == "absent" else self.condition.fits(len(found))
@@ -77,6 +80,11 @@ class Watch:
             return None
         held = {number: at for number, (s, at) in self._since.items() if self._long_enough(scene, number, s)}
         return held or None
+
+    def _has_place(self, scene: Scene) -> bool:
+        """Whether the zone or line is there, which may be removed at any time: nothing is absent from what is not."""
+        place = self.condition.place
+        return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
     def _concerned(self, scene: Scene) -> Iterable[Track]:
         """The tracks that the condition is about, as they are now."""

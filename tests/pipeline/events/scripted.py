@@ -25,14 +25,18 @@ def scene(
     box: tuple[float, float, float, float] = BOX,
     first_s: float = 0.0,
 ) -> Scene:
-    """A scene with tracks by number and label; `inside`: for how many seconds each has been in a zone."""
-    inside = inside or {}
+    """A scene with tracks by number and label; `inside`: for how many seconds each has been in a zone.
+
+    By default there are the zone `hall` and the line `gate`, with nobody in it and across it.
+    """
+    inside = {"hall": {}} if inside is None else inside
+    crossed = {"gate": {}} if crossed is None else crossed
     found = {}
     for number, label in (tracks or {}).items():
         zones = tuple(zone for zone, dwell_s in inside.items() if number in dwell_s)
         seen_s = seconds - 0.5 if number in hidden else seconds
         found[number] = Track(number, label, score, box, zones, 0.1, first_s, seen_s)
-    return Scene(seconds, 1000 + seconds, "arrival", 200, 100, clock, found, inside, crossed or {})
+    return Scene(seconds, 1000 + seconds, "arrival", 200, 100, clock, found, inside, crossed)
 
 
 Way = Callable[[float], tuple[float, float] | None]

@@ -90,6 +90,16 @@ TABLE = {
         [scene(5), scene(7), scene(8)],
         [(8, "begin", ())],
     ),
+    "nobody is absent from a zone that is removed": (
+        machine("person absent from hall for 3s"),
+        [visit(0, 1), *(scene(t, inside={}) for t in (1, 3, 5, 7)), scene(8), scene(10), scene(11)],
+        [(11, "begin", ())],
+    ),
+    "an event ends when its zone is removed": (
+        machine("count in hall < 2"),
+        [visit(0, 1), visit(1, 1), scene(2, inside={}), scene(3, inside={})],
+        [(0, "begin", (1,)), (2, "end", (1,))],
+    ),
     "what is hidden for a moment is still there": (
         machine("person in hall"),
         [visit(0, 1), scene(1, {1: "person"}, inside={"hall": {1: 1.0}}, hidden=[1]), visit(2, 1)],
