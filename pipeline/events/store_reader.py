@@ -58,6 +58,7 @@ is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
 MAX_LIMIT = 500
 _NEWEST = 20_000  # events whose rules are offered
 _LAST = "SELECT row FROM events WHERE stored_at <= ? ORDER BY stored_at DESC LIMIT 1"
+_BEFORE = "SELECT row FROM events WHERE stored_at < ? ORDER BY stored_at DESC LIMIT 1"
 _FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
@@ -75,7 +76,7 @@ class EventQuery:
         stream, rule, label, zone: exactly.
         since: of `start_time`, in seconds.
         words: all of which are in labels, answers or attributes; the last may be the first two letters of one, or more.
-        after: the id of an event; those stored before it are wanted, for the next page.
+        after: Unix time; those stored before it are wanted, for the next page after the event that was stored then.
         until: Unix time; those stored then or before it are wanted.
         limit: how many at most.
 
@@ -89,7 +90,7 @@ class EventQuery:
     zone: str | None = None
     since: float | None = None
     words: str = ""
-    after: str | None = None
+    after: float | None = None
     limit: int = 50
     until: float | None = None
 
@@ -127,7 +128,7 @@ class EventQuery:
         if self.until is not None:
             add(f"{row} <= ({_LAST})", self.until)
         if self.after is not None:
-            add(f"{row} < (SELECT row FROM events WHERE id = ?)", self.after)
+            add(f"{row} <= ({_BEFORE})", self.after)
         conditions = f" WHERE {' AND '.join(where)}" if where else ""
         return f"SELECT events.record, events.stored_at FROM {source}{conditions} ORDER BY {row} DESC LIMIT ?", [
             *values,
@@ -160,7 +161,7 @@ def walk_pages(
         yield from found[: query.limit]
         if len(found) <= query.limit:
             return
-        query = replace(query, after=found[query.limit - 1][0]["id"])
+        query = replace(query, after=found[query.limit - 1][1])
 
 
 def media_path(folder: Path, event: str, kind: str) -> Path | None:

@@ -1,6 +1,6 @@
 """Stored events over HTTP, as routes for any aiohttp application.
 
-    GET    /events?stream=&rule=&label=&zone=&since=&q=&limit=&after=    {"events": […], "after": ID or null}
+    GET    /events?stream=&rule=&label=&zone=&since=&q=&limit=&after=    {"events": […], "after": … or null}
     GET    /events/search?q=          those that a model finds it in: `events_search`
     GET    /events/rules?stream=      {"rules": […]}: the names of rules that have events
     GET    /events/ID                 the record, with the paths of its tracks
@@ -58,9 +58,10 @@ class EventsApi:
             query = query_of(dict(request.query))
         except ValueError as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        events = await asyncio.to_thread(self._store.search, query)
-        more = events[-1]["id"] if len(events) == query.limit else None
-        return web.json_response({"events": events, "after": more})
+        found = await asyncio.to_thread(self._store.page, query)
+        # The time of storing and not the id: the last event of a page may be deleted before the next is asked for.
+        after = repr(found[-1][1]) if len(found) == query.limit else None
+        return web.json_response({"events": [record for record, _ in found], "after": after})
 
     async def _rules(self, request: web.Request) -> web.Response:
         return web.json_response({"rules": await asyncio.to_thread(self._store.rules, request.query.get("stream"))})

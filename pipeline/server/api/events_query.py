@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from saccade.pipeline.events.store_reader import EventQuery, time_of_text
 
 _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "token")
@@ -21,9 +23,19 @@ def query_of(given: dict[str, str]) -> EventQuery:
         given.get("zone"),
         time_of_text(given["since"]) if "since" in given else None,
         given.get("q", ""),
-        given.get("after"),
+        _after_of(given["after"]) if "after" in given else None,
         int(limit),
     )
+
+
+def _after_of(text: str) -> float:
+    try:
+        stored_at = float(text)
+    except ValueError:
+        stored_at = math.nan
+    if not math.isfinite(stored_at):
+        raise ValueError("after should be what the page before had there")
+    return stored_at
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
@@ -35,6 +47,6 @@ def filters_of(query: EventQuery) -> dict[str, str]:
         "zone": query.zone,
         "since": None if query.since is None else repr(query.since),
         "q": query.words or None,
-        "after": query.after,
+        "after": None if query.after is None else repr(query.after),
     }
     return {name: value for name, value in filters.items() if value is not None} | {"limit": str(query.limit)}

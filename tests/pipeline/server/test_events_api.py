@@ -14,6 +14,7 @@ import pytest
 
 from saccade.pipeline.events.record import MinuteCounts, make_history_record
 from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.store_reader import EventQuery
 from saccade.pipeline.server.http_server import HttpServer
 from tests.pipeline.events.test_store import EVENTS, event, put
 
@@ -59,12 +60,20 @@ def listed(server: HttpServer, query: str) -> tuple[list[str], str | None]:
         ("?zone=hall&rule=visitor", (["e0"], None)),
         ("?since=1d", ([], None)),
         ("?since=1002", (["e3", "e2"], None)),
-        ("?limit=3", (["e3", "e2", "e1"], "e1")),
-        ("?limit=3&after=e1", (["e0"], None)),
     ],
 )
 def test_events_are_listed(server: HttpServer, query: str, page: tuple[list[str], str | None]) -> None:
     assert listed(server, query) == page
+
+
+def test_pages_go_on_where_the_last_event_is_deleted(server: HttpServer, store: EventStore) -> None:
+    events, after = listed(server, "?limit=2")
+    assert events == ["e3", "e2"]
+    assert after is not None
+    for one in events:
+        assert ask(f"{server.url}/events/{one}", "DELETE")[0] == 204
+    assert listed(server, f"?limit=3&after={after}") == (["e1", "e0"], None)
+    assert [record["id"] for record, _ in store.walk(EventQuery(limit=1))] == ["e1", "e0"]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,8 @@ def test_events_are_listed(server: HttpServer, query: str, page: tuple[list[str]
         ("limit=many", "limit should be a whole number"),
         ("since=yesterday", "since should be a time in seconds"),
         ("since=nan", "since should be a time in seconds"),
+        ("after=e1", "after should be what the page before had there"),
+        ("after=inf", "after should be what the page before had there"),
         ("colour=red", "there is no filter 'colour'; known: stream, rule"),
     ],
 )
