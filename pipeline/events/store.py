@@ -34,6 +34,7 @@ PRUNE_S = 60.0
 _MAX_WAITING = 10_000
 _BATCH = 500  # changes in one transaction
 _OPEN = "SELECT id, record FROM events WHERE end_time IS NULL ORDER BY row"
+_OLD = "SELECT id FROM events WHERE expires_at IS NULL AND stored_at < ? AND end_time IS NOT NULL"
 _YOUNG_S = 60.0  # of a file that another process may be writing
 _RETRY_S = 2.0  # after the disk could not be written
 
@@ -72,7 +73,7 @@ class EventStore(EventReader):
     ) -> None:
         super().__init__(folder)
         self._keep_s, self._max_bytes = keep_s, max_bytes
-        self._rule_keep_s: dict[tuple[str, str], float] = {}  # by stream and rule
+        self._rule_keep_s: dict[str, dict[str, float]] = {}  # by stream and rule
         self._stored_at = 0.0
         self._deleted_media: list[Path] = []  # of a transaction that is not committed yet
         try:
@@ -109,7 +110,7 @@ class EventStore(EventReader):
         """
         kind = record["type"]
         if kind == "rules":
-            self._rule_keep_s |= {(record["stream"], rule): keep_s for rule, keep_s in record["keep_s"].items()}
+            self._rule_keep_s[record["stream"]] = dict(record["keep_s"])
         if kind in ("begin", "update", "end"):
             self._do(lambda db: _write_event(db, record, self._expiry(record), self._now()), lasting=True)
         elif kind == "track":
@@ -248,7 +249,8 @@ class EventStore(EventReader):
         return self._stored_at
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        keep_s = self._rule_keep_s.get((record["stream"], record["rule"]), self._keep_s)
+        """When an event of a rule with a time of its own is to be deleted; None for one that is kept as all are."""
+        keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else time.time() + keep_s
 
     def _recover(self, keep_open: bool) -> None:
@@ -311,6 +313,9 @@ class EventStore(EventReader):
         old = db.execute("SELECT id FROM events WHERE expires_at < ? AND end_time IS NOT NULL", (now,))
         count = self._delete(db, [event for (event,) in old.fetchall()])
         if self._keep_s is not None:
+            # By the time of storing: also those that were stored while another time was set, or none.
+            old = db.execute(_OLD, (now - self._keep_s,))
+            count += self._delete(db, [event for (event,) in old.fetchall()])
             for table in ("tracks", "minutes"):
                 db.execute(f"DELETE FROM {table} WHERE stored_at < ?", (now - self._keep_s,))
         if self._max_bytes is not None:

@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_stored ON events (stored_at);
 CREATE INDEX IF NOT EXISTS events_expire ON events (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS events_kept ON events (stored_at) WHERE expires_at IS NULL;
 CREATE INDEX IF NOT EXISTS events_open ON events (row) WHERE end_time IS NULL;
 CREATE INDEX IF NOT EXISTS events_pending ON events (row) WHERE pending;
 CREATE INDEX IF NOT EXISTS events_bytes ON events (row, bytes) WHERE bytes > 0;
@@ -52,8 +53,8 @@ CREATE TABLE IF NOT EXISTS minutes (
 CREATE INDEX IF NOT EXISTS minutes_start ON minutes (stream, start);
 CREATE INDEX IF NOT EXISTS minutes_stored ON minutes (stored_at);
 """
-"""`row` grows with `stored_at`; `zones` has each between bars; `pending` is 1 while media are being written; `path`
-is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
+"""`row` grows with `stored_at`; `zones` has each between bars; `expires_at` is set for rules with a time of their own;
+`pending` is 1 while media are being written; `path` is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
 
 MAX_LIMIT = 500
 _NEWEST = 20_000  # events whose rules are offered

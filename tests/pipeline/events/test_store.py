@@ -165,6 +165,19 @@ def test_retention_by_age_and_rule(tmp_path: Path) -> None:
     store.close()
 
 
+def test_retention_holds_for_what_was_stored_before_it(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path)) as store:
+        store.write({**RULES, "keep_s": {"no helmet": 3600.0, "visitor": 3600.0}})
+        store.write(event(1, rule="no helmet"))
+        store.write({**RULES, "keep_s": {"no helmet": 3600.0}})
+        store.write(event(2, rule="visitor"))
+        store.flush()
+    time.sleep(0.1)
+    with closing(EventStore(tmp_path, keep_s=0.05)) as store:
+        store.prune()  # the store does so by itself, too
+        assert ids(store) == ["e1"]
+
+
 def test_retention_by_size_deletes_the_oldest(tmp_path: Path) -> None:
     store = EventStore(tmp_path, max_bytes=250)
     for number in range(5):
