@@ -22,6 +22,7 @@ from saccade.pipeline.core.stream_manager import Streams
 from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.record import Change, read_event
 from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.events.store_reader import StoreError
@@ -96,6 +97,8 @@ class Session:
 
     def start(self) -> list[Run]:
         """Start the streams that were configured; returns at once."""
+        for record in self._store.ended if self._store else ():  # the outputs know that they began
+            self.events.publish(Change("end", read_event(record)))
         runs = []
         while self._waiting:
             name = next(iter(self._waiting))

@@ -72,6 +72,8 @@ class EventStore(EventReader):
         keep_open: bool = False,
     ) -> None:
         super().__init__(folder)
+        self.ended: list[dict[str, Any]] = []
+        """The records of the events that were ended on opening: they went on when the last process ended."""
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[str, dict[str, float]] = {}  # by stream and rule
         self._stored_at = 0.0
@@ -264,7 +266,8 @@ class EventStore(EventReader):
             db.executescript(SCHEMA)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             self._stored_at = db.execute("SELECT coalesce(max(stored_at), 0) FROM events").fetchone()[0]
-            for event, text in [] if keep_open else db.execute(_OPEN).fetchall():
+            left = [] if keep_open else db.execute(_OPEN).fetchall()
+            for event, text in left:
                 record = json.loads(text)
                 record |= {"type": "end", "end_time": record["frame_time"], "count": 0}
                 values = record["end_time"], json.dumps(record), event
@@ -279,6 +282,9 @@ class EventStore(EventReader):
             for (event,) in db.execute(f"SELECT id FROM events WHERE pending{ended}").fetchall():
                 for kind in MEDIA:
                     self._note(db, event, kind)
+            for event, _ in left:
+                (text,) = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
+                self.ended.append(json.loads(text))
         db.close()
 
     def _note(self, db: sqlite3.Connection, event: str, kind: str) -> None:

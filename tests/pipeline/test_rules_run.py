@@ -9,6 +9,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.session import opened_session
 from tests.support.clips import MakeClip
 from tests.support.command import Command
+from tests.support.sinks.rule_events import BEGIN
 
 LONG_S = 90  # far beyond what any of these needs; only so that a hang fails
 RULES = """\
@@ -46,6 +49,17 @@ def check(events: list[dict[str, Any]]) -> None:
     ended = [event for event in events if event["type"] == "end"]
     times = [(event["rule"], event["start_time"], event["end_time"]) for event in ended]
     assert times == [(rule, pytest.approx(begin, abs=0.31), pytest.approx(end, abs=0.31)) for rule, begin, end in FOUND]
+
+
+def test_outputs_hear_of_the_end_of_what_a_kill_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(EventStore(tmp_path / "kept")) as store:
+        store.write(BEGIN)
+    config = {"detect": ["person"], "end": 0.2, "name": "yard", "store": "kept", "sinks": ["out.jsonl?send=events"]}
+    with opened_session(load(None, {**config, "source": str(DEMO_CLIP)})) as session:
+        assert all(run.join(LONG_S) for run in session.start())
+    heard = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert heard == [{**BEGIN, "type": "end", "end_time": BEGIN["frame_time"], "count": 0}]
 
 
 def test_a_run_writes_events_and_a_backtest_finds_the_same(rules: Path, tmp_path: Path, saccade: Command) -> None:
