@@ -100,16 +100,6 @@ class Scheduler(Generic[ImageT]):
         """Requests that the next prefill has room for, beside those admitted, and those that nothing newer replaces."""
         return self._planner.missing - self.admission.kept
 
-    @property
-    def awaited(self) -> int:
-        """Callers with an answer whose next images are worth waiting for, ahead of a prefill: half of all are for it.
-
-        The other half is for the one in flight: with all of them in one the device would wait for their callers.
-        """
-        admission, here = self.admission, self.admission.kept + len(self._planner.admitted)
-        half = -(-(here + admission.returning + self.decoding) // 2)
-        return min(admission.returning, self.lacking, half - here)
-
     def wake_at(self, now: float) -> float:
         """When a step may be possible, or a deadline passes, if nothing is possible at `now` and nothing happens."""
         return min(self._soonest, self.admission.wake_at(now))
@@ -190,10 +180,6 @@ class Scheduler(Generic[ImageT]):
             self.admit()
             step = self._planner.next_step(self.waiting, early=early)
         return step
-
-    def next_decode(self) -> Step[ImageT] | None:
-        """A decode step, if there is anything to decode, whosever turn it is."""
-        return self._planner.next_decode()
 
     def admit(self) -> None:
         """Admit what the next prefill takes, unless one is in flight."""

@@ -91,16 +91,7 @@ class StepPlanner(Generic[ImageT]):
         With `early` there is no hurry: a prefill begins with most of the images that it may have, or not now.
         """
         turn = self._prefills_in_turn(waiting)
-        return self._next(
-            (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=not early)
-        )
-
-    def next_decode(self) -> Step[ImageT] | None:
-        """A decode step, if there is anything to decode, whosever turn it is."""
-        return self._next(self._decode())
-
-    def _next(self, step: Step[ImageT] | None) -> Step[ImageT] | None:
-        """Note that a step, if there is one, is to be launched."""
+        step = (self._prefill(hasty=False) if turn else None) or self._decode() or self._prefill(hasty=not early)
         if step is not None:
             self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
             self.prefilling += step.kind is StepKind.PREFILL

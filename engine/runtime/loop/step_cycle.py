@@ -27,8 +27,6 @@ from saccade.engine.scheduling.step import ImageRequest, ImageT, Step, StepKind
 from saccade.engine.scheduling.step_planner import DECODES_BUSY
 from saccade.engine.scheduling.step_slots import StepSlots
 
-_RETURN_S = 1e-3  # a caller with an answer that hands in the next image does so sooner, or behind others that do
-
 
 class StepCycle(Generic[ImageT]):
     """One tick after another, each when `tick` is called; for one thread.
@@ -70,14 +68,16 @@ class StepCycle(Generic[ImageT]):
         """Launch the next step if there is one, commit the oldest one if it is time, finalize what was launched."""
         monitor = self.monitor
         with monitor.span("schedule"):
-            self._scheduler.expire(self._clock())
-            now, step = self._next_step()
+            now = self._clock()
+            self._scheduler.expire(now)
+            step = self._scheduler.next_step() if self.slots.can_launch else None
             self._prepare_admitted()
         if step is None and not self.flights:
             self.stalled_until = self._scheduler.wake_at(now)
         ahead = step is None and bool(self.flights)
         if ahead:
-            self._scheduler.report()
+            if not self._next_is_full():  # else first things first: it only needs to be launched
+                self._scheduler.report()
             now, step = self._next_early()
         slot, launched_at = -1, self._clock()
         if step is not None:
@@ -123,37 +123,6 @@ class StepCycle(Generic[ImageT]):
         for request in self._scheduler.take_unprepared():
             request.admitted_at = self._clock()
             self._prepare(request)
-
-    def _next_step(self) -> tuple[float, Step[ImageT] | None]:
-        """When it was decided, and the step to be launched now, if there is one, and a slot for it."""
-        step = None
-        if self._lead.follow and self.slots.can_launch:
-            step = self._scheduler.next_decode()
-            if step is None:
-                self._gather()
-        now = self._clock()
-        if step is None and self.slots.can_launch:
-            step = self._scheduler.next_step()
-        return now, step
-
-    def _gather(self) -> None:
-        """Admit a prefill's images, once callers that have just got their answers have handed in what they will.
-
-        A launch gives the interpreter's lock up at each call of the driver, and gets it back behind all who want it. If
-        one was begun when the first of them was back, with that one's image alone, the others made it take four times
-        as long. Simulated with a lock (`tests.support.engine.callers`), without and with this: 8 callers get 2,190 and
-        2,814 answers a second, 16 get 2,705 and 3,844, 32 get 3,981 and 4,650.
-        """
-        scheduler = self._scheduler
-        if scheduler.lacking > 0:  # else first things first: it only needs to be launched
-            scheduler.report()
-        while (awaited := scheduler.awaited) > 0:
-            self._pause(self._clock() + _RETURN_S, awaited)
-            if scheduler.awaited >= awaited:
-                scheduler.admission.returning = 0
-        if scheduler.admission.kept:
-            scheduler.admit_early()
-            self._prepare_admitted()
 
     def _admit_early(self) -> float:
         """While a prefill runs, admit the next images as long before its end as preparing them takes.

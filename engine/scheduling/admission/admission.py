@@ -50,7 +50,6 @@ class Admission(Generic[ImageT]):
     Attributes:
         superseded: requests whose place a newer one took.
         late: requests that ended before they began, as their deadline could not be met.
-        returning: answered requests of streams that keep all of theirs, in whose place no other has come yet.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class Admission(Generic[ImageT]):
         self._arrived = self._length = 0
         # What may be admitted at a moment; kept while one after another is admitted, as each looks at all streams.
         self._ready: tuple[float, list[Waiting[ImageT]]] | None = None
-        self.superseded = self.late = self.returning = 0
+        self.superseded = self.late = 0
 
     def __len__(self) -> int:
         return self._length
@@ -112,7 +111,6 @@ class Admission(Generic[ImageT]):
             stream, None, request.deadline, self._next_number(), parts=deque([request]), left=1, measured=True
         )
         request.waiting = waiting
-        self.returning = max(0, self.returning - 1)
         self._append(stream, waiting)
 
     def next(self, now: float) -> Waiting[ImageT] | None:
@@ -169,7 +167,6 @@ class Admission(Generic[ImageT]):
         waiting.left -= 1
         if not waiting.left and waiting.begun_at is not None:
             waiting.stream.running -= 1
-            self.returning += not waiting.stream.settings.newest
             if learn:
                 waiting.stream.service.measured(now - waiting.begun_at)
 
