@@ -166,6 +166,8 @@ class RuleMachine:
         self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
         self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
+        self._crossed: dict[int, tuple[Track, float]] = {}  # while answers may come: as it was then, and when
+        self._answered: set[int] = set()  # those of them about which all is known
         ended = resumed is not None and resumed.end_time is not None
         self._ended_before = resumed if ended else None
         resumed = None if ended else resumed
@@ -203,11 +205,13 @@ class RuleMachine:
                 changes += self._stop(scene.seconds - max(0.0, scene.captured_at - self._event.frame_time))
         elif scene.seconds < self._last_s or scene.seconds - self._last_s > self._gap_s:
             changes += self.end()
+            self._crossed = {}
         if scene.seconds < self._last_s:
             self._free_at = float("-inf")
         self._last_s = scene.seconds
-        self._held = self._watch.update(scene) or {}
+        self._held = self._with_crossed(scene, self._watch.update(scene) or {})
         held = self._questions.agreed(self._held)
+        self._answered = {number for number in held if not self._questions.lacks(number, number in scene.tracks)}
         if not held:
             if self._resuming and scene.seconds <= self._first_s + SETTLE_S and self.rule.condition.kind != "crosses":
                 return changes
@@ -245,6 +249,17 @@ class RuleMachine:
         """End the event that goes on, since nothing more comes, or nobody has watched."""
         return self._stop(self._last_s)
 
+    def _with_crossed(self, scene: Scene, held: dict[int, float]) -> dict[int, float]:
+        """A crossing is over when it is asked about: it holds until the answers, and on the frame that has them."""
+        if self.rule.condition.kind != "crosses" or not self.rule.asks:
+            return held
+        self._crossed = {
+            number: one
+            for number, one in self._crossed.items()
+            if number not in self._answered and self._questions.may_agree(number, number in scene.tracks)
+        } | {number: (scene.tracks[number], at) for number, at in held.items()}
+        return {number: at for number, (_, at) in self._crossed.items()}
+
     def _stop(self, seconds: float) -> list[Change]:
         if self._event is None:
             return []
@@ -280,7 +295,8 @@ class RuleMachine:
         return self._renewed(event, scene, held)
 
     def _renewed(self, event: Event, scene: Scene, held: dict[int, float]) -> Event:
-        tracks = [scene.tracks[number] for number in held if number in scene.tracks]
+        there = {number: track for number, (track, _) in self._crossed.items()} | dict(scene.tracks)
+        tracks = [there[number] for number in held if number in there]
         seen = [track for track in tracks if scene.seen(track)]
         numbers = tuple(dict.fromkeys((*event.tracks, *(track.number for track in tracks))))
         zones = tuple(dict.fromkeys(zone for track in tracks for zone in track.zones))

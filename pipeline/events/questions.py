@@ -90,11 +90,11 @@ class Questions:
     def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
         """What is to be asked now about the tracks that fulfil the condition; each counts as asked from here on."""
         rule, questions = self._rule, list[Question]()
-        self._forget(scene)
+        self._forget(scene, candidates)
         tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
         for number in tracks:
             track = scene.tracks.get(number)
-            if track is not None and not scene.seen(track):
+            if number != FRAME and (track is None or not scene.seen(track)):
                 continue  # there is nothing of it to be asked about on this frame
             if rule.verify and self._wants(scene, "verify", "", number, track):
                 questions.append(Question(rule.name, "verify", "", number, rule.verify, (YES, NO)))
@@ -152,6 +152,20 @@ class Questions:
         kept = {number: held[number] for number in subjects if self._verified(number)}
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
+    def may_agree(self, track: int, there: bool) -> bool:
+        """Whether the answers about a track are as expected, or may be: it is asked about, or `there` to be."""
+        verified, asked = self._state("verify", "", track), self._state("ask", "", self._subject(track))
+        if not self._verified(track):
+            return there or verified.pending
+        if asked.on or asked.pending or not self._rule.ask:
+            return True
+        return there and (asked.text is None or asked.failed)
+
+    def lacks(self, track: int, there: bool) -> bool:
+        """Whether attributes of a track are still to come: they are asked, or will be, since it is `there` to be."""
+        states = [self._state("attribute", name, track) for name in self._rule.attributes]
+        return any(state.pending or (there and state.text is None and not state.failed) for state in states)
+
     def p_yes(self, tracks: Collection[int]) -> float | None:
         """p(yes) to the rule's question, of the track for which it is most like what is expected."""
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
@@ -203,8 +217,16 @@ class Questions:
     def _state(self, kind: Kind, name: str, number: int) -> _State:
         return self._states.get((kind, name, number)) or _State()
 
-    def _forget(self, scene: Scene) -> None:
-        """Drop what is known of tracks that have gone."""
-        gone = [key for key in self._states if key[2] != FRAME and key[2] not in scene.tracks]
-        for key in gone:
-            del self._states[key]
+    def _subject(self, track: int) -> int:
+        """What `ask` is asked about for a track: it, or the frame."""
+        return FRAME if self._rule.scope == "frame" else track
+
+    def _forget(self, scene: Scene, candidates: Collection[int]) -> None:
+        """Drop what is known of tracks that have gone, and answers to `ask` that were not wanted while they held."""
+        wanted = {*candidates, FRAME} if candidates else set()
+        for key, state in list(self._states.items()):
+            kind, _, number = key
+            gone = number != FRAME and number not in scene.tracks
+            stale = kind == "ask" and scene.seconds - state.asked_s >= self._rule.again
+            if number not in wanted and (gone or stale):
+                del self._states[key]

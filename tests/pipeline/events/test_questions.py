@@ -24,6 +24,7 @@ def run(
     tracks: Callable[[float], Mapping[int, str]] = lambda t: {1: "person"},
     box: Callable[[float], tuple[float, float, float, float]] = lambda t: (0.4, 0.4, 0.6, 0.6),
     sharp: Callable[[float], float] = lambda t: 0.5,
+    crossed: Callable[[float], Mapping[int, str]] = lambda t: {},
     delay_s: float = 1.0,
     step_s: float = 0.5,
 ) -> tuple[Steps, Asked, RuleMachine]:
@@ -36,7 +37,7 @@ def run(
             if due <= t:
                 machine.take(answer)
                 waiting.remove((due, answer))
-        shown = scene(t, tracks(t), box=box(t))
+        shown = scene(t, tracks(t), box=box(t), crossed={"gate": crossed(t)})
         object.__setattr__(shown, "sharpness", lambda track, t=t: sharp(t))
         steps += [(t, change.kind) for change in machine.step(shown)]
         for question in machine.questions(shown):
@@ -178,6 +179,73 @@ def test_a_model_that_is_away_is_asked_again() -> None:
 def test_an_answer_about_one_that_has_gone_is_dropped() -> None:
     steps, _, machine = run(ASK, lambda t, q: 0.9, 5, tracks=lambda t: {1: "person"} if t < 1 else {}, delay_s=3)
     assert (steps, machine.event) == ([], None)
+
+
+CROSSES = {"when": "person crosses gate", "verify": "Is there really a person?"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "answers", "there_s", "steps"),
+    [
+        (CROSSES, {"verify": 0.9}, 9, [(3.0, "begin"), (3.5, "end")]),
+        (CROSSES, {"verify": 0.9}, 2.1, [(3.0, "begin"), (3.5, "end")]),  # it has gone before the answer
+        (CROSSES, {"verify": 0.1}, 9, []),
+        (CROSSES, {"verify": None}, 9, []),
+        ({**CROSSES, **ASK}, {"verify": 0.9, "ask": 0.9}, 9, [(4.0, "begin"), (4.5, "end")]),
+        ({**CROSSES, **ASK}, {"verify": 0.9, "ask": 0.1}, 9, []),
+        ({**CROSSES, **ASK, "scope": "frame"}, {"verify": 0.9, "ask": 0.9}, 9, [(4.0, "begin"), (4.5, "end")]),
+    ],
+)
+def test_a_crossing_waits_for_its_answers(
+    settings: dict[str, Any], answers: dict[str, float | None], there_s: float, steps: Steps
+) -> None:
+    found, asked, machine = run(
+        settings,
+        lambda t, q: answers[q.kind],
+        tracks=lambda t: {1: "person"} if t < there_s else {},
+        crossed=lambda t: {1: "forward"} if t == 2 else {},
+    )
+    assert found == steps
+    assert asked[0] == (2.0, "verify", 1)
+    assert not machine.state.holds or answers["verify"] in (0.1, None)  # which may be asked again, and agree
+
+
+@pytest.mark.parametrize(
+    ("answer", "attributes", "kinds"), [("red", {"jacket": "red", "hat": "red"}, ["update"]), (None, {}, [])]
+)
+def test_a_crossing_lasts_until_its_attributes_are_known(
+    answer: str | None, attributes: dict[str, str], kinds: list[str]
+) -> None:
+    settings = {"name": "rule", "when": "person crosses gate", **JACKET}
+    machine = RuleMachine(RuleSettings.model_validate(settings), "door")
+    crossing = scene(0, {1: "person"}, crossed={"gate": {1: "forward"}})
+    assert [change.kind for change in machine.step(crossing)] == ["begin"]
+    questions = machine.questions(crossing)
+    assert machine.step(scene(0.5, {1: "person"})) == []
+    for question in questions:
+        machine.take(Answer(question, answer))
+    assert [change.kind for change in machine.step(scene(1, {1: "person"}))] == kinds
+    (end,) = machine.step(scene(1.5, {1: "person"}))
+    assert (end.kind, end.event.attributes) == ("end", attributes)
+
+
+def test_a_second_crossing_is_asked_about_anew() -> None:
+    steps, _, _ = run(
+        {**ASK, "when": "person crosses gate"},
+        over_time((0, 0.9), (5, 0.1), (8, 0.9)),
+        12,
+        crossed=lambda t: {1: "forward"} if t in (2, 6, 9) else {},
+    )
+    assert steps == [(3.0, "begin"), (3.5, "end"), (10.0, "begin"), (10.5, "end")]
+
+
+def test_an_answer_about_the_frame_does_not_hold_for_ever() -> None:
+    steps, _, _ = run(
+        {**ASK, "scope": "frame"},
+        over_time((0, 0.9), (3, 0.1)),
+        tracks=lambda t: {1: "person"} if t < 3 or t >= 6 else {},
+    )
+    assert steps == [(1.0, "begin"), (3.0, "end")]
 
 
 def test_a_refused_question_is_due_again() -> None:
