@@ -168,7 +168,7 @@ def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tu
     for words in (f"{query.words} {text}", query.words):
         if len(events) >= count:  # a walk asks all machines for a page before it gives its first event
             break
-        for event, machine in walk(replace(query, words=words, limit=min(count, 200))):
+        for event, machine in walk(replace(query, words=words, limit=min(count, 200), media=True)):
             if event["has_snapshot"]:
                 events.setdefault(event["id"], (event, machine))
             if len(events) >= count:

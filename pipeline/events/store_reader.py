@@ -60,6 +60,8 @@ MAX_LIMIT = 500
 _NEWEST = 20_000  # events whose rules are offered
 _LAST = "SELECT row FROM events WHERE stored_at <= ? ORDER BY stored_at DESC LIMIT 1"
 _BEFORE = "SELECT row FROM events WHERE stored_at < ? ORDER BY stored_at DESC LIMIT 1"
+# From two small indexes: among 150,000 events without media "none" takes 0.1 ms, and as a condition on each row 70.
+_WITH_MEDIA = "SELECT row FROM events WHERE bytes > 0 UNION ALL SELECT row FROM events WHERE pending"
 _FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
@@ -79,6 +81,7 @@ class EventQuery:
         words: all of which are in labels, answers or attributes; the last may be the first two letters of one, or more.
         after: Unix time; those stored before it are wanted, for the next page after the event that was stored then.
         until: Unix time; those stored then or before it are wanted.
+        media: those that have a snapshot or a clip, or are about to, and no others.
         limit: how many at most.
 
     Raises:
@@ -94,6 +97,7 @@ class EventQuery:
     after: float | None = None
     limit: int = 50
     until: float | None = None
+    media: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= MAX_LIMIT:
@@ -128,6 +132,8 @@ class EventQuery:
             add(f"{row} >= ?", first_row)
         if self.until is not None:
             add(f"{row} <= ({_LAST})", self.until)
+        if self.media:
+            add(f"events.row IN ({_WITH_MEDIA})")
         if self.after is not None:
             add(f"{row} <= ({_BEFORE})", self.after)
         conditions = f" WHERE {' AND '.join(where)}" if where else ""

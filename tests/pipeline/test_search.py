@@ -7,6 +7,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,10 @@ def test_the_command_lists_the_likeliest_first(folder: Path, tmp_path: Path, sac
         done = saccade("search", "person", *arguments, cwd=tmp_path)
         assert (done.returncode, message in done.stderr) == (2, True)
     assert not (tmp_path / "none").exists()
+    with closing(EventStore(tmp_path / "without")) as store:
+        store.write(event(1))
+    found = saccade("search", "person", "--store", "without", cwd=tmp_path).stdout
+    assert found == "no event with a snapshot was found\n"
 
 
 def ask(url: str) -> tuple[int, Any]:

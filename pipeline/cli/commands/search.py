@@ -46,7 +46,7 @@ class Search:
             lines.append(f"{one.p_yes:4.2f}  {about}  {self.snapshot(event['id'])}")
         if self.searched.away:
             lines.append(f"not asked, since they do not answer: {', '.join(self.searched.away)}")
-        return "\n".join(lines) or "no event was found"
+        return "\n".join(lines) or "no event with a snapshot was found"
 
 
 def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, progress: Progress) -> Search:

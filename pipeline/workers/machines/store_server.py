@@ -2,7 +2,8 @@
 
 Besides the routes of `EventsApi`, but for its pages:
 
-    GET  /stored?…&until=T    {"events": [[record, time of storing], …]}: newest first, one more than `limit`
+    GET  /stored?…&until=T    {"events": [[record, time of storing], …]}: newest first, one more than `limit`;
+                              with `&media=1` those with a snapshot or a clip
     GET  /going-on            {"events": […]}: the records of events that have not ended
     POST /records             {"records": […]}: stores them, of events, tracks, minutes and files; 204 when that is done
 
@@ -66,7 +67,8 @@ class StoreServer:
         given = dict(request.query)
         try:
             until = float(given.pop("until", "inf"))
-            query = replace(query_of(given), until=until)
+            media = given.pop("media", None) is not None
+            query = replace(query_of(given), until=until, media=media)
         except ValueError as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         return web.json_response({"events": await asyncio.to_thread(self._store.page, query, 1)})

@@ -78,7 +78,13 @@ class RemoteStore:
         Raises:
             OSError, ValueError, HTTPException: if it does not answer.
         """
-        return walk_pages(lambda query: self._ask(f"/stored?{urlencode(filters_of(query))}")["events"], query)
+
+        def page(query: EventQuery) -> list[tuple[dict[str, Any], float]]:
+            filters = filters_of(query) | ({"media": "1"} if query.media else {})
+            found: list[tuple[dict[str, Any], float]] = self._ask(f"/stored?{urlencode(filters)}")["events"]
+            return found
+
+        return walk_pages(page, query)
 
     def close(self) -> None:
         """Hand over what waits, for some seconds at most."""

@@ -86,6 +86,20 @@ def test_events_are_found(store: EventStore, case: str) -> None:
     assert ids(store, **query) == [f"e{number}" for number in numbers]
 
 
+def test_events_with_media_are_found(store: EventStore) -> None:
+    for number in range(4):
+        store.write(
+            event(number, "begin" if number == 3 else "end", has_snapshot=number in (1, 3), has_clip=number == 2)
+        )
+    put(store, "e2.mp4")
+    for name in ("e1.jpg", "e1.mp4"):
+        put(store, name)
+        store.note_media("e1", "snapshot")
+    store.note_media("e2", "clip")
+    store.flush()
+    assert ids(store, media=True) == ids(store, media=True, words="person") == ["e3", "e2", "e1"]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.text(max_size=20), st.text(max_size=8))
 def test_any_words_are_searched_for(words: str, stream: str) -> None:

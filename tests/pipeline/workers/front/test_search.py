@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +158,9 @@ def test_snapshots_of_a_machine_without_workers_are_left_out(
         walked = list(stores.walk(query, away))
         assert [record["id"] for record, _ in walked] == [f"e{n}" for n in (*range(5, -1, -1), *range(47, 39, -1))]
         assert ([machine for _, machine in walked], away) == ([""] * 6 + ["north"] * 8, {"gone"})
+        north.write(event(99))  # without a snapshot
+        north.flush()
+        assert list(stores.walk(replace(query, media=True), away)) == walked
         # The workers, which have no secret but the front's, are the front's own machine's.
         search = WorkersSearch(stores, seats, "no", away_s=0.2)
         assert search("person", query, lambda done, of: None).away == ["front", "gone", "north"]
