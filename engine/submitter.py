@@ -122,7 +122,7 @@ class Submitter:
             on_over=lambda outcome: self._over(request, future, outcome),
         )
         # As `on_over`, it holds the submitter, which is dropped with the last of its requests at the earliest.
-        future.on_cancel = lambda: self._drop(request, "cancelled")
+        future.on_cancel = lambda: self._drop(request)
         if stream is not None and self._streams.get(stream, _NEWEST).newest:
             self._loop.submit(request, stream)
         else:
@@ -199,11 +199,14 @@ class Submitter:
     def _over(self, request: Request[Any], future: ResultFuture, outcome: Outcome) -> None:
         """A request is done or has failed: forget it, and drop what is left of it."""
         future.on_cancel = None
-        self._drop(request, outcome)
+        self._count(request, outcome)
 
-    def _drop(self, request: Request[Any], outcome: Outcome) -> None:
-        if os.getpid() != self._process:  # a stream that a forked child has inherited: see `_stop`
-            return
+    def _drop(self, request: Request[Any]) -> None:
+        """A caller has cancelled a request."""
+        if os.getpid() == self._process:  # else it is a stream that a forked child has inherited: see `_stop`
+            self._count(request, "cancelled")
+
+    def _count(self, request: Request[Any], outcome: Outcome) -> None:
         self._loop.monitor.ended(outcome)
         if outcome in ("failed", "cancelled"):
             self._loop.withdraw(request, CancelledError())

@@ -125,13 +125,14 @@ class _Crops(Generic[ImageT]):
         """
         with self._lock:
             if self._made is None:
-                image, pace = self._read(), self._maker.pace
-                whole = Window(0, 0, *image.shape[1::-1])
-                window = self._window or whole
+                image, window, pace = self._read(), self._window, self._maker.pace
+                whole = image.shape[0] * image.shape[1]
+                pixels = whole if window is None else window.pixels
                 begun = time.monotonic()
-                _require_time(window.pixels, self._deadline - begun, pace)
-                self._made = self._maker.cut(image if window == whole else _part_of(as_array(image), window))
-                pace.measured(window.pixels, time.monotonic() - begun)
+                _require_time(pixels, self._deadline - begun, pace)
+                part = image if window is None or pixels == whole else _part_of(as_array(image), window)
+                self._made = self._maker.cut(part)
+                pace.measured(pixels, time.monotonic() - begun)
             return self._made
 
 
@@ -152,6 +153,9 @@ class Request(Generic[ImageT]):
         previous: what an earlier result has left for its answers, see `drafts.remember`; None for nothing.
         on_text: called with each piece of its texts as it comes, in the step loop's thread.
         on_over: called once, when it is over, unless the future is cancelled.
+
+    Attributes:
+        image_requests: what the step loop has to run, once it is planned.
     """
 
     def __init__(
@@ -181,6 +185,7 @@ class Request(Generic[ImageT]):
         self.deadline = deadline
         self._previous, self._on_text = previous, on_text
         self._parts: list[_Part[ImageT]] = []
+        self.image_requests: list[ImageRequest[ImageT]] = []
         self._left = self._uncut = 0
         self._crops_s = 0.0
         self._lock = threading.Lock()  # several threads may cut the parts of one image
@@ -192,12 +197,11 @@ class Request(Generic[ImageT]):
             PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
         """
         asked = [i for i, task in enumerate(self._tasks) if not task.empty]
-        tiled = [i for i in asked if self._tasks[i].tiled]
-        tiles = self._tiles if tiled else 1
+        tiled = [i for i in asked if self._tasks[i].tiled] if self._tiles > 1 and self._image is not None else []
         # The whole of an image that is not read yet is cut without knowing its size.
-        places: abc.Sequence[Window | None] = [None]
-        if self._image is not None and (tiles > 1 or not callable(self._image) or not asked):
-            places = windows(self._read().shape[1], self._height, tiles)
+        if self._image is not None and (tiled or not callable(self._image) or not asked):
+            self._read()
+        places: abc.Sequence[Window | None] = windows(self._width, self._height, self._tiles) if tiled else [None]
         most = self._maker.max_prompts
         for number, window in enumerate(places):
             chosen = tiled if number else asked
@@ -217,6 +221,7 @@ class Request(Generic[ImageT]):
                     prepare=partial(self._prepare, crops) if chosen and crops else None,
                 )
                 self._parts.append(_Part(window, tuple(chosen[part]), image_request))
+                self.image_requests.append(image_request)
         self._left = self._uncut = len(self._parts)
         if self._previous is not None and self._maker.drafts:
             for request in self.image_requests:
@@ -263,11 +268,6 @@ class Request(Generic[ImageT]):
         for request in self.image_requests:
             request.drop_image()
         self._settle(error)
-
-    @property
-    def image_requests(self) -> list[ImageRequest[ImageT]]:
-        """What the step loop has to run."""
-        return [part.image_request for part in self._parts]
 
     def _sequence(self, number: int) -> Sequence[ImageT]:
         limits, prompts, task = self._maker.limits, self._maker.prompts, self._tasks[number]
