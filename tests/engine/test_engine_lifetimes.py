@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.engine import Caption, Detect, Engine, TextStream
+from saccade.engine import Caption, Detect, Engine, Point, TextStream
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ModelLimits
 from saccade.engine.results import ResultPart
@@ -67,6 +67,13 @@ def test_what_a_callback_holds_goes_with_its_future(tiny: Engine) -> None:
 class LeavingTask(Detect):
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         sys.exit("a task of another package")
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_is_answered_is_left_to_no_collector(tiny: Engine) -> None:
+    for _ in range(20):
+        tiny.submit(IMAGE, [GOOD, Point("x", 2, 0.0)], tiles=2).result(WAIT_S)
+    assert gc.collect() < 20
 
 
 def test_a_task_that_calls_exit_ends_its_own_request_only(tiny: Engine) -> None:
