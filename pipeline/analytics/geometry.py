@@ -9,7 +9,10 @@ Point = tuple[float, float]
 
 
 def contains(polygon: Sequence[Point], at: Point) -> bool:
-    """Whether a point is in a polygon, by the even-odd rule; its corners may go round either way."""
+    """Whether a point is in a polygon, by the even-odd rule; its corners may go round either way.
+
+    Of points on a side those on left and upper ones are in it, so that of two polygons side by side one has each.
+    """
     x, y = at
     inside = False
     x1, y1 = polygon[-1]

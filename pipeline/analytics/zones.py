@@ -6,12 +6,17 @@ frames, no results.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from saccade.pipeline.analytics.geometry import Point, contains, cross, distance
 from saccade.pipeline.analytics.settings import LineSettings, RegionSettings, ZoneSettings
+
+_LAST = math.nextafter(1.0, 0.0)
+"""The largest x and y of an anchor: `contains` leaves out right and lower sides, so that zones side by side share no
+point, but a box that the image's lower edge cuts off ends at 1, and stands in a zone that reaches down to there."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,7 +63,7 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
 def _anchor_of(region: RegionSettings, seen: Sighting) -> Point:
     x1, y1, x2, y2 = seen.box
     y = y2 if region.anchor == "bottom" else y1 if region.anchor == "top" else (y1 + y2) / 2
-    return (x1 + x2) / 2, y
+    return min(_LAST, (x1 + x2) / 2), min(_LAST, y)
 
 
 @dataclass(slots=True)

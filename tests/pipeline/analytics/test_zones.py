@@ -129,6 +129,19 @@ def test_a_track_that_ends_inside_has_left() -> None:
     assert (counter.left["person"], counter.dwells) == (1, [pytest.approx(2.96)])
 
 
+@pytest.mark.parametrize("box", [(0.4, 0.6, 0.6, 1.0), (1.0, 0.3, 1.0, 0.3), (0.0, 0.0, 0.0, 0.0)])
+def test_what_the_image_edge_cuts_off_is_in_a_zone_up_to_it(box: tuple[float, float, float, float]) -> None:
+    counter = ZoneCounter(ZoneSettings.model_validate({"polygon": "0,0,1,0,1,1,0,1", "inertia": 0}))
+    assert counter.update(Anchors([Sighting(1, "person", 0.9, box)]), {1}, 0.0) == {1}
+
+
+@pytest.mark.parametrize("place", [(0.5, 0.5), (0.5, 0.7), (0.7, 0.5), (0.3, 0.5)])
+def test_of_zones_side_by_side_one_has_each_point(place: tuple[float, float]) -> None:
+    quarters = [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5)]
+    corners = [[(x, y), (x + 0.5, y), (x + 0.5, y + 0.5), (x, y + 0.5)] for x, y in quarters]
+    assert sum(contains(one, place) for one in corners) == 1
+
+
 @pytest.mark.parametrize(
     ("point", "inside"), [((0.5, 0.5), True), ((0.3, 0.5), False), ((0.5, 0.9), False), ((0.41, 0.59), True)]
 )
