@@ -338,12 +338,12 @@ class EventStore(EventReader):
 
 
 def _write_event(db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None, now: float) -> None:
-    """Insert or update an event; of one whose files are done, what is known of them stays."""
+    """Insert or update an event; what is known of its files since its beginning stays: notes of them say more."""
     zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
     found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
     text = " ".join((record["label"], record["rule"], *found))
     indexed = record["stream"], record["rule"], record["label"], zones, text
-    columns = "row, record, pending, stream, rule, label, zones, text"
+    columns = "row, record, stream, rule, label, zones, text"
     old = db.execute(f"SELECT {columns} FROM events WHERE id = ?", (record["id"],))
     if (row := old.fetchone()) is None:
         pending = any(record[f"has_{kind}"] for kind in MEDIA)
@@ -355,10 +355,9 @@ def _write_event(db: sqlite3.Connection, record: Mapping[str, Any], expires_at: 
             "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)", (number, *indexed)
         )
         return
-    number, known, pending, *words = row
-    if not pending:
-        before = json.loads(known)
-        record = {**record, **{key: before[key] for kind in MEDIA for key in (kind, f"has_{kind}")}}
+    number, known, *words = row
+    before = json.loads(known)
+    record = {**record, **{key: before[key] for kind in MEDIA for key in (kind, f"has_{kind}")}}
     db.execute(
         "UPDATE events SET label = ?, zones = ?, text = ?, end_time = ?, record = ? WHERE row = ?",
         (record["label"], zones, text, record["end_time"], json.dumps(record), number),

@@ -111,6 +111,19 @@ def test_any_words_are_searched_for(words: str, stream: str) -> None:
             assert db.execute(*EventQuery(words=words, stream=stream, label=words).to_sql()).fetchall() == []
 
 
+def test_a_file_that_failed_is_not_expected_again(store: EventStore) -> None:
+    both = {"has_snapshot": True, "snapshot": "/s", "has_clip": True, "clip": "/c"}
+    store.write(event(1, "begin", **both))
+    store.note_media("e1", "snapshot")  # which could not be written
+    store.write(event(1, **both))
+    put(store, "e1.mp4")
+    store.note_media("e1", "clip")
+    store.flush()
+    found = store.get("e1")
+    assert found is not None
+    assert (found["has_snapshot"], found["snapshot"], found["has_clip"]) == (False, None, True)
+
+
 def test_an_event_is_brought_up_to_date(store: EventStore) -> None:
     store.write(event(1, "begin", label="person"))
     store.write(event(1, "update", label="rider", attributes={"colour": "yellow"}, entered_zones=["hall", "door"]))
