@@ -190,7 +190,7 @@ class EventStore(EventReader):
                 self._commit(db, jobs)
             if time.monotonic() - pruned_at >= PRUNE_S:
                 pruned_at = time.monotonic()
-                self._commit(db, [_Job(self._prune)])
+                self._prune_first(db)
         if self._unwritten:
             log.warning("%s: %d changes could not be stored", self._path, self._lost + len(self._unwritten))
         db.close()
@@ -216,13 +216,24 @@ class EventStore(EventReader):
         if self._retry_at and any(job.lasting for job in jobs):
             log.warning("%s: events are stored again; changes lost: %d", self._path, self._lost)
             self._retry_at, self._lost = 0.0, 0
-        for path in self._deleted_media:  # only now: an event that a kill or an error keeps must keep its media
+        self._unlink_deleted()  # only now: an event that a kill or an error keeps must keep its media
+        for job, result in zip(jobs, results, strict=True):
+            job.done.set_result(result)
+
+    def _prune_first(self, db: sqlite3.Connection) -> None:
+        """Prune; where that fails, for a full disk, the files of what is too old or too much go first."""
+        pruning = _Job(self._prune)
+        self._commit(db, [pruning])
+        if pruning.done.exception() is not None and self._deleted_media:
+            self._unlink_deleted()
+            self._commit(db, [_Job(self._prune)])
+
+    def _unlink_deleted(self) -> None:
+        for path in self._deleted_media:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("%s could not be deleted: %s", path, error.strerror)
-        for job, result in zip(jobs, results, strict=True):
-            job.done.set_result(result)
 
     def _put_off(self, jobs: list[_Job], error: sqlite3.OperationalError | None) -> None:
         """Keep what is lasting until the disk can be written again, and fail the rest."""

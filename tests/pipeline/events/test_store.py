@@ -25,6 +25,8 @@ from saccade.pipeline.events.store import EventStore
 from saccade.pipeline.events.store_reader import EventQuery, StoreError
 from tests.support import REPO
 from tests.support.command import environment
+from tests.support.sinks.broker import wait_for
+from tests.support.sinks.disk import full_disk
 from tests.support.sinks.rule_events import BEGIN, RULES
 
 LONG_S = 60  # far beyond what any of these needs; only so that a hang fails
@@ -355,6 +357,23 @@ def test_a_full_disk_is_waited_for_and_logged_once(
         f"{tmp_path}/events.db: events cannot be stored: database or disk is full; they wait until they can",
         f"{tmp_path}/events.db: events are stored again; changes lost: 0",
     ]
+
+
+def test_a_full_disk_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_disk(tmp_path / "disk") as disk, closing(EventStore(disk.folder, max_bytes=100_000)) as store:
+        if not disk.mounted:
+            pytest.skip("no disk can be mounted here")
+        store.flush()  # it is pruned after the first batch, and not for a minute then
+        for number in range(5):
+            store.write(event(number))
+            put(store, f"e{number}.jpg", 50_000)
+            store.note_media(f"e{number}", "snapshot")
+        store.flush()
+        disk.fill()
+        monkeypatch.setattr("saccade.pipeline.events.store.PRUNE_S", 0.0)
+        store.write(event(5))  # which waits
+        wait_for(lambda: ids(store) == ["e5", "e4", "e3"])
+        assert sorted(path.name for path in store.media_folder.iterdir()) == ["e3.jpg", "e4.jpg"]
 
 
 def test_what_a_full_disk_keeps_out_to_the_end_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,13 +14,13 @@ class FullDisk:
 
     def __init__(self, folder: Path, mounted: bool) -> None:
         self.folder = folder
-        self._mounted = mounted
+        self.mounted = mounted
         self._ballast = folder / "ballast"
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(self) -> None:
         """Leave no space."""
-        if not self._mounted:
+        if not self.mounted:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._limits[1]))
             return
         with self._ballast.open("ab", buffering=0) as file:
