@@ -64,7 +64,7 @@ class Scheduler(Generic[ImageT]):
     ) -> None:
         self.resources = Resources(pool, page_size, prefix_length, n_batch_slots, n_adapters)
         self._clock, self._drafts = clock, drafts
-        self.admission: Admission[ImageT] = Admission()
+        self.admission: Admission[ImageT] = Admission(self.cancel)
         self.drafts = DraftCounts()
         self._planner: StepPlanner[ImageT] = StepPlanner(
             n_batch_slots, images_per_prefill, self.drafts, self.cancel, from_images, drafted_tokens

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic
 
 from saccade.engine.errors import DeadlineError, SupersededError
@@ -47,12 +47,18 @@ _MOST_IDLE = 4096  # streams that are remembered though nothing of them waits or
 class Admission(Generic[ImageT]):
     """Requests that wait, by streams. Not thread-safe: one thread schedules.
 
+    Args:
+        cancel: ends a part of a request that has ended after it was planned: it may hold something already.
+
     Attributes:
         superseded: requests whose place a newer one took.
         late: requests that ended before they began, as their deadline could not be met.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, cancel: Callable[[ImageRequest[ImageT], BaseException], None] = lambda part, error: None
+    ) -> None:
+        self._cancel = cancel
         self._streams: dict[Hashable, Stream[ImageT]] = {}
         self._backlog: dict[Stream[ImageT], None] = {}  # streams in which something waits
         self._unkeyed: Stream[ImageT] = Stream(None, StreamSettings(newest=False, in_flight=sys.maxsize))
@@ -173,10 +179,13 @@ class Admission(Generic[ImageT]):
     def end(self, waiting: Waiting[ImageT], error: BaseException) -> None:
         """End a request of which no part has been admitted."""
         self._remove(waiting)
-        for part in waiting.parts or ():
+        parts, waiting.parts = waiting.parts or (), None
+        for part in parts:
             part.waiting = None
         if waiting.submission is not None:
             waiting.submission.end(error)
+        for part in parts:
+            self._cancel(part, error)
 
     def withdraw(self, submission: Submission[ImageT], error: BaseException) -> None:
         """End a request, unless a part of it has been admitted."""
