@@ -92,6 +92,7 @@ class StreamState:
         successor: where it goes on when its worker has let go; None if it does not move.
         captured: the last frame with a result where it was, as in `protocol`.
         stays: why it could not move to where it belongs; None if it could.
+        outdated: its configuration has changed since it began to be opened, so that it is opened once more.
     """
 
     name: str
@@ -112,6 +113,7 @@ class StreamState:
     successor: Successor | None = None
     captured: tuple[float, str, float] | None = None
     stays: str | None = None
+    outdated: bool = False
 
     @property
     def need(self) -> StreamNeed:
@@ -129,13 +131,15 @@ class StreamState:
         self.phase, self.live, self.opened_at = "open", live, now
         self.opened += 1
         self.removed |= self.opened == 1 and bool(self.opening) and all(done.cancelled() for done in self.opening)
+        if self.outdated:
+            return
         for done in self.opening:
             settle(done, self.name)
         self.opening.clear()
 
     def open_at(self, worker: str, key: int) -> Message:
         """Note that it is being opened at a worker; returns the command."""
-        self.phase, self.worker, self.key = "opening", worker, key
+        self.phase, self.worker, self.key, self.outdated = "opening", worker, key, False
         how = {"checked": self.checked, "again": self.opened > 0, "repeat": self.repeat}
         return {"do": "open", "stream": self.name, "key": key, "config": self.config, **how}
 

@@ -84,7 +84,9 @@ class StreamTable:
             self._begin_move(stream, stream.worker, {**config, "name": name}, done)
             return done
         stream.opening.append(done)
-        stream.config = stream.config if config is None else {**config, "name": name}
+        if config is not None:
+            stream.config = {**config, "name": name}
+            stream.outdated = stream.phase == "opening"
         if stream.phase == "failed":
             stream.phase, stream.reason = "waiting", None
         elif stream.phase == "open":
@@ -131,11 +133,13 @@ class StreamTable:
             return []
         if kind == "opened":
             stream.note_opened(message["live"], time.monotonic())
-            if stream.removed:
+            if stream.removed or stream.outdated:
                 self._close_there(stream)
             return []
         stream.worker = None
-        if kind == "refused":
+        if kind == "refused" and stream.outdated and not stream.removed:
+            stream.phase = "waiting"
+        elif kind == "refused":
             self._fail(stream, RefusedError(message["kind"], message["error"]))
         elif kind == "gone":  # a file is through, or a source has failed for good
             self.finished[stream.name] = message
@@ -168,9 +172,9 @@ class StreamTable:
                 self._drop_successor(stream)
                 self._fail(stream, RefusedError("StreamError", f"its worker crashed with it: {reason}"))
             elif stream.live is False and stream.phase == "open":
-                reason = f"its worker has ended ({reason}) before the file was through"
-                self.finished[stream.name] = {"is": "gone", "stream": stream.name, "error": reason, "live": False}
-                self._fail(stream, RefusedError("StreamError", reason))
+                error = f"its worker has ended ({reason}) before the file was through"
+                self.finished[stream.name] = {"is": "gone", "stream": stream.name, "error": error, "live": False}
+                self._fail(stream, RefusedError("StreamError", error))
             else:
                 self._follow_up(stream, None)
         return [stream.name for stream in lost]

@@ -252,11 +252,11 @@ class Supervisor(Roster):
                     return
                 now = time.monotonic()
                 due = [seat for seat in self._seats.values() if seat.due(now)]
-                hanging = [seat for seat in self._seats.values() if seat.hangs(now)]
-            for seat in hanging:
-                log.warning("worker %s has not answered for some time, and is started again", seat.name)
-                assert seat.worker is not None
-                seat.worker.kill()
+                # The workers themselves: another thread may note the end of one before it is killed here.
+                hanging = [seat.worker for seat in self._seats.values() if seat.worker and seat.hangs(now)]
+            for worker in hanging:
+                log.warning("worker %s has not answered for some time, and is started again", worker.name)
+                worker.kill()
             for seat in due:
                 self._start(seat)
             try:

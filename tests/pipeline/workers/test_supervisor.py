@@ -13,7 +13,7 @@ from saccade.pipeline.workers import quarantine, states, supervisor
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.states import RefusedError
 from tests.support.cameras import wait_for
-from tests.support.scripted_workers import CONFIG, LONG_S, Scene, scene, seat_of
+from tests.support.scripted_workers import CONFIG, LONG_S, Scene, ScriptedWorker, scene, seat_of
 from tests.support.sinks.rule_events import BEGIN
 
 
@@ -74,6 +74,33 @@ def test_a_file_that_was_being_read_has_failed() -> None:
         assert again.result(LONG_S) == "clip"
 
 
+def test_each_of_several_lost_files_tells_the_reason_once() -> None:
+    with scene("1") as made:
+        for name in ("clip", "film"):
+            made.supervisor.open(CONFIG, name)
+        made.worker("1").answer(live=False)
+        made.worker("1").end("SIGKILL")
+        errors = {message["error"] for message in made.supervisor.finished().values()}
+        assert errors == {"its worker has ended (SIGKILL) before the file was through"}
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_configuration_given_while_a_stream_opens_is_taken(opens: bool) -> None:
+    with scene("1") as made:
+        first = made.supervisor.open(CONFIG, "door")
+        worker = made.worker("1")
+        second = made.supervisor.restart("door", {**CONFIG, "detect": ["cat"]})
+        if opens:
+            worker.answer()
+        else:
+            worker.refuse(worker.asked.pop(), "SourceError", "no such host")
+        assert not any((first.done(), second.done()))
+        made.place()
+        worker.answer()
+        assert (first.result(LONG_S), second.result(LONG_S)) == ("door", "door")
+        assert worker.open["door"]["config"]["detect"] == ["cat"]
+
+
 def test_a_worker_that_stays_away_gives_its_streams_to_others() -> None:
     with scene() as made:
         for number in range(2):
@@ -92,6 +119,22 @@ def test_a_worker_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch
         wait_for(lambda: made.made["1"][0].killed, LONG_S)
         monkeypatch.undo()
         made.worker("1", 1).get_ready()
+
+
+def test_a_worker_that_ends_before_it_is_killed_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scene() as made:
+        first, second = made.worker("1"), made.worker("2")
+
+        def end_both(worker: ScriptedWorker) -> None:
+            first.end("SIGKILL")
+            second.end("SIGSEGV")
+
+        monkeypatch.setattr(ScriptedWorker, "kill", end_both)
+        monkeypatch.setattr(states, "SILENT_S", 0.1)
+        wait_for(lambda: second.state == "ended", LONG_S)
+        monkeypatch.undo()
+        for name in ("1", "2"):
+            made.worker(name, 1).get_ready()
 
 
 def test_a_stream_that_crashes_its_workers_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
