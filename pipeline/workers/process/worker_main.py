@@ -237,7 +237,9 @@ class _WorkerProcess:
 
     def _await_end(self, config: ListedStream) -> None:
         """Wait for the stream's last run here, if it is ending, and move files aside that it has left."""
-        if (run := self._leaving.pop(config.name or "", None)) is not None:
+        with self._lock:
+            run = self._leaving.pop(config.name or "", None)
+        if run is not None:
             run.join(_LEAVE_S)
         each = [Target(text) for text in self._settings["config"].get("sinks", [])]
         keep_outputs(config.name or "", config, each)
@@ -255,22 +257,31 @@ class _WorkerProcess:
         self._channel.send({**answer, "kind": _kind_of(error), "error": reason})
 
     def _close_stream(self, message: Message) -> None:
-        name, error, captured = message["stream"], None, None
-        if not self._held.drop(message["key"]):
+        name, key, error, captured = message["stream"], message["key"], None, None
+        if not self._held.drop(key):
             with self._lock:
-                run, _ = self._runs.pop(name, (None, 0))
-            if run is not None and (stage := event_stage(run.stages)) is not None:
-                stage.moves = bool(message.get("moves"))
-            if run is not None and message.get("moves"):  # the next begins when all is written: sources close slowly
-                run.stop()
-                self._leaving[name] = run
-                error = None if run.wait_written(_LEAVE_S) else f"'{name}' was stopped, but has not ended"
-            else:
-                error = self._remove(name)
-            captured = run.captured if run else None
-            self._session_flush()
-        answer = {"is": "closed", "stream": name, "key": message["key"], "error": error, "captured": captured}
+                run, opened = self._runs.get(name, (None, key))
+                if opened == key:
+                    self._runs.pop(name, None)
+            if opened == key:  # else one that was held has come to nothing by itself: the stream goes on
+                error = self._end_run(name, run, moves=bool(message.get("moves")))
+                captured = run.captured if run else None
+        answer = {"is": "closed", "stream": name, "key": key, "error": error, "captured": captured}
         self._channel.send(answer)
+
+    def _end_run(self, name: str, run: Run | None, *, moves: bool) -> str | None:
+        """End a stream, whose run may have ended by itself; returns why it has not."""
+        if run is not None and (stage := event_stage(run.stages)) is not None:
+            stage.moves = moves
+        if run is not None and moves:  # the next begins when all is written: sources close slowly
+            run.stop()
+            with self._lock:
+                self._leaving[name] = run
+            error = None if run.wait_written(_LEAVE_S) else f"'{name}' was stopped, but has not ended"
+        else:
+            error = self._remove(name)
+        self._session_flush()
+        return error
 
     def _remove(self, name: str) -> str | None:
         """End a stream; returns why it has not."""
@@ -289,6 +300,7 @@ class _WorkerProcess:
             ended = [(name, run, key) for name, (run, key) in self._runs.items() if run.ended]
             for name, _, _ in ended:
                 del self._runs[name]
+            self._leaving = {name: run for name, run in self._leaving.items() if not run.ended}
         for name, run, key in ended:
             self._session_flush()
             report = run.report()
@@ -336,12 +348,10 @@ class _WorkerProcess:
                 plain = _plain(runs[name])
                 settings = plain if plain != self._sent.get(name) else None
                 self._sent[name] = plain
-            cost = round(busy * wanted[name] / total, 4) if status.report.frames else None
-            report = status.report
-            fps = round(report.recent.fps, 2)
-            stage = event_stage(runs[name].stages)
-            how = name, status.state, status.reason, status.live
-            streams.append(StreamReport(*how, report.frames, fps, cost, settings, stage.seen if stage else {}))
+            report, stage = status.report, event_stage(runs[name].stages)
+            cost = round(busy * wanted[name] / total, 4) if report.frames else None
+            how = name, status.state, status.reason, status.live, report.frames, round(report.recent.fps, 2)
+            streams.append(StreamReport(*how, cost, settings, stage.seen if stage else {}))
         return WorkerReport(round(busy, 4), rss_bytes(os.getpid()), tuple(streams))
 
     def _send(self, message: Message) -> None:
