@@ -55,9 +55,7 @@ class PacketRing:
         with self._lock:
             newest = self._packets[-1] if self._packets else None
             if newest is not None and not -CLOCK.denominator < packet.pts - newest.pts < 60 * CLOCK.denominator:
-                self._packets.clear()
-                self._keys.clear()
-                self._bytes = 0
+                self._clear()
             if packet.key:
                 self._keys.append(packet.captured_at)
             elif not self._keys:
@@ -67,6 +65,8 @@ class PacketRing:
             oldest = min([packet.captured_at - self._keep_s, *self._held.values()])
             while len(self._keys) > 1 and (self._keys[1] <= oldest or self._bytes > _MOST_BYTES):
                 self._drop_group()
+            if self._bytes > _MOST_BYTES:  # since one key frame: browsers send the next when one is asked for
+                self._clear()
 
     @property
     def newest(self) -> float | None:
@@ -93,6 +93,11 @@ class PacketRing:
             if packet.key and packet.captured_at <= begin:
                 first = number
         return packets[first:]
+
+    def _clear(self) -> None:
+        self._packets.clear()
+        self._keys.clear()
+        self._bytes = 0
 
     def _drop_group(self) -> None:
         self._keys.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -153,6 +154,16 @@ def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ring.cut(0, 9e9)
     assert kept[0].key
     assert sum(len(packet.data) for packet in kept) <= most
+
+
+def test_a_ring_without_another_key_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = (replace(packet, key=not number) for number, packet in enumerate(coded(30)))
+    most = sum(len(packet.data) for packet in [first, *others[:20]])
+    monkeypatch.setattr("saccade.pipeline.events.clips._MOST_BYTES", most)
+    ring = filled([first, *others])
+    assert ring.cut(0, 9e9) == []  # the rest cannot be decoded without what is dropped
+    ring.add(key := replace(others[-1], pts=others[-1].pts + 3000, key=True))
+    assert ring.cut(0, 9e9) == [key]
 
 
 @pytest.fixture(scope="module")
