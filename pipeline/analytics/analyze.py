@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -83,8 +83,9 @@ class AnalyzeStage:
         with self._lock:
             if self._log.due(frame.captured_at):
                 self._log.turn(frame.captured_at, self._totals())
-            result = self._count(result, time_of(frame), self._track)
+            result, zones_of = self._count(result, time_of(frame), self._track)
         if self._settings.smooth and (predicted := self._track.predicted()):
+            predicted = tuple(_in_zones(box, zones_of.get(box.track_id or 0, ())) for box in predicted)
             found = result.detections
             trails = (*result.extras[Trail.key], *self._track.trails_of(predicted))
             extras = {**result.extras, Trail.key: trails}
@@ -105,7 +106,8 @@ class AnalyzeStage:
         zones = {name: zone.counts() for name, zone in self._zones.items()}
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
-    def _count(self, result: Result, seconds: float, track: TrackStage) -> Result:
+    def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
+        """The result with zones and lines; and the zones that each track is in, hidden ones among them."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
@@ -113,7 +115,7 @@ class AnalyzeStage:
         self._objects.update(seen.label for seen in sightings if seen.track_id > self._newest)
         self._newest = max(self._newest, max((seen.track_id for seen in sightings), default=0))
         if not (self._zones or self._lines):
-            return result
+            return result, {}
         alive, anchors = set(track.tracker.ids.tolist()), Anchors(sightings)
         zones_of: dict[int, tuple[str, ...]] = {}
         for name, zone in self._zones.items():
@@ -129,13 +131,14 @@ class AnalyzeStage:
         if zones_of:
             boxes = tuple(_in_zones(one, z) if (z := zones_of.get(one.track_id or 0)) else one for one in boxes)
             spots = tuple(replace(one, zones=z) if (z := zones_of.get(one.track_id or 0)) else one for one in spots)
-        return Result(
+        counted = Result(
             Detections(boxes, result.detections.width, result.detections.height),
             Points(spots, result.points.width, result.points.height),
             result.texts,
             result.timings,
             extras,
         )
+        return counted, zones_of
 
 
 def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:

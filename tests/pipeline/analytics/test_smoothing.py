@@ -44,6 +44,12 @@ def test_a_box_that_flickers_is_bridged_where_it_would_be() -> None:
     assert (bridged.x1, bridged.y2) == (pytest.approx(0.34, abs=0.01), pytest.approx(0.8, abs=0.01))
 
 
+def test_a_bridged_box_stays_in_its_zone() -> None:
+    results = results_of(missing=(12, 24), zones="left=0,0,.5,0,.5,1,0,1")
+    assert [result.detections.boxes[0].zones for result in results[11:14]] == [("left",)] * 3
+    assert results[24].detections.boxes[0].zones == ()
+
+
 def test_a_bridge_ends_after_less_than_half_a_second() -> None:
     results = results_of(missing=tuple(range(12, 30)))
     assert [len(result.detections.boxes) for result in results[11:17]] == [1, 1, 1, 1, 0, 0]
