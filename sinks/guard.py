@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from saccade.engine.results import Result
@@ -85,7 +85,7 @@ class SinkGuard:
                     return
                 self._retry_at = time.monotonic() + backoff_s(self._failures)  # this thread tries, no other
             if lost := self._lost_since.pop(frame.stream, 0):
-                frame = replace(frame, dropped_before=frame.dropped_before + lost)
+                frame = frame.changed(dropped_before=frame.dropped_before + lost)
         try:
             self._sink.write(frame, result, latency)
         except SinkClosedError as error:

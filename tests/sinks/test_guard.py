@@ -129,6 +129,20 @@ def test_what_was_lost_before_a_lost_frame_is_reported_too() -> None:
     assert guard.status().lost == 3  # those that this sink lost itself
 
 
+def test_a_frame_after_a_loss_has_its_image_made_by_the_sink_alone() -> None:
+    sink = FailingSink()
+    guard = SinkGuard(sink)
+    sink.error = SinkError("full")
+    write(guard, 0)
+    sink.error = None
+    time.sleep(0.06)
+    values = {name: getattr(FRAME, name) for name in ("stream", "index", "pts", "time_base", "captured_at")}
+    clocks = {name: getattr(FRAME, name) for name in ("capture_clock", "decoded_at", "decode_ms")}
+    made: list[int] = []
+    guard.write(Frame.deferred(lambda: made.append(1) or FRAME.image, **values, **clocks), RESULT, LATENCY)
+    assert ([frame.dropped_before for frame in sink.written], made) == ([1], [])
+
+
 def test_only_one_thread_tries_a_paused_sink_again() -> None:
     sink = FailingSink()
     guard = SinkGuard(sink)
