@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from saccade.pipeline.events.record import (
@@ -93,8 +94,9 @@ class EventHub:
         with self._lock:
             closed, self._closed, thread = self._closed, True, self._thread
         if thread is not None and not closed:
-            self._waiting.put(None)
-            thread.join(FLUSH_S)
+            with suppress(queue.Full):  # a listener hangs, or `flush` would have made room
+                self._waiting.put_nowait(None)
+                thread.join(FLUSH_S)
 
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:

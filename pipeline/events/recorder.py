@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,8 +85,10 @@ class MediaWriter:
     def close(self) -> None:
         """Write what waits, for some seconds at most. A second call does nothing."""
         if self._thread.is_alive():
-            self._waiting.put(None)
-            self._thread.join(_CLOSE_S)
+            deadline = time.monotonic() + _CLOSE_S
+            with suppress(queue.Full):  # a disk hangs
+                self._waiting.put(None, timeout=_CLOSE_S)
+                self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         decode_behind_the_model()  # once for the thread: some clips are coded again, which must not cost frames

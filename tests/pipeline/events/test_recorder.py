@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
+from saccade.pipeline.events import recorder
 from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.recorder import MOST_S, MediaWriter, Recorder
 from saccade.sources import Frame
@@ -206,3 +207,18 @@ def test_a_failed_file_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogC
     assert [record.message for record in caplog.records] == [
         f"{tmp_path}: images and clips of events cannot be written: No space left on device"
     ]
+
+
+def test_a_disk_that_hangs_does_not_keep_the_end_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_MAX_WAITING", 1)
+    monkeypatch.setattr(recorder, "_CLOSE_S", 0.05)
+    go_on, begun = threading.Event(), threading.Event()
+    writer = MediaWriter(tmp_path, lambda done: None)
+    writer.write(MediaDone("door", "1", "clip"), lambda path: (begun.set(), go_on.wait()))
+    assert begun.wait(20)
+    writer.write(MediaDone("door", "2", "clip"), None)
+    ending = threading.Thread(target=writer.close, daemon=True)
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
+    go_on.set()
