@@ -157,8 +157,9 @@ class MqttSink:
             if self._closed:
                 return
             if event["type"] == "rules":
+                going = {one["rule"] for one in self._events_of_rules.values() if one["stream"] == stream}
                 for rule in {*self._rules.get(stream, ()), *event["rules"]}:
-                    self._set_rule(stream, rule, OFF)
+                    self._set_rule(stream, rule, ON if rule in going else OFF)
                 self._rules[stream] = list(event["rules"])
             elif event["type"] in CHANGES:
                 before = self._events_of_rules.get(event["id"], event)

@@ -79,6 +79,19 @@ def test_an_event_is_published_in_frigates_fields(broker: Broker, listener: List
 
 
 @needs_mosquitto
+def test_a_rule_stays_on_while_others_of_its_stream_change(broker: Broker, listener: Listener) -> None:
+    sink = MqttSink(broker.url())
+    for event in (RULES, BEGIN, {**RULES, "rules": ["no helmet", "new"]}):
+        sink.write_event(event)
+    wait_for(lambda: listener.last("saccade/door/rules/new") == "OFF")
+    assert listener.last("saccade/door/rules/no helmet") == "ON"
+    sink.write_event({**RULES, "rules": []})
+    sink.write_event(END)
+    wait_for(lambda: listener.last("saccade/door/rules/no helmet") == "OFF")
+    sink.close()
+
+
+@needs_mosquitto
 def test_a_rule_that_was_on_when_killed_is_off_again(broker: Broker, listener: Listener) -> None:
     listener.publish("saccade/door/rules/gone", "ON")
     sink = MqttSink(broker.url())
