@@ -60,6 +60,7 @@ class Forwarder:
         headers = CIMultiDict({key: request.headers[key] for key in _SENT_ON if key in request.headers})
         headers.update(front_headers(self._secret, request))
         body = request.content if request.can_read_body else None
+        response: web.StreamResponse | None = None
         try:
             async with self._session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -80,7 +81,11 @@ class Forwarder:
                 await response.write_eof()
                 return response
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
-            raise unavailable() from None
+            if response is None or not response.prepared:
+                raise unavailable() from None
+            if request.transport is not None:  # another answer would be taken for the rest of this one
+                request.transport.abort()
+            return response
 
     async def get(self, request: web.Request, worker: str | None, path: str) -> Any:
         """What a worker answers to a GET of JSON, on behalf of the client of `request`; None if it does not."""
