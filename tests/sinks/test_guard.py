@@ -129,7 +129,7 @@ def test_what_was_lost_before_a_lost_frame_is_reported_too() -> None:
     assert guard.status().lost == 3  # those that this sink lost itself
 
 
-def test_a_frame_after_a_loss_has_its_image_made_by_the_sink_alone() -> None:
+def test_no_image_is_made_of_the_first_frame_after_a_loss() -> None:
     sink = FailingSink()
     guard = SinkGuard(sink)
     sink.error = SinkError("full")

@@ -10,7 +10,7 @@ from saccade.pipeline.events import hub
 from saccade.pipeline.events.record import RuleList
 
 
-def test_a_listener_that_hangs_does_not_keep_the_end_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "MAX_WAITING", 4)
     monkeypatch.setattr(hub, "FLUSH_S", 0.05)
     events, go_on = hub.EventHub(), threading.Event()
