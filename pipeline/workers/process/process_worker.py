@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any, Literal
 
 from saccade.pipeline.workers.process.channel import Channel
@@ -59,6 +60,7 @@ class ProcessWorker:
         self._state: WorkerState = "starting"
         self._process: multiprocessing.process.BaseProcess | None = None
         self._channel: Channel | None = None
+        self._commands: SimpleQueue[Message | None] = SimpleQueue()
 
     @property
     def name(self) -> str:
@@ -97,12 +99,12 @@ class ProcessWorker:
         if results is not None:
             reading = threading.Thread(target=self._receive, args=(results,), name="saccade results", daemon=True)
             reading.start()
+        threading.Thread(target=self._send, args=(self._channel,), name="saccade commands", daemon=True).start()
         threading.Thread(target=self._watch, args=(reading,), name="saccade worker", daemon=True).start()
 
     def send(self, command: Message) -> None:
         """Send a command; nothing happens where the process has gone, which is reported as a message."""
-        if self._channel is not None:
-            self._channel.send(command)
+        self._commands.put(command)
 
     def stop(self) -> None:
         """Have it close everything and end."""
@@ -113,6 +115,11 @@ class ProcessWorker:
         with suppress(ValueError):  # it has ended, and is forgotten
             if self._process is not None:
                 self._process.kill()
+
+    def _send(self, channel: Channel) -> None:
+        """Hand on commands: one that hangs reads none, and its supervisor must not wait for it with its lock held."""
+        while (command := self._commands.get()) is not None:
+            channel.send(command)
 
     def _receive(self, results: Connection) -> None:
         assert self._on_results is not None
@@ -138,6 +145,7 @@ class ProcessWorker:
         if reading is not None:
             reading.join()
         self._state = "ended"
+        self._commands.put(None)
         code = self._process.exitcode or 0
         reason = reason or (signal_of(code) if code < 0 else f"exit code {code}")
         self._channel.close()
