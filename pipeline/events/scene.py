@@ -122,9 +122,11 @@ class SceneReader:
                 )
                 path = self._paths.setdefault(one.track_id, _Path(frame.captured_at))
                 path.add(frame.captured_at, bottom_of(one), one.score)
-        inside = {number for dwell_s in zones.values() for number in dwell_s}
+        there = {number for dwell_s in zones.values() for number in dwell_s}
+        # One that is bridged goes on, however long ago it was seen: a gate keeps back frames on which nothing moves.
+        there |= {one.track_id for one in found if one.predicted and one.track_id is not None}
         for number, track in list(self._tracks.items()):
-            if number not in inside and seconds - track.seen_s > KEEP_S:
+            if number not in there and seconds - track.seen_s > KEEP_S:
                 self._drop(track, frame.stream)
             elif seconds != track.seen_s:
                 held = tuple(name for name in zones if number in zones[name])
