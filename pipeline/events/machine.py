@@ -26,6 +26,10 @@ RESUME_S = 15.0
 SETTLE_S = 5.0
 """Seconds from that frame on, within which its condition must hold again: objects are found, tracked, asked about."""
 
+_MOST_TRACKS = 1000
+"""That an event lists. One of a busy street has no end: after 20,000 tracks each update was a record of 140 kB, twice a
+second."""
+
 _RISE = 0.05  # of the best score, that makes an update
 _SURER = 0.1  # of p(yes), likewise
 
@@ -298,7 +302,7 @@ class RuleMachine:
         there = {number: track for number, (track, _) in self._crossed.items()} | dict(scene.tracks)
         tracks = [there[number] for number in held if number in there]
         seen = [track for track in tracks if scene.seen(track)]
-        numbers = tuple(dict.fromkeys((*event.tracks, *(track.number for track in tracks))))
+        numbers = tuple(dict.fromkeys((*event.tracks, *(track.number for track in tracks))))[-_MOST_TRACKS:]
         zones = tuple(dict.fromkeys(zone for track in tracks for zone in track.zones))
         found: dict[str, Any] = {}
         if self.rule.asks:

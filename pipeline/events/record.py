@@ -28,7 +28,7 @@ class Event:
         rule: name of the rule.
         stream: name of the stream.
         label: of the best object; that of the rule where there is none.
-        tracks: numbers of the objects that have fulfilled the condition so far.
+        tracks: numbers of the objects that have fulfilled the condition so far, the newest 1000 of them.
         zones: those in which they are now.
         entered_zones: those in which they have been.
         since: when the condition began to hold, on the capture clock, in seconds.

@@ -33,6 +33,13 @@ def gate(seconds: float, crossed: dict[int, str] | None = None) -> Scene:
     return scene(seconds, {1: "person", 2: "person", 3: "dog"}, crossed={"gate": crossed or {}})
 
 
+def test_an_event_without_end_lists_its_newest_tracks() -> None:
+    watched = machine("person")
+    changes = [change for n in range(1500) for change in watched.step(scene(n / 10, {n: "person"}, first_s=n / 10))]
+    assert len(changes) == 1500
+    assert changes[-1].event.tracks == tuple(range(500, 1500))
+
+
 TABLE = {
     "begins after its time and ends when it holds no more": (
         machine("person in hall for 2s"),
