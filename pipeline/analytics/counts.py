@@ -81,7 +81,8 @@ class CountLog:
 
 def _added(now: Mapping[str, ByLabel], earlier: Mapping[str, ByLabel]) -> dict[str, ByLabel]:
     def less(name: str, label: str, what: str, count: int) -> int:
-        return count if what == "inside" else max(0, count - earlier.get(name, {}).get(label, {}).get(what, 0))
+        before = earlier.get(name, {}).get(label, {}).get(what, 0)
+        return count if what == "inside" or count < before else count - before  # it has begun anew if it is less
 
     return {
         name: {

@@ -105,6 +105,14 @@ def test_each_minute_has_its_own_counts() -> None:
     assert [minute.start for minute in log.since(1140, totals)] == [1080 + 60]
 
 
+def test_a_zone_that_was_changed_counts_from_zero_in_its_minute() -> None:
+    def totals(entered: int) -> Totals:
+        return Totals({}, {"door": {"person": {"entered": entered, "inside": 1}}})
+
+    assert totals(3).since(totals(10)).zones == {"door": {"person": {"entered": 3, "inside": 1}}}
+    assert totals(13).since(totals(10)).zones == {"door": {"person": {"entered": 3, "inside": 1}}}
+
+
 def test_a_configuration_counts_in_zones(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     wanted: dict[str, Any] = {"source": str(DEMO_CLIP), "detect": "person", "conf": 0.3, "start": 8, "end": 10}
