@@ -200,7 +200,7 @@ class Streams:
             frames: as in `Run`.
 
         Raises:
-            StreamError: if the name cannot be used or is taken, or too many streams run.
+            StreamError: if the name cannot be used or is taken, too many streams run, or there are no threads left.
         """
 
         def ended(run: Run) -> None:
@@ -227,9 +227,12 @@ class Streams:
             with self._lock:  # until its threads run, so that `close` joins no thread that has not started
                 if self._closed:
                     raise StreamError(_CLOSED)
+                try:
+                    run.start()
+                except RuntimeError as error:
+                    raise StreamError(f"'{name}' cannot be started: {error}") from error
                 self._runs[name] = run
                 self._failed.pop(name, None)
-                run.start()
         return run
 
     @property

@@ -121,6 +121,7 @@ class Run:
         work += self._delivery.work()
         self._on_end, self._left, self._writing, self._abandoned = on_end, len(work), len(work) - 1, False
         self._ended, self._written = threading.Event(), threading.Event()
+        self._begun, self._called_off = threading.Event(), False
         # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
         self._threads = [
             threading.Thread(target=self._part, args=(part, what == "source"), name=f"saccade {what}", daemon=True)
@@ -165,10 +166,21 @@ class Run:
         return self._source.info.frames
 
     def start(self) -> None:
-        """Start every thread; returns at once."""
+        """Start every thread; returns at once.
+
+        Raises:
+            RuntimeError: if there can be no more threads. Nothing has begun then, and all is the caller's again.
+        """
         self._stream.configure()
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self._called_off = True
+            self._stream.close()
+            raise
+        finally:
+            self._begun.set()
 
     def stop(self) -> None:
         """Read no further: drop what waits for the engine, finish what it has, close every sink. Returns at once."""
@@ -229,6 +241,9 @@ class Run:
         return self._delivery.statuses()
 
     def _part(self, work: Callable[[], None], reads: bool) -> None:
+        self._begun.wait()
+        if self._called_off:
+            return
         try:
             work()
         finally:

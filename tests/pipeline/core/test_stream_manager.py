@@ -118,6 +118,25 @@ def test_streams_share_one_sink_which_is_closed_once(engine: Engine) -> None:
     assert no_threads_left()
 
 
+def test_a_stream_without_a_thread_to_run_in_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, source, start, left = Collector(), clip(), threading.Thread.start, [2]
+
+    def start_two(thread: threading.Thread) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Streams(engine, [Output(sink)]) as streams:
+        monkeypatch.setattr(threading.Thread, "start", start_two)
+        with pytest.raises(StreamError, match="can't start new thread"):
+            streams.add("door", source, PERSON)
+        monkeypatch.undo()
+        assert streams.names == []
+        streams.add("door", source, PERSON).join(LONG_S)
+    assert (list(sink.taken), sink.closed) == (["door"], 1)
+
+
 def test_a_failed_stream_stops_no_other_and_stays_listed(engine: Engine) -> None:
     ended: list[Run] = []
     sink = Collector()
