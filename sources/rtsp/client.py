@@ -79,7 +79,7 @@ class RtspClient:
         """Send a request and wait for its reply, authenticating when challenged.
 
         Raises:
-            LiveError: if it is refused, or there is no reply within 5 s, or 15 s where an encoder may have to start.
+            LiveError: if it is refused, or there is no reply within 4 s, or 15 s where an encoder may have to start.
             RedirectError: if the server redirects.
             TransportRefusedError: if it refuses the way that packets are to come.
         """

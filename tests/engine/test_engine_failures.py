@@ -323,6 +323,7 @@ def test_waiting_in_the_engine_s_own_thread_is_refused(tiny: Engine) -> None:
             lambda: tiny.stream(IMAGE, Query("?", 5)).answer,
             lambda: next(tiny.stream(IMAGE, Query("?", 5))),
             lambda: tiny.encode(IMAGE),
+            lambda: tiny.time_step(1, 1),
         ):
             try:
                 waits()
@@ -335,7 +336,7 @@ def test_waiting_in_the_engine_s_own_thread_is_refused(tiny: Engine) -> None:
     first.call_when_done(wait)
     held.release()
     assert done.wait(WAIT_S)
-    assert len(errors) == 5
+    assert len(errors) == 6
     assert all("the engine's own thread" in error for error in errors)
     assert len(first.result().detections) == 2
     assert answered(tiny)

@@ -166,8 +166,9 @@ class StepLoop(Generic[ImageT]):
         """Run something in the loop's thread, and wait for it.
 
         Raises:
-            EngineError: unless no request is waiting or being answered.
+            EngineError: unless no request is waiting or being answered; or in the loop's thread.
         """
+        self.require_other_thread()
         outcome: Future[T] = Future()
 
         def act() -> None:
