@@ -182,7 +182,11 @@ class Engine:
         return self._submitter.submit(image, tasks, tiles, deadline_s, adapter, None, stream, previous)
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs."""
+        """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs.
+
+        Raises:
+            ValueError: if `settings` are no `StreamSettings`.
+        """
         self._submitter.configure_stream(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:

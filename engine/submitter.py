@@ -159,7 +159,13 @@ class Submitter:
         return expanded
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set how a stream shares the engine with others."""
+        """Set how a stream shares the engine with others.
+
+        Raises:
+            ValueError: if these are no settings: in the loop's thread they would end the engine for all.
+        """
+        if not isinstance(settings, StreamSettings):
+            raise ValueError(f"settings are StreamSettings; got {settings!r}")
         self._streams[stream] = settings
         self._loop.configure(stream, settings)
 

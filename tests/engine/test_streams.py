@@ -57,6 +57,13 @@ def test_a_replaced_frame_ends_while_the_loop_is_busy(tiny: Engine) -> None:
     assert all(same(future.result(WAIT_S), kept[0].result()) for future in [frames[3], *kept])
 
 
+def test_settings_of_another_type_do_not_end_the_engine(tiny: Engine) -> None:
+    for wrong in (5, None, {"weight": 2}):
+        with pytest.raises(ValueError, match="settings are StreamSettings; got"):
+            tiny.configure_stream("door", wrong)  # type: ignore[arg-type]
+    assert tiny.submit(IMAGE, [GOOD], stream="door").result(WAIT_S)
+
+
 def test_an_image_is_made_when_its_turn_comes(tiny: Engine) -> None:
     made: list[int] = []
 
