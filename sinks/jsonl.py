@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import stat
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, Self
 
 from saccade.engine.results import Result
 from saccade.sinks.base import CHANGES, ReaderGoneError, SinkError, SourceHints
+from saccade.sinks.file_lock import hold
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.retention import INTERVAL_S, Retention
 from saccade.sinks.urls import split_path
@@ -30,7 +32,7 @@ class JsonlSink:
     """Writes `make_record` of every frame as a line of UTF-8 JSON, flushed at once so that `tail -f` sees it.
 
     A line is written whole or not at all, also on a full disk. A file that is deleted or moved away while it is
-    written is created anew.
+    written is created anew. One that another run is writing is not replaced.
 
     Args:
         path: file to write; "-" for standard output. An existing file is replaced, or with `max_bytes` continued.
@@ -184,7 +186,7 @@ class _LineFile:
         self._descriptor = -1
         self._identity = (0, 0)  # device and inode
         self._torn = False  # the last line has no end
-        self.reopen(os.O_TRUNC if replace else 0)
+        self.reopen(replace=replace)
 
     def append(self, line: bytes) -> None:
         """Write a line; raises OSError, and then nothing of it is in the file."""
@@ -203,11 +205,19 @@ class _LineFile:
         self.size += written
         self._torn = False
 
-    def reopen(self, flags: int = 0) -> None:
-        """Open the file of that name, which may be another one meanwhile."""
+    def reopen(self, *, replace: bool = False) -> None:
+        """Open the file of that name, which may be another one meanwhile; empty it where it is to be replaced."""
         self.close()
-        flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o666)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            if replace and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                hold(descriptor)  # alone, since what others append would be lost
+                os.ftruncate(descriptor, 0)
+            hold(descriptor, beside_others=True)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
         status = os.fstat(self._descriptor)
         self._identity, self.size = (status.st_dev, status.st_ino), status.st_size
         self._torn = self.size > 0 and not self._ends_with_newline()  # a killed process may leave half a line

@@ -14,10 +14,11 @@ from typing import ClassVar
 
 from saccade.engine.results import Result
 from saccade.sinks.base import SinkError
+from saccade.sinks.file_lock import check_free
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
 from saccade.sinks.video.mp4_writer import OpenMp4
-from saccade.sinks.video.part_file import free_path
+from saccade.sinks.video.part_file import SUFFIX, free_path
 from saccade.sources.frame import Frame
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ def check_writable(path: Path) -> None:
                 raise SinkError(f"cannot write {path}: not a file")
             with path.open("ab"):
                 pass
+        for written in (path, path.with_name(path.name + SUFFIX)):
+            check_free(written)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

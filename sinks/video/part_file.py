@@ -9,7 +9,11 @@ import itertools
 import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from saccade.sinks.file_lock import check_free, hold
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +27,7 @@ class PartFile:
     - Until its first fragment is whole, it is called `path.part`: no `.mp4` that cannot be played is ever left by a
       killed process.
     - After an error, `give_up` leaves what can be played, or nothing.
+    - It is locked until it is closed: two runs into one file would leave none that can be played.
 
     Args:
         path: where it will be. A file of that name is replaced once the new one can be played.
@@ -32,13 +37,14 @@ class PartFile:
         closed: whether FFmpeg is to write no more; it then leaves out the end of the MP4.
 
     Raises:
-        OSError: if it cannot be created.
+        OSError: if it cannot be created, or another run is writing it.
     """
 
     def __init__(self, path: Path) -> None:
         self._final = path
         self.path = path.with_name(path.name + SUFFIX)
-        self._file = self.path.open("w+b", buffering=0)
+        check_free(path)
+        self._file = _open_held(self.path)
         status = os.fstat(self._file.fileno())
         self._identity = status.st_dev, status.st_ino
         self._checked_at = time.monotonic()
@@ -155,6 +161,22 @@ class PartFile:
             if kind == b"mdat" and self._moof:
                 self._fragment_end = self._walked
             self._moof = kind == b"moof"
+
+
+def _open_held(path: Path) -> BinaryIO:
+    """A new file, or the one that a killed process has left, emptied, and locked before it is."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            hold(descriptor)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    os.ftruncate(descriptor, 0)
+                    return os.fdopen(descriptor, "w+b", buffering=0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its writer has just given it its name, and closed it: it is not ours to empty
 
 
 def free_path(path: Path) -> Path:

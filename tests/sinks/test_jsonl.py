@@ -37,6 +37,29 @@ def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
     sink.close()
 
 
+def test_a_file_that_is_being_written_is_not_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first = JsonlSink(path)
+    first.write(FRAME, RESULT, LATENCY)
+    with pytest.raises(SinkError, match=r"cannot write .*out\.jsonl: another run is writing it"):
+        JsonlSink(path)
+    for sink in (JsonlSink(path, max_bytes=10_000), JsonlSink(path, max_bytes=10_000)):  # these only append
+        sink.write(FRAME, RESULT, LATENCY)
+        sink.close()
+    first.write(FRAME, RESULT, LATENCY)
+    first.close()
+    assert path.read_text().count("\n") == 4
+    JsonlSink(path).close()
+    assert not path.read_text()
+
+
+def test_any_number_of_runs_write_to_a_device() -> None:
+    sinks = [JsonlSink(os.devnull), JsonlSink(os.devnull)]
+    for sink in sinks:
+        sink.write(FRAME, RESULT, LATENCY)
+        sink.close()
+
+
 def test_events_have_a_file_of_their_own(tmp_path: Path) -> None:
     frames, events = open_sink(tmp_path / "frames.jsonl"), open_sink(tmp_path / "events.jsonl?send=events")
     for sink in (frames, events):

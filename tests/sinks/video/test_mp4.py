@@ -53,6 +53,24 @@ def test_timestamps_come_back_exactly(tmp_path: Path, clock: str) -> None:
     assert [number_of(f.image) for f in frames] == list(range(len(stamps)))
 
 
+def test_a_video_that_is_being_written_is_not_replaced(tmp_path: Path) -> None:
+    path, base = tmp_path / "out.mp4", Fraction(1, 10)
+    frames = [file_frame(number, base, number) for number in range(60)]
+    first, second = Mp4Sink(path), Mp4Sink(path)  # neither has begun
+    for number, frame in enumerate(frames):
+        first.write(frame, NOTHING, LATENCY)
+        if number in (0, 59):  # while it is called out.mp4.part, and when it has its name
+            for write_there in (lambda: Mp4Sink(path), lambda: second.write(frames[0], NOTHING, LATENCY)):
+                with pytest.raises(SinkError, match=r"cannot write .*out\.mp4: another run is writing it"):
+                    write_there()
+    assert path.exists()
+    first.close()
+    assert len(frame_times(path)) == 60
+    second.write(frames[0], NOTHING, LATENCY)
+    second.close()
+    assert len(frame_times(path)) == 1
+
+
 def test_the_clock_starts_at_zero_if_the_first_frame_is_late(tmp_path: Path) -> None:
     base = Fraction(1, 90000)
     start = 2**33 - 5000
