@@ -31,7 +31,7 @@ MAY_IMPORT = {
 ORDER = {
     "sources": "errors planes timestamps rtp http | frame | base gpu rgb urls | file replay live | "
     "images rtsp webrtc onvif | factory",
-    "sinks": "overlay record backoff | base | urls outbox callback | retention | "
+    "sinks": "overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",
     "engine": "errors image phase results | config kernels models vocabulary result_future | scheduling text_stream | "
     "backends tasks encoded_image | runtime | model_loader start | submitter | engine training | evaluation",
