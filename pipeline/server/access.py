@@ -31,7 +31,7 @@ import yaml
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from saccade.pipeline.core.config.file import explain
+from saccade.pipeline.core.config.file import explain, first_mistake
 from saccade.pipeline.core.errors import ConfigError
 from saccade.pipeline.settings import Names, Text
 from saccade.sources.http.auth import HttpAuth, refusal
@@ -240,6 +240,6 @@ def _read(path: Path) -> _File:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())[:200]}") from None
     except ValidationError as error:
-        first = error.errors()[0]
+        first = first_mistake(error)
         shown = {**first, "input": None} if "token" in map(str, first["loc"]) else first  # which may be a secret
         raise ConfigError(f"{path}: {explain(shown, _File)}") from None

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from saccade.engine.errors import EngineError
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import Prompts
-from saccade.pipeline.core.config.file import explain
+from saccade.pipeline.core.config.file import explain, first_mistake
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.run_tasks import change_prompts, prompts_of
 from saccade.pipeline.server.access import client_of
@@ -110,7 +110,7 @@ class Console:
                 change_prompts(run, self._engine, wanted)
             return json.dumps(_described(prompts_of(run.tasks)))
         except ValidationError as error:
-            reason = explain(error.errors()[0], Prompts)
+            reason = explain(first_mistake(error), Prompts)
         except (ValueError, RecursionError):
             reason = "the message is not JSON"
         except (ConfigError, EngineError, StreamError) as error:

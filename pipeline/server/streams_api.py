@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from saccade.engine import EngineError
 from saccade.pipeline.core.build import CheckSource
 from saccade.pipeline.core.config import Changes, StreamConfig
-from saccade.pipeline.core.config.file import explain
+from saccade.pipeline.core.config.file import explain, first_mistake
 from saccade.pipeline.core.errors import ConfigError, StreamError
 from saccade.pipeline.core.run_tasks import change_prompts, change_share, prompts_of, settings_of
 from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
@@ -223,7 +223,7 @@ async def read_body(request: web.Request, kind: type[M]) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise refusal(web.HTTPUnprocessableEntity, explain(error.errors()[0], kind)) from None
+        raise refusal(web.HTTPUnprocessableEntity, explain(first_mistake(error), kind)) from None
 
 
 def _as_json(status: StreamStatus) -> dict[str, Any]:

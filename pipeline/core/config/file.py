@@ -62,7 +62,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
             values = {"source": source, **values}
         return RunConfig.model_validate({**values, **overrides})
     except ValidationError as error:
-        first = error.errors()[0]
+        first = first_mistake(error)
         key = _key_of(first)
         known = ListedStream if key[:1] == ("streams",) and len(key) > 2 else RunConfig
         if path is None or (key[:1] and key[0] in overrides):
@@ -87,10 +87,19 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
         check(rules)
         return rules
     except ValidationError as error:
-        where, reason = _placed(error.errors()[0], places, RuleList)
+        where, reason = _placed(first_mistake(error), places, RuleList)
     except PlacedError as error:
         where, reason = _place_in(error, error.key or (), places), str(error)
     raise TextError(reason, *where)
+
+
+def first_mistake(error: ValidationError) -> ErrorDetails:
+    """The mistake to report: the first one, or why it is one, a misspelt key beside the one that is missing."""
+    first, *others = error.errors()
+    if first["type"] == "missing":
+        unknown = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
+        return next(unknown, first)
+    return first
 
 
 def _key_of(error: ErrorDetails) -> KeyPath:
@@ -134,6 +143,8 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
         from_file: name it as a key; otherwise as a flag of the command line.
     """
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if error["type"] == "model_type":  # pydantic names a class
+        reason = "should be a mapping of keys to values"
     if not error["loc"]:
         return reason
     key = next((step for step in reversed(error["loc"]) if isinstance(step, str)), str(error["loc"][0]))
@@ -190,6 +201,8 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
         where = (mark.line + 1, mark.column + 1) if mark else ()
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         raise TextError(f"broken YAML: {problem}", *where) from None
+    except RecursionError:
+        raise TextError(f"nested more than {MAX_DEPTH} levels deep") from None
     except yaml.YAMLError as error:
         raise TextError(f"broken YAML: {' '.join(str(error).split())}") from None
 

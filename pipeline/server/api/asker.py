@@ -22,7 +22,7 @@ from saccade.engine.results import Result, Text
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Caption, Query
-from saccade.pipeline.core.config.file import explain
+from saccade.pipeline.core.config.file import explain, first_mistake
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.sources.frame import RgbImage
 from saccade.sources.http.auth import read_text, refusal
@@ -78,7 +78,7 @@ class Asker:
         try:
             return kind.model_validate(await asyncio.to_thread(parse_json, text))
         except ValidationError as error:
-            raise refusal(web.HTTPBadRequest, explain(error.errors()[0], kind)) from None
+            raise refusal(web.HTTPBadRequest, explain(first_mistake(error), kind)) from None
         except (ValueError, RecursionError):
             raise refusal(web.HTTPBadRequest, "the body is not JSON") from None
 

@@ -165,7 +165,8 @@ def test_rules_as_text_are_read_back_as_they_were() -> None:
     [
         ("- name: a\n  when: person in door fro 2s\n", 2, 24, "expected 'between', 'for' or the end, got 'fro'"),
         ("- name: a\n  when: 'person in dor'\n", 2, 20, "there is no zone 'dor'; zones: door"),
-        ("- name: a\n  whn: person\n", 1, 3, "when is missing"),
+        ("- name: a\n  whn: person\n", 2, 3, "unknown key 'whn'; did you mean 'when'?"),
+        ("- name: a\n", 1, 3, "when is missing"),
         ("- name: a\n  when: dog\n  cooldwn: 1s\n", 3, 3, "did you mean 'cooldown'?"),
         ("- name: a\n   when: u", 2, 8, "broken YAML"),
         ("- name: a\n  when: u\n  when: v", 3, 3, "given twice, first in line 2"),

@@ -10,6 +10,7 @@ from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
+from saccade.sources import redact
 from tests.support import REPO
 
 
@@ -92,6 +93,26 @@ def test_an_invalid_flag_is_named(overrides: dict[str, Any], message: str) -> No
     with pytest.raises(ConfigError) as error:
         load(None, overrides)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("streams:\n  - {name: a, sorce: a.mp4}\n", ":2:15: unknown key 'sorce'; did you mean 'source'?"),
+        (
+            "streams:\n  - rtsp://bob:KEY@192.0.2.7/live\n",
+            ":2:5: streams[0]: should be a mapping of keys to values, got 'rtsp://192.0.2.7/live'",
+        ),
+        ("streams:\n  -\n", ":2:4: streams[0]: should be a mapping of keys to values"),
+        (f"detect: {'[' * 3000}{']' * 3000}\n", ": nested more than 8 levels deep"),
+    ],
+)
+def test_a_mistake_of_a_beginner_is_told_in_words(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    assert redact(str(error.value)) == f"{path}{line}"
 
 
 def test_a_flag_over_a_wrong_value_in_the_file_mends_it(tmp_path: Path) -> None:
