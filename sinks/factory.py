@@ -94,7 +94,9 @@ def open_sink(
         raise SinkError(
             f"there are no {scheme.lower()}:// sinks: {redact_target(text)} should be {known}, whep:PORT, or a file"
         )
-    raise SinkError(f"cannot tell what to write to {text}: end it in .mp4 or .jsonl, or use '-' or 'display'")
+    raise SinkError(
+        f"cannot tell what to write to {redact_target(text)}: end it in .mp4 or .jsonl, or use '-' or 'display'"
+    )
 
 
 def kind_of(target: str) -> SinkKind | None:

@@ -19,14 +19,18 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME = "a time such as 90, 10m, 1h or 7d"
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
+_CREDENTIALS = re.compile(r"(\w+:/?)?[^/:@\s]+:[^/\s]*@")  # of an address without its beginning, or a part of that
 _HOST = re.compile(r"([^\s:@\[\]]*|\[[^\]]*\])(:\d*)?")
+_HOST_OR_USER = re.compile(r"(?!localhost:)[^\s:@\[\].]+:\d+[/?#].*@")  # and its port, or a password such as 1/x
 
 
 def redact_target(text: str) -> str:
     """A target as logs may show it: of an address only `scheme://host:port`, since paths hold keys as well."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return text
+        return _CREDENTIALS.sub(r"\1***@", text)
+    if _HOST_OR_USER.match(rest):
+        return f"{scheme}://***"
     for place in (rest, rest.rpartition("@")[2]):  # the second: a password with an unescaped /, ? or #
         host = re.split(r"[/?#]", place, maxsplit=1)[0].rpartition("@")[2]
         if _HOST.fullmatch(host):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from saccade.sources.base import Source
 from saccade.sources.errors import LiveError, SourceError
@@ -25,6 +26,8 @@ from saccade.sources.urls import RtspAddress, redact, stream_name
 if TYPE_CHECKING:
     from saccade.sources.onvif.device import OnvifAddress
 
+_SCHEME = re.compile(r"[a-z]+:/", re.IGNORECASE)  # with a slash missing
+_LIKE_ADDRESS = re.compile(r"[^@]+:[^@]*@.|[\w.-]+:\d+(/|$)|(\d+\.){3}\d+(/|$)")
 _RTSP = ("rtsp", "rtsps")
 _STREAMS = ("http", "https", "rtmp", "rtmps", "srt", "tcp", "udp")
 
@@ -71,6 +74,17 @@ def open_source(
         text = os.fspath(str(target) if isinstance(target, int) else target)
     except TypeError:
         raise SourceError(f"a source is a path, an address or a webcam's number, not {target!r:.100}") from None
+    if not isinstance(text, str) or not text:  # an empty path would be the folder that one happens to be in
+        raise SourceError(f"a source is a path, an address or a webcam's number, not {text!r:.100}")
+    if "://" in text:
+        text = text.strip()
+    for name, value, known in (
+        ("hwaccel", hwaccel, HwAccel),
+        ("rtsp_transport", rtsp_transport, Transport),
+        ("loss", loss, Loss),
+    ):
+        if value not in get_args(known):
+            raise SourceError(f"{name} is one of {', '.join(get_args(known))}; got {value!r}")
     if text.startswith("webrtc:"):
         if start is not None or end is not None:
             raise SourceError("webrtc: is live: start and end are for files")
@@ -86,11 +100,24 @@ def open_source(
         name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
         return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
+    _check_path(path)
     still = path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES
     if still:
         return ImageSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
     how: HwAccel = hwaccel if paced else "none"
     return FileSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end, hwaccel=how, paced=paced)
+
+
+def _check_path(path: Path) -> None:
+    """Refuse what is no path: too long for one, or an address that lacks its beginning, whose password stays unsaid."""
+    try:
+        if path.exists():
+            return
+    except OSError as error:
+        raise SourceError(f"{str(path)[:100]}… cannot be read: {error.strerror}") from None
+    if _LIKE_ADDRESS.match(str(path)):
+        shown = redact(f"rtsp://{_SCHEME.sub('', str(path))}")
+        raise SourceError(f"no such file: {shown.removeprefix('rtsp://')}; an address begins with rtsp:// or http://")
 
 
 def _live_opener(

@@ -28,6 +28,11 @@ PORTS = {"mqtt": 1883, "https": 443}
         ("http://[::1]:80/secret", "http://[::1]:80"),
         ("ws://:8080?token=secret", "ws://:8080"),
         ("http://me:secret secret", "http://***"),
+        ("mqtt://me:1?2@host/x", "mqtt://***"),
+        ("ws://localhost:80?token=a@b", "ws://localhost:80"),
+        ("mqtt:me:secret@host/x", "mqtt:***@host/x"),
+        ("me:secret@host:1883/x", "***@host:1883/x"),
+        ("yard/a@b.mp4", "yard/a@b.mp4"),
     ],
 )
 def test_a_redacted_target_shows_only_the_host(target: str, shown: str) -> None:

@@ -343,6 +343,43 @@ def test_bad_windows_are_refused(make_clip: MakeClip, options: dict[str, float],
 
 
 @pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("admin:secret@10.0.0.9:554/stream", "10.0.0.9:554/stream"),
+        ("admin:sec/ret@camera.local/stream", "camera.local/stream"),
+        ("rtsp:/admin:secret@10.0.0.9/stream", "10.0.0.9/stream"),
+        ("10.0.0.9/stream", "10.0.0.9/stream"),
+        ("camera:554/stream", "camera:554/stream"),
+    ],
+)
+def test_an_address_without_its_beginning_is_told_so(target: str, shown: str) -> None:
+    with pytest.raises(SourceError) as error:
+        open_source(target)
+    assert str(error.value) == f"no such file: {shown}; an address begins with rtsp:// or http://"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "expected"),
+    [
+        ("", {}, "a source is a path"),
+        (b"clip.mp4", {}, "a source is a path"),
+        ("x" * 300, {}, "x{100}… cannot be read: File name too long"),
+        ("clip.mp4", {"hwaccel": "gpu"}, "hwaccel is one of auto, cuda, none; got 'gpu'"),
+        ("rtsp://h/x", {"rtsp_transport": "TCP"}, "rtsp_transport is one of .*; got 'TCP'"),
+        ("rtsp://h/x", {"loss": "drop"}, "loss is one of hide, show; got 'drop'"),
+    ],
+)
+def test_what_no_source_can_be_made_of_is_refused(target: Any, options: Any, expected: str) -> None:
+    with pytest.raises(SourceError, match=expected):
+        open_source(target, **options)
+
+
+def test_spaces_around_an_address_do_not_matter() -> None:
+    with open_source(" rtsp://h/x\n") as source:
+        assert source.name == "h-x"
+
+
+@pytest.mark.parametrize(
     ("target", "expected"),
     [
         ("rtsp://admin:secret@10.0.0.9:port/stream", "is not an RTSP URL"),
