@@ -6,6 +6,7 @@ configurations; knows nothing of engines or runs in progress.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,19 @@ class Target:
         """The file that it is; None for an address, a window or standard output."""
         if self.text in ("-", "display") or "://" in self.text or self.text.startswith(WHEP):
             return None
+        return Path(self._without_options)
+
+    @property
+    def shown(self) -> str:
+        """It for people, without options and secrets."""
+        if self.path is None:
+            return redact_target(self.text).partition("?")[0]
+        return redact_target(self._without_options)
+
+    @property
+    def _without_options(self) -> str:
         before, _, options = self.text.rpartition("?")
-        return Path(before if before and "=" in options else self.text)
+        return before if before and "=" in options else self.text
 
     @property
     def replaces(self) -> bool:
@@ -71,7 +83,7 @@ def shown_targets(config: RunConfig) -> list[str]:
     """Every output, for the summary: those of several streams once, and without secrets."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
     targets += dict.fromkeys(Target(one.heatmap, HEATMAP) for one in config.each() if one.heatmap)
-    return [redact_target(target.text).partition("?")[0] for target in targets if target.text != "display"]
+    return [target.shown for target in targets if target.text != "display"]
 
 
 def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
@@ -88,6 +100,10 @@ def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
     inputs = [path for path in map(Path, sources) if path.exists()]
     seen: dict[Path, Target] = {}
     for target, path in files:
+        if target.flag == HEATMAP and not os.access(path.parent, os.W_OK):  # it is written when all is over
+            raise ConfigError(
+                f"{HEATMAP}: no file can be written at {path}: there is no such folder, or it is read-only"
+            )
         if path.exists() and any(path.samefile(source) for source in inputs):
             raise ConfigError(f"{target.flag}: {path} is the source itself")
         first = seen.setdefault(path.resolve(), target)
@@ -108,8 +124,7 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
         SinkError: if it cannot be opened.
     """
     watched = target.text == "display" or target.text.startswith(WHEP)  # live, by people: only the newest frame matters
-    name = redact_target(target.text).partition("?")[0]
-    output = Output(_open(target, source, vid_stride), NEWEST if watched else None, name=name)
+    output = Output(_open(target, source, vid_stride), NEWEST if watched else None, name=target.shown)
     if source is None and not output.sink.shared:
         output.sink.close()
         what = redact_target(target.text)

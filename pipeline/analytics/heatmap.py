@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Result, Spot
 from saccade.pipeline.analytics.track import bottom_of, time_of
+from saccade.sinks import SinkError
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
@@ -87,7 +88,11 @@ class HeatmapStage:
         return result
 
     def close(self) -> None:
-        """Write the image."""
+        """Write the image.
+
+        Raises:
+            SinkError: if it cannot be written, such as on a full disk.
+        """
         if self._last is None:
             return
         frame = self._last
@@ -100,7 +105,10 @@ class HeatmapStage:
         done, data = cv2.imencode(path.suffix, drawn)
         if not done:
             raise ValueError(f"{path}: cannot be written as an image")
-        path.write_bytes(data.tobytes())
+        try:
+            path.write_bytes(data.tobytes())
+        except OSError as error:
+            raise SinkError(f"cannot write {path}: {error.strerror}") from None
         log.info("%s: heatmap in %s", frame.stream, path)
 
 

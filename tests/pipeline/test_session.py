@@ -306,6 +306,19 @@ def test_the_table_shows_why_a_stream_is_unhealthy() -> None:
     assert re.search(r"door +connecting \(connection failed\) +0\.0 +– +0 +– +– +0", console.export_text())
 
 
+def test_a_heatmap_without_a_folder_is_refused_at_the_start() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--heatmap: no file can be written at nowhere/door\.png"),
+        opened_session(two(heatmap="nowhere/{stream}.png")),
+    ):
+        pass
+
+
+def test_the_summary_shows_whole_names_and_no_options() -> None:
+    targets = ["what?.mp4", "a.jsonl?max_mb=1", "mqtt://me:s?2@host/x", "whep:8082?token=secret"]
+    assert shown_targets(two(sinks=targets)) == ["what?.mp4", "a.jsonl", "mqtt://host", "whep:8082"]
+
+
 def test_a_heatmap_overwrites_nothing_that_a_run_needs(tmp_path: Path) -> None:
     (tmp_path / "street.png").write_bytes(b"")
     with (

@@ -14,7 +14,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import Heat, HeatmapStage
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.core.stats import Stats
-from saccade.sinks import Latency
+from saccade.sinks import Latency, SinkError
 from saccade.sinks.messaging.events import observations_of
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import make_record
@@ -92,6 +92,13 @@ def test_a_heatmap_is_hottest_where_one_stood_longest(tmp_path: Path) -> None:
     row, column = np.unravel_index(red.argmax(), red.shape)
     assert (row, column) == (pytest.approx(70, abs=3), pytest.approx(40, abs=3))
     assert image[10, 150].max() < 10
+
+
+def test_a_heatmap_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    stage = HeatmapStage(str(tmp_path / "gone" / "heat.png"))
+    stage.process(live_frame(0.0), Result(Detections((), 200, 100), Points((), 200, 100)))
+    with pytest.raises(SinkError, match=r"cannot write .*heat\.png: No such file or directory"):
+        stage.close()
 
 
 def test_a_heatmap_to_lay_over_is_transparent_elsewhere() -> None:
