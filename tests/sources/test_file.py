@@ -352,7 +352,7 @@ def test_bad_windows_are_refused(make_clip: MakeClip, options: dict[str, float],
         ("camera:554/stream", "camera:554/stream"),
     ],
 )
-def test_an_address_without_its_beginning_is_told_so(target: str, shown: str) -> None:
+def test_an_address_without_its_beginning_is_named(target: str, shown: str) -> None:
     with pytest.raises(SourceError) as error:
         open_source(target)
     assert str(error.value) == f"no such file: {shown}; an address begins with rtsp:// or http://"

@@ -107,7 +107,7 @@ def test_an_invalid_flag_is_named(overrides: dict[str, Any], message: str) -> No
         (f"detect: {'[' * 3000}{']' * 3000}\n", ": nested more than 8 levels deep"),
     ],
 )
-def test_a_mistake_of_a_beginner_is_told_in_words(tmp_path: Path, text: str, line: str) -> None:
+def test_a_mistake_of_a_beginner_is_put_in_words(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
