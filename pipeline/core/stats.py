@@ -195,6 +195,8 @@ class Stats:
         now = time.monotonic()
         lately = [at for at, _ in self._recent if at > now - _RECENT_S]
         span = lately[-1] - lately[0] if lately else 0.0
+        if span > 0:  # one that has stopped is slower with every moment beyond its usual interval
+            span += max(0.0, now - lately[-1] - span / (len(lately) - 1))
         totals = sorted(total for _, total in self._recent)
         return Recent(
             fps=(len(lately) - 1) / span if span > 0 else 0.0,

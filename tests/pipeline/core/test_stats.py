@@ -79,5 +79,7 @@ def test_what_was_long_ago_is_not_now(monkeypatch: pytest.MonkeyPatch) -> None:
         stats.note_result(frame(), result(0), Latency())
         clock[0] += 0.1
     assert stats.report({}, 0, {}).recent.fps == pytest.approx(10)
-    clock[0] += 6
+    clock[0] += 2
+    assert stats.report({}, 0, {}).recent.fps == pytest.approx(5)
+    clock[0] += 4
     assert stats.report({}, 0, {}).recent.fps == 0
