@@ -62,8 +62,11 @@ class CountLog:
         self._before = Totals()  # what had been counted when it began
 
     def due(self, captured_at: float) -> bool:
-        """Whether a frame of this time is the first of its minute."""
-        return self._now != int(captured_at // MINUTE_S)
+        """Whether a frame of this time is the first of its minute.
+
+        One of the minute before is not: a camera's own clock, once it is known, may be behind that of arrival.
+        """
+        return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
         """Begin the minute of a frame that has not been counted yet; `totals` are those before it."""

@@ -105,6 +105,17 @@ def test_each_minute_has_its_own_counts() -> None:
     assert [minute.start for minute in log.since(1140, totals)] == [1080 + 60]
 
 
+def test_a_clock_that_falls_back_a_little_begins_no_minute_again() -> None:
+    log, count = CountLog(), 0
+    for seconds in (30.0, 59.9, 60.1, 59.95, 60.2, 119.9, 120.1, 3.0):
+        if log.due(seconds):
+            log.turn(seconds, Totals({"person": count}))
+        count += 1
+    minutes = log.since(0, Totals({"person": count}))
+    counts = [(minute.start, minute.counts.objects["person"]) for minute in minutes]
+    assert counts == [(0, 2), (60, 4), (120, 1), (0, 1)]  # the last one of a file that begins again
+
+
 def test_a_zone_that_was_changed_counts_from_zero_in_its_minute() -> None:
     def totals(entered: int) -> Totals:
         return Totals({}, {"door": {"person": {"entered": entered, "inside": 1}}})
