@@ -316,9 +316,7 @@ class Request(Generic[ImageT]):
             return
         try:
             outcome = error or self._result()
-        except (
-            BaseException
-        ) as mistake:  # in a tokenizer or a task, sys.exit included: it ends this request, not the loop
+        except BaseException as mistake:  # also sys.exit in a tokenizer or a task: it ends this request, not the loop
             outcome = mistake
         if not future.set_running_or_notify_cancel():
             return

@@ -47,6 +47,7 @@ class Scheduler(Generic[ImageT]):
         admission: what waits, by streams.
         resources: what is held, and free.
         drafts: what drafts have done.
+        zombies: steps of sequences that were over when these were committed.
     """
 
     def __init__(

@@ -278,9 +278,8 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
     Raises:
         EngineError: if there is no such model or device.
     """
-    from saccade.engine import (
-        Engine,  # brings torch, which takes seconds: whatever is wrong before this is reported at once
-    )
+    # Only now: it brings torch, which takes seconds, and whatever is wrong before this is reported at once.
+    from saccade.engine import Engine
 
     imgsz = config.imgsz if isinstance(config, RunConfig) else None
     return for_life(

@@ -261,7 +261,7 @@ class StepLoop(Generic[ImageT]):
             self._cycle.stalled_until = -math.inf
 
     def _pause(self, until: float, count: float) -> None:
-        """Wait, as in reading a step that is not done, for so much at the most, and run what is queued by then."""
+        """Wait until a moment, or until so many things are queued, or `stop`; and run what is queued by then."""
         with self._wake:
             self._wanted = count
             rest_s = until - time.monotonic()

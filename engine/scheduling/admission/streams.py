@@ -16,9 +16,7 @@ from saccade.engine.scheduling.step import ImageRequest, ImageT
 
 MOST_CREDIT = 3.0
 """With 1, a stream that has no fresh frame at the wrong moment loses its turn; more allows bursts."""
-_DOUBT = (
-    0.95  # times the estimate after each request that ended for it, so that one slow answer does not end all others
-)
+_DOUBT = 0.95  # times the estimate after each request that ended for it: one slow answer must not end all others
 
 
 @dataclass(slots=True, frozen=True)
