@@ -22,7 +22,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from saccade.engine.errors import DeadlineError, SupersededError
+from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
 from saccade.engine.results import Result
 from saccade.engine.scheduling.task import Task
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
@@ -297,17 +297,17 @@ class Run:
         now = time.monotonic()
         try:
             # What was admitted and still waits is replaced: what the gates saw there is on this one, too.
-            admitted = self._flights.waits or all(gate.admit(frame) for gate in self._gates)
-        except Exception as error:
-            result: Future[Result] = Future()  # which fails in its turn, as if the engine had failed
-            result.set_exception(error)
-        else:
-            if not admitted:
+            if not (self._flights.waits or all(gate.admit(frame) for gate in self._gates)):
                 self._stats.note_lost("gate")
                 self._free_place()
                 return frame.dropped_before + 1
             self._stats.note_submit(now)
-            result = self._stream.submit(frame, self._tasks, self._tiles, now)
+            result: Future[Result] = self._stream.submit(frame, self._tasks, self._tiles, now)
+        except EngineClosedError:
+            raise
+        except Exception as error:  # of a gate, or of an image that cannot be made
+            result = Future()  # which fails in its turn, as if the engine had failed
+            result.set_exception(error)
         self._flights.put(InFlight(frame, now, result, "max_fps" if self._stream.beyond_rate(now) else "full"))
         return 0
 

@@ -263,6 +263,29 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
         assert len(kept) == 2
 
 
+class SpottedSource(ReplaySource):
+    """A camera, one frame of which cannot be converted."""
+
+    def __iter__(self) -> Iterator[Frame]:
+        for frame in super().__iter__():
+            yield frame.changed(convert=lambda: 1 / 0) if frame.index == 3 else frame
+
+
+@pytest.mark.parametrize("policy", ["newest", "keep 4"])
+def test_a_live_stream_outlives_a_frame_without_an_image(engine: Engine, tmp_path: Path, policy: str) -> None:
+    source = SpottedSource(open_source(CLIP))
+    output = Output(JsonlSink(tmp_path / "out.jsonl"))
+    run = Run(source, engine, TASKS, [output], queue=QueuePolicy.parse(policy))
+    run.start()
+    deadline = time.monotonic() + LONG_S
+    while not run.ended and run.report().frames < 6 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.stop()
+    finish(run)
+    assert run.error is None
+    assert run.report().drops["failed"] == 1
+
+
 class BreakingSource:
     """A real clip whose medium is pulled out after five frames."""
 
