@@ -61,6 +61,7 @@ class WebRtcConnection:
         self._lost_since = 0  # since the last frame that could be
         self._needs_key_frame = True
         self._asked_at = -_ASK_AGAIN_S
+        self._error: Exception | None = None  # that has ended the decoding
         self._closed = False
         self._report: SenderReport | None = None
         self._heard_at = time.monotonic()
@@ -70,7 +71,7 @@ class WebRtcConnection:
         """Called with each coded frame."""
         self.final = True
         """Whether the source ends with this peer, or waits for another one."""
-        self._thread = threading.Thread(target=self._decode_all, name="webrtc-decode", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="webrtc-decode", daemon=True)
         self._thread.start()
 
     # ---- called by the network thread
@@ -144,9 +145,12 @@ class WebRtcConnection:
 
         Raises:
             LiveError, StreamEndedError: if the peer has gone: StreamEndedError if `final`, else LiveError.
+            SourceError: if the GPU is required and cannot decode.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._newest is not None or self._closed, timeout_s)
+            self._changed.wait_for(lambda: self._newest is not None or self._closed or self._error, timeout_s)
+            if self._error is not None:
+                raise self._error
             if self._closed:
                 raise StreamEndedError if self.final else LiveError("connection failed", "the publisher has gone")
             newest, self._newest = self._newest, None
@@ -169,6 +173,14 @@ class WebRtcConnection:
         self._thread.join(timeout_s)
 
     # ---- the decoder thread
+
+    def _work(self) -> None:
+        try:
+            self._decode_all()
+        except Exception as error:  # must not vanish with the thread: the reader would wait for frames for ever
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
     def _decode_all(self) -> None:
         timestamp: int | None = None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from saccade.sources import SourceError, open_source
 from saccade.sources.frame import Frame
 from saccade.sources.live.decoder import Decoder
+from saccade.sources.live.packets import CodedPacket
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.webrtc.listener import ListenTarget, WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses
@@ -191,6 +192,17 @@ def feed() -> Iterator[WebRtcConnection]:
     yield feed
     feed.close()
     feed.join()
+
+
+def test_what_ends_the_decoding_is_raised_by_the_reader(feed: WebRtcConnection) -> None:
+    def refuse(packet: CodedPacket) -> None:
+        raise ValueError("no such packet")
+
+    feed.on_packet = refuse
+    (key,) = encoded_vp8(1, keys=(0,))
+    feed.take(CodedFrame(bytes(key), 0, 97, time.monotonic(), after_loss=False))
+    with pytest.raises(ValueError, match="no such packet"):
+        feed.read(20.0)
 
 
 def test_frames_that_build_on_lost_ones_are_not_shown(feed: WebRtcConnection) -> None:
