@@ -149,7 +149,7 @@ def test_what_is_loaded_is_not_collected_again() -> None:
     later: list[object] = []
     later.append(later)
     shorten_collections()
-    assert gc.get_freeze_count() == frozen > 10_000
+    assert 10_000 < gc.get_freeze_count() <= frozen  # what is freed meanwhile counts no more
     assert any(one is later for one in gc.get_objects())
     shorten_collections(model=True)
     assert gc.get_freeze_count() > frozen
