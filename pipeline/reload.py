@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -225,8 +226,10 @@ class ConfigReloader(FileReloader):
         return names
 
     def _restart(self, name: str, stream: ListedStream) -> None:
-        self._end(name)
-        self._session.add(stream.model_copy(update={"name": name}))
+        wanted = stream.model_copy(update={"name": name})
+        streams = self._session.streams
+        with streams.reopening(name) if name in streams.names else nullcontext():
+            self._session.add(wanted)
 
     def _end(self, name: str) -> None:
         try:

@@ -65,7 +65,7 @@ def follow(
     runs = session.start()
     with _view(console, runs, session.endless, quiet) as show:
         while True:
-            over = not session.streams.names and all(run.ended for run in runs)
+            over = session.streams.idle and all(run.ended for run in runs)
             statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
             for warning in take_warnings():
                 show_line(warning)

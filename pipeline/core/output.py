@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from saccade.pipeline.core.bounded_queue import QueuePolicy
+from saccade.pipeline.core.errors import StreamError
 from saccade.sinks import Sink, SinkGuard
 
 
@@ -32,3 +36,24 @@ class Output:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or type(self.sink).__name__)
         object.__setattr__(self, "guard", SinkGuard(self.sink, self.name))
+
+
+def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
+    """Close sinks side by side, so that one that hangs keeps none of the others open; returns what went wrong."""
+    errors: list[Exception] = []
+
+    def close(output: Output) -> None:
+        try:
+            output.sink.close()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close, args=(output,), name="saccade close", daemon=True) for output in outputs]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread, output in zip(threads, outputs, strict=True):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            errors.append(StreamError(f"{type(output.sink).__name__} is not closed after {timeout_s:g} s"))
+    return errors

@@ -24,8 +24,8 @@ from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.core.bounded_queue import QueuePolicy
 from saccade.pipeline.core.engine_stream import Share
-from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.output import Output
+from saccade.pipeline.core.errors import StreamError, one_line
+from saccade.pipeline.core.output import Output, close_sinks
 from saccade.pipeline.core.stats import Report
 from saccade.pipeline.core.stream_names import check_free, free_name
 from saccade.pipeline.core.stream_run import Run
@@ -106,6 +106,19 @@ def status_of(run: Run) -> StreamStatus:
     return StreamStatus(run.name, url, state, reason, info.live, connections, detail, *more)
 
 
+@dataclass(slots=True, frozen=True)
+class _Failed:
+    """A run that has ended, why it is listed, and whether that is because it could not be opened anew."""
+
+    run: Run
+    reason: str | None
+    reopened: bool = False
+
+    @property
+    def status(self) -> StreamStatus:
+        return replace(status_of(self.run), state="failed", reason=self.reason)
+
+
 class Streams:
     """Runs by name. Every method is callable from any thread.
 
@@ -132,7 +145,8 @@ class Streams:
         self._lock = threading.Lock()  # never held while anything is waited for
         self._runs: dict[str, Run] = {}
         self._reserved: list[str] = []  # names whose streams are being opened
-        self._failed: dict[str, Run] = {}
+        self._failed: dict[str, _Failed] = {}
+        self._reopened: dict[str, Run] = {}  # that are being opened anew
         self._closed = False
 
     @contextmanager
@@ -255,9 +269,16 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The streams running now, in the order in which they were added, and the names that are reserved."""
+        """The streams running now, in the order in which they were added, and those that are being opened."""
         with self._lock:
-            return list(dict.fromkeys([*self._runs, *self._reserved]))
+            return list(dict.fromkeys([*self._runs, *self._reserved, *self._reopened]))
+
+    @property
+    def idle(self) -> bool:
+        """Whether none runs or is being opened, nor waits to be opened anew since that failed."""
+        with self._lock:
+            waiting = any(failed.reopened for failed in self._failed.values())
+            return not (self._runs or self._reserved or self._reopened or waiting)
 
     def get(self, name: str, *, or_failed: bool = False) -> Run:
         """The run of a stream.
@@ -266,10 +287,12 @@ class Streams:
             StreamError: if none of that name is running, nor has failed where that will do.
         """
         with self._lock:
-            run = self._runs.get(name) or (self._failed.get(name) if or_failed else None)
-        if run is None:
-            raise StreamError(f"no stream is called '{name[:80]}'")
-        return run
+            if run := self._runs.get(name):
+                return run
+            if or_failed and name in self._failed:
+                return self._failed[name].run
+            again = name in self._reopened
+        raise StreamError(f"'{name}' is being opened anew" if again else f"no stream is called '{name[:80]}'")
 
     def remove(self, name: str, timeout_s: float = _CLOSE_S) -> None:
         """End a stream, or forget one that failed.
@@ -280,16 +303,43 @@ class Streams:
         with self._lock:
             if self._failed.pop(name, None):
                 return
-        run = self.get(name)
-        run.stop()
-        if not run.join(timeout_s):
-            raise StreamError(f"'{name}' was stopped, but has not ended within {timeout_s:g} s")
+        _end(self.get(name), timeout_s)
+
+    @contextmanager
+    def reopening(self, name: str) -> Iterator[None]:
+        """End a stream, or forget one that failed, for the block to open it anew. It is listed all the while.
+
+        Where the block raises, it is listed as failed for that reason, and may be opened anew again.
+
+        Raises:
+            StreamError: as `remove`, or if it is being opened anew already.
+        """
+        run, reason = self.get(name, or_failed=True), None
+        with self._lock:
+            if name in self._reopened:
+                raise StreamError(f"'{name}' is being opened anew")
+            self._reopened[name] = run
+            self._failed.pop(name, None)
+        try:
+            _end(run, _CLOSE_S)
+            yield
+        except Exception as error:
+            reason = one_line(str(error)) or type(error).__name__
+            raise
+        finally:
+            with self._lock:
+                del self._reopened[name]
+                if reason and run.ended and name not in self._runs:
+                    self._failed[name] = _Failed(run, reason, reopened=True)
 
     def snapshot(self) -> list[StreamStatus]:
-        """The status of every stream, those that failed included."""
+        """The status of every stream, those included that failed, or are being opened anew."""
         with self._lock:
-            runs = [*self._runs.values(), *self._failed.values()]
-        return [status_of(run) for run in runs]
+            runs, failed = list(self._runs.values()), list(self._failed.values())
+            known = self._runs.keys() | self._failed
+            reopened = [run for name, run in self._reopened.items() if name not in known]
+        listed = [*map(status_of, runs), *(one.status for one in failed)]
+        return listed + [replace(status_of(run), state="connecting", reason="being opened anew") for run in reopened]
 
     def stop(self) -> list[Run]:
         """Stop every stream and return their runs; does not wait for them."""
@@ -320,7 +370,7 @@ class Streams:
         deadline = time.monotonic() + timeout_s
         runs = self.stop()
         late = [run.name for run in runs if not run.join(max(0.0, deadline - time.monotonic()))]
-        errors = self._close_sinks(max(1.0, deadline - time.monotonic()))
+        errors = close_sinks(self._shared, max(1.0, deadline - time.monotonic()))
         if errors:
             raise errors[0]
         if late:
@@ -340,27 +390,11 @@ class Streams:
             if run.error and not self._closed:
                 while len(self._failed) >= self._max:
                     del self._failed[next(iter(self._failed))]
-                self._failed[run.name] = run
+                self._failed[run.name] = _Failed(run, status_of(run).reason)
         log.info("%s: %s", run.name, status_of(run).reason or "ended")
 
-    def _close_sinks(self, timeout_s: float) -> list[Exception]:
-        """Close the shared sinks side by side, so that one that hangs keeps none of the others open."""
-        errors: list[Exception] = []
 
-        def close(output: Output) -> None:
-            try:
-                output.sink.close()
-            except Exception as error:
-                errors.append(error)
-
-        threads = [
-            threading.Thread(target=close, args=(output,), name="saccade close", daemon=True) for output in self._shared
-        ]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + timeout_s
-        for thread, output in zip(threads, self._shared, strict=True):
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                errors.append(StreamError(f"{type(output.sink).__name__} is not closed after {timeout_s:g} s"))
-        return errors
+def _end(run: Run, timeout_s: float) -> None:
+    run.stop()
+    if not run.join(timeout_s):
+        raise StreamError(f"'{run.name}' was stopped, but has not ended within {timeout_s:g} s")

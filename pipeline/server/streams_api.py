@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -75,6 +77,8 @@ class Api:
         self._metrics = Metrics(streams)
         self._opening = BlockingCalls(_MAX_OPENING, OPEN_S)
         self._ending = BlockingCalls(_MAX_OPENING, _END_S)
+        self._reopening = BlockingCalls(_MAX_OPENING, _END_S + OPEN_S)
+        self._opened_here: WeakSet[Run] = WeakSet()  # by the policy, which those of a configuration need not pass
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""
@@ -126,16 +130,17 @@ class Api:
         wanted = await read_body(request, StreamConfig)
         if wanted.nothing:
             raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
-        run = await self._opened(wanted)
+        run = await self._opened(self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop()), OPEN_S)
         return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
 
-    async def _opened(self, wanted: StreamConfig) -> Run:
+    async def _opened(self, opening: Awaitable[Run], limit_s: float) -> Run:
+        """The run that a call opens; raises an HTTP error if it cannot."""
         try:
-            return await self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop())
+            return await opening
         except BusyError:
             raise refusal(web.HTTPServiceUnavailable, "too many streams are being opened; try again") from None
         except TimeoutError:
-            raise refusal(web.HTTPGatewayTimeout, f"the stream did not open within {OPEN_S:g} s") from None
+            raise refusal(web.HTTPGatewayTimeout, f"the stream did not open within {limit_s:g} s") from None
         except StreamError as error:
             raise refusal(web.HTTPConflict, str(error)) from None
         except NotAllowedError as error:
@@ -144,18 +149,27 @@ class Api:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
 
     async def _restart(self, request: web.Request) -> web.Response:
-        try:
-            wanted = settings_of(self._streams.get(request.match_info["name"], or_failed=True))
-        except StreamError as error:
-            raise refusal(web.HTTPNotFound, str(error)) from None
-        except ConfigError as error:
-            raise refusal(web.HTTPConflict, str(error)) from None
-        await self._end(request)
-        return web.json_response(_as_json(status_of(await self._opened(wanted))))
+        name = self._find(request).name
+        run = await self._opened(self._reopening.run(partial(self._reopen, name)), self._reopening.limit_s)
+        return web.json_response(_as_json(status_of(run)))
 
-    def _open(self, config: StreamConfig) -> Run:
-        self._policy.check(config.source)
-        return self._add(config, check=self._policy.check if self._policy.restricted else None)
+    def _open(self, config: StreamConfig, *, checked: bool = True) -> Run:
+        if checked:
+            self._policy.check(config.source)
+        run = self._add(config, check=self._policy.check if checked and self._policy.restricted else None)
+        if checked:
+            self._opened_here.add(run)
+        return run
+
+    def _reopen(self, name: str) -> Run:
+        """End a stream and open it as it was last; where that fails it stays, as one that failed."""
+        run = self._streams.get(name, or_failed=True)
+        try:
+            wanted = settings_of(run)
+        except ConfigError as error:  # which is no mistake of the client
+            raise StreamError(str(error)) from None
+        with self._streams.reopening(name):
+            return self._open(wanted, checked=run in self._opened_here)
 
     async def _change(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, Changes)

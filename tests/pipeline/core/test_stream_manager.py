@@ -283,3 +283,32 @@ def test_what_happens_now_is_counted(engine: Engine) -> None:
     assert 0 < now.p50_ms <= now.p99_ms
     assert now.age_ms is not None
     assert now.age_ms > 0
+
+
+def test_a_stream_that_is_opened_anew_is_listed_all_the_while(engine: Engine) -> None:
+    with Streams(engine) as streams:
+        streams.add("door", ReplaySource(open_source(str(CLIP))), PERSON)
+        with streams.reopening("door"):
+            (status,) = streams.snapshot()
+            assert (status.name, status.state, status.ok) == ("door", "connecting", False)
+            assert streams.names == ["door"]
+            assert not streams.idle
+            for refused in (streams.reopening("door").__enter__, lambda: streams.remove("door")):
+                with pytest.raises(StreamError, match="'door' is being opened anew"):
+                    refused()
+            streams.add("door", ReplaySource(open_source(str(CLIP))), PERSON)
+        assert [status.ok for status in streams.snapshot()] == [True]
+
+
+def test_a_stream_that_cannot_be_opened_anew_stays_as_failed(engine: Engine) -> None:
+    with Streams(engine) as streams:
+        streams.add("door", ReplaySource(open_source(str(CLIP))), PERSON)
+        for reason in ("its file has gone", "it is still not there"):  # and it may be tried again
+            with pytest.raises(SourceError), streams.reopening("door"):
+                raise SourceError(reason)
+            (status,) = streams.snapshot()
+            assert (status.name, status.state, status.reason) == ("door", "failed", reason)
+            assert not streams.idle  # the command goes on, so that somebody can
+        streams.remove("door")
+        assert streams.idle
+        assert not streams.snapshot()

@@ -1,0 +1,106 @@
+"""Restarting streams over HTTP, which must never lose one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.core.build import add_stream
+from saccade.pipeline.core.config import StreamConfig
+from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.server.http_server import HttpServer
+from tests.pipeline.server.test_http_server import ask, error_of, wait_for
+from tests.support import REPO
+from tests.support.cameras import free_port
+
+NOWHERE = "rtsp://127.0.0.1:1/door"
+DOOR = {"name": "door", "source": NOWHERE, "detect": ["person"]}
+
+
+class Elsewhere:
+    """The address of a server in another process."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+
+def listed(server: Any) -> list[tuple[str, str]]:
+    return [(one["name"], one["state"]) for one in ask(server, "GET", "/streams?token=sesame").json["streams"]]
+
+
+def test_a_stream_that_cannot_be_restarted_is_not_lost(streams: Streams, tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    shutil.copy(DEMO_CLIP, clip)
+    server = HttpServer(streams, port=0)
+    add_stream(streams, StreamConfig(name="clip", source=str(clip), detect=["person"]), repeat=True)
+    try:
+        clip.rename(tmp_path / "away.mp4")
+        for _ in range(2):
+            answer = ask(server, "POST", "/streams/clip/restart")
+            assert (answer.status, error_of(answer)) == (422, f"no such file: {clip}")
+            health = ask(server, "GET", "/healthz")
+            assert health.status == 503
+            assert health.json["unhealthy"] == {"clip": f"failed: no such file: {clip}"}
+        (tmp_path / "away.mp4").rename(clip)
+        assert ask(server, "POST", "/streams/clip/restart").status == 200
+        assert streams.names == ["clip"]
+    finally:
+        server.close()
+
+
+def test_configured_streams_restart_whatever_clients_may_open(streams: Streams) -> None:
+    add_stream(streams, StreamConfig.model_validate(DOOR))
+    server = HttpServer(streams, "0.0.0.0", 0, "sesame")  # where clients may open nothing
+    try:
+        for _ in range(2):
+            assert ask(server, "POST", "/streams/door/restart?token=sesame").status == 200
+        assert [name for name, _ in listed(server)] == ["door"]
+        assert ask(server, "POST", "/streams?token=sesame", {**DOOR, "name": "other"}).status == 403
+    finally:
+        server.close()
+
+
+def test_what_a_client_opened_restarts_by_the_rules_for_it(streams: Streams, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    link = tmp_path / "in" / "clip.mp4"
+    shutil.copy(DEMO_CLIP, link)
+    server = HttpServer(streams, port=0, allow_sources=[str(tmp_path / "in" / "*")])
+    try:
+        assert ask(server, "POST", "/streams", {"name": "a", "source": str(link), "detect": "person"}).status == 201
+        link.unlink()
+        link.symlink_to(DEMO_CLIP)  # which is outside
+        assert ask(server, "POST", "/streams/a/restart").status in (403, 404)  # 404: it has ended already
+        assert ("a", "running") not in listed(server)
+    finally:
+        server.close()
+
+
+def test_a_run_of_one_stream_outlives_its_restarts(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "saccade", "run", NOWHERE, "--detect", "person", "--name", "door"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    with subprocess.Popen([*command, "--http", str(port), "-q"], env=environment, cwd=tmp_path) as process:
+        server: Any = Elsewhere(port)
+
+        def serves() -> bool:
+            try:
+                return [name for name, _ in listed(server)] == ["door"]
+            except OSError:
+                return False
+
+        try:
+            wait_for(serves)
+            for _ in range(3):
+                assert ask(server, "POST", "/streams/door/restart").status == 200
+            assert serves()
+            assert process.poll() is None
+        finally:
+            process.terminate()
+            process.wait(60)
