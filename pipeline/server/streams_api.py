@@ -186,7 +186,9 @@ class Api:
         name = request.match_info["name"]
         try:
             await self._ending.run(partial(self._streams.remove, name))
-        except (BusyError, TimeoutError):
+        except BusyError:
+            raise refusal(web.HTTPServiceUnavailable, "too many streams are being ended; try again") from None
+        except TimeoutError:
             raise refusal(web.HTTPConflict, f"'{name}' is being ended, and has not ended yet") from None
         except StreamError as error:
             if name in self._streams.names:  # else it has ended meanwhile

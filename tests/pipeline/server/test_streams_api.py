@@ -1,4 +1,4 @@
-"""Restarting streams over HTTP, which must never lose one."""
+"""Restarting streams over HTTP, which must never lose one, and what a client may not have opened or ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,27 @@ def test_a_run_of_one_stream_outlives_its_restarts(tmp_path: Path) -> None:
         finally:
             process.terminate()
             process.wait(60)
+
+
+def test_many_streams_ended_at_once_are_not_said_to_hang(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        add_stream(streams, StreamConfig.model_validate({**DOOR, "name": f"door{number}"}))
+    release, remove = threading.Event(), streams.remove
+
+    def slowly(name: str) -> None:
+        release.wait()
+        remove(name)
+
+    monkeypatch.setattr(streams, "remove", slowly)
+    server = HttpServer(streams, port=0)
+    try:
+        with ThreadPoolExecutor(9) as clients:
+            ends = [clients.submit(ask, server, "DELETE", f"/streams/door{number}") for number in range(9)]
+            wait_for(lambda: any(end.done() for end in ends))
+            release.set()
+            answers = sorted((end.result() for end in ends), key=lambda answer: answer.status)
+        assert [answer.status for answer in answers] == [204] * 8 + [503]
+        assert error_of(answers[-1]) == "too many streams are being ended; try again"
+    finally:
+        release.set()
+        server.close()
