@@ -127,9 +127,7 @@ class Api:
         return web.json_response(_as_json(self._find(request)))
 
     async def _begin(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, StreamConfig)
-        if wanted.nothing:
-            raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
+        wanted = await read_stream(request)
         run = await self._opened(self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop()), OPEN_S)
         return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
 
@@ -240,6 +238,17 @@ async def read_body(request: web.Request, kind: type[M]) -> M:
         return kind.model_validate(values)
     except ValidationError as error:
         raise refusal(web.HTTPUnprocessableEntity, explain(first_mistake(error), kind)) from None
+
+
+async def read_stream(request: web.Request) -> StreamConfig:
+    """The stream that a request wants opened; raises an HTTP error where it cannot be had."""
+    wanted = await read_body(request, StreamConfig)
+    if wanted.nothing:
+        raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
+    if wanted.heatmap:  # as with outputs: a client names no file that is written here
+        reason = "heatmap: is for a configuration; over HTTP it is GET /streams/NAME/heatmap.png"
+        raise refusal(web.HTTPUnprocessableEntity, reason)
+    return wanted
 
 
 def _as_json(status: StreamStatus) -> dict[str, Any]:

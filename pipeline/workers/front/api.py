@@ -19,11 +19,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import Prompts, ShareSettings, StreamConfig
+from saccade.pipeline.core.config import Prompts, ShareSettings
 from saccade.pipeline.core.errors import StreamError
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.static_files import FILES, file_route
-from saccade.pipeline.server.streams_api import OPEN_S, read_body
+from saccade.pipeline.server.streams_api import OPEN_S, read_stream
 from saccade.pipeline.workers.front.forwarding import Forwarder, unavailable
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.front.stream_names import name_of
@@ -163,9 +163,7 @@ class FrontApi:
         return response
 
     async def _begin(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, StreamConfig)
-        if wanted.nothing:
-            raise refusal(web.HTTPUnprocessableEntity, wanted.nothing)
+        wanted = await read_stream(request)
         config = wanted.model_dump(mode="json", exclude_unset=True)
         name = await self._opened(config, wanted.name or name_of(wanted.source), or_similar=wanted.name is None)
         status = await self._status(request, name)
@@ -255,6 +253,7 @@ def waiting_as_json(stream: StreamState) -> dict[str, Any]:
         "state": "failed" if failed else "waiting",
         "ok": False,
         "reason": stream.reason if failed else "waiting for a worker",
+        "detail": None,
         "live": stream.live is not False,
         **prompts,
         **share,

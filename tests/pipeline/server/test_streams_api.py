@@ -108,6 +108,17 @@ def test_a_run_of_one_stream_outlives_its_restarts(tmp_path: Path) -> None:
             process.wait(60)
 
 
+def test_a_client_names_no_file_to_be_written(streams: Streams, tmp_path: Path) -> None:
+    server = HttpServer(streams, port=0)
+    try:
+        answer = ask(server, "POST", "/streams", {**DOOR, "heatmap": str(tmp_path / "heat.png")})
+        assert answer.status == 422
+        assert error_of(answer).startswith("heatmap: is for a configuration; over HTTP it is GET")
+        assert not streams.names
+    finally:
+        server.close()
+
+
 def test_many_streams_ended_at_once_are_not_said_to_hang(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(9):
         add_stream(streams, StreamConfig.model_validate({**DOOR, "name": f"door{number}"}))
