@@ -202,7 +202,8 @@ def required_role(request: web.Request) -> Role:
         return "operator"
     if request.method in _READING or path.startswith("/whep/"):
         return "viewer"
-    if path.startswith(("/v1/", "/whip", "/events/")) or path.endswith(_OPERATED):
+    part = path.endswith(_OPERATED) and path.count("/") > 2  # and not of a stream that is called so
+    if part or path.startswith(("/v1/", "/whip", "/events/")):
         return "operator"
     return "operator" if request.method == "PATCH" else "admin"
 

@@ -96,6 +96,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("POST", "/v1/detect", {}, "operator"),
         ("POST", "/streams", {"source": ""}, "admin"),
         ("DELETE", "/streams/nowhere", None, "admin"),
+        ("DELETE", "/streams/zones", None, "admin"),  # a stream of that name
     ],
 )
 def test_each_role_may_what_it_should(server: Server, method: str, path: str, body: Any, allowed: str) -> None:
