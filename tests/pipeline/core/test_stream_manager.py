@@ -308,7 +308,7 @@ def test_a_stream_that_cannot_be_opened_anew_stays_as_failed(engine: Engine) -> 
                 raise SourceError(reason)
             (status,) = streams.snapshot()
             assert (status.name, status.state, status.reason) == ("door", "failed", reason)
-            assert not streams.idle  # the command goes on, so that somebody can
+            assert not streams.idle  # so that the command goes on
         streams.remove("door")
         assert streams.idle
         assert not streams.snapshot()
