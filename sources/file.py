@@ -40,8 +40,8 @@ class FileSource(Source):
     """A video file as a source. Every iteration reads it again from the start.
 
     Timestamps are the container's, integers in the stream's time base, made strictly growing where they are not
-    (`timestamps`). Frames are turned upright as the container's display matrix says. Damaged packets, and
-    frames that the decoder marks as damaged, are skipped and counted.
+    (`timestamps`). Frames are turned upright as the container's display matrix says. Damaged packets, those that a
+    file lacks which was cut off, and frames that the decoder marks as damaged, are skipped and counted.
 
     Args:
         path: the file.
@@ -183,6 +183,7 @@ class FileSource(Source):
             try:
                 packet = next(packets)
             except (StopIteration, av.error.EOFError):
+                self._corrupt += _cut_off(stream, self._path)
                 return
             except av.error.FFmpegError as error:
                 self._corrupt += 1
@@ -318,6 +319,16 @@ def video_stream(container: InputContainer, path: Path) -> av.VideoStream:
     if streams[0].codec_context is None:
         raise SourceError(f"{path}: no decoder for its video is installed; convert it to H.264 first")
     return streams[0]
+
+
+def _cut_off(stream: av.VideoStream, path: Path) -> int:
+    """How many packets lie behind the end of a file, as its index has them: FFmpeg takes that for the video's end."""
+    try:
+        size = path.stat().st_size
+    except OSError:  # deleted meanwhile
+        return 0
+    behind = itertools.takewhile(lambda entry: entry.pos + entry.size > size, reversed(stream.index_entries))
+    return sum(1 for _ in behind)
 
 
 def _seek(container: InputContainer, stream: av.VideoStream, pts: int) -> bool:
