@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -99,6 +100,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), FAILED
     if isinstance(error, ImportError):
         return f"{error}; `saccade doctor` shows what is missing", FAILED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"cannot write {error.filename or 'standard output'}: {error.strerror}", FAILED
     # Only now, because these bring torch and FFmpeg with them.
     from saccade.engine import EngineError
     from saccade.sinks import SinkError

@@ -280,6 +280,17 @@ def test_help_imports_nothing_slow(tmp_path: Path) -> None:
     assert [key for key in keys if not all(flag in done.stdout for flag in flags_of(key))] == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "saccade", "configs", "manual"],
+            env=environment(), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "saccade: cannot write standard output: No space left on device\n"
+
+
 def test_a_traceback_only_when_asked_for(folder: Path) -> None:
     done = run_saccade("run", "none.mp4", *OUTPUTS, cwd=folder, env={**environment(), "SACCADE_DEBUG": "1"})
     assert done.returncode == 2
