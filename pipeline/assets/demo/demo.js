@@ -56,6 +56,7 @@ async function useVideo(url, name, title) {
     own.src = url;
     own.loop = true;
     await own.play();
+    if (!own.videoWidth) throw new Problem("There is only sound in that file, and no video.");
     const stream = own.captureStream?.() ?? own.mozCaptureStream?.();
     if (!stream) throw new Problem("This browser cannot send a video: use the camera, or Chrome or Firefox.");
     publish(name, title, stream, () => {});

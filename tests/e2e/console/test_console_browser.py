@@ -23,6 +23,7 @@ from saccade.sources import open_source
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab
 from tests.support.cameras import free_port
+from tests.support.clips import MakeClip
 from tests.support.webrtc import until
 from tests.support.whep import feed
 
@@ -187,14 +188,24 @@ def test_freeze_holds_a_frame_and_its_boxes(page: Tab) -> None:
     assert violations(page) == []
 
 
-def test_a_dropped_image_gets_its_boxes(page: Tab) -> None:
-    data = base64.b64encode(PHOTO.read_bytes()).decode()
+def drop(page: Tab, path: Path, kind: str) -> None:
+    """Drop a file on the page."""
+    data = base64.b64encode(path.read_bytes()).decode()
     page.eval(f"""(() => {{
         const bytes = Uint8Array.from(atob({data!r}), (one) => one.charCodeAt(0));
         const files = new DataTransfer();
-        files.items.add(new File([bytes], "room.jpg", {{type: "image/jpeg"}}));
+        files.items.add(new File([bytes], {path.name!r}, {{type: {kind!r}}}));
         document.body.dispatchEvent(new DragEvent("drop", {{bubbles: true, dataTransfer: files}}));
     }})()""")
+
+
+def test_a_dropped_file_without_video_is_refused(page: Tab, make_clip: MakeClip) -> None:
+    drop(page, make_clip("song.webm", video=False, audio="libopus"), "video/webm")
+    page.until("document.getElementById('message').innerText.includes('only sound')")
+
+
+def test_a_dropped_image_gets_its_boxes(page: Tab) -> None:
+    drop(page, PHOTO, "image/jpeg")
     page.until(f"{SEEN}?.objects.length === 2", seconds=25)
     assert "2 × person" in words(page, "#found")
     look_for(page, "chair")
