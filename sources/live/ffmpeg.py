@@ -306,6 +306,9 @@ def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = 
     if isinstance(error, no_video) and not opened:
         return LiveError("codec unsupported", f"{what} is no video that FFmpeg can read")
     why = getattr(error, "strerror", None) or type(error).__name__
-    if what.startswith(("https://", "rtmps://")) and getattr(error, "errno", None) == errno.EIO:
-        return LiveError("tls", f"{what}: no secure connection ({why})")
+    if getattr(error, "errno", None) == errno.EIO:
+        if what.startswith(("https://", "rtmps://")):
+            return LiveError("tls", f"{what}: no secure connection ({why})")
+        if what.startswith("http://") and not opened:  # such as the page on which a camera asks who one is
+            why = "the server sends no video that FFmpeg can read, or hangs up before it"
     return LiveError("connection failed", f"{what}: {why}")

@@ -135,6 +135,17 @@ def test_an_html_page_is_codec_unsupported() -> None:
     assert caught.value.reason == "codec unsupported"
 
 
+def test_a_page_of_unknown_length_is_no_video_either() -> None:
+    def page(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "text/html")
+        request.end_headers()
+        request.wfile.write(b"<html>login</html>" * 200)
+
+    with http(page) as url, pytest.raises(LiveError, match="the server sends no video that FFmpeg can read"):
+        take(live(f"{url}/", retry=False), 1)
+
+
 def test_an_absent_server_is_connection_failed() -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
