@@ -53,8 +53,7 @@ async function useVideo(url, name, title) {
   again = () => useVideo(url, name, title);
   try {
     const {own} = stage;
-    own.src = url;
-    own.loop = true;
+    Object.assign(own, {src: url, loop: true});
     await own.play();
     if (!own.videoWidth) throw new Problem("There is only sound in that file, and no video.");
     const stream = own.captureStream?.() ?? own.mozCaptureStream?.();
