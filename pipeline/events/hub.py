@@ -99,7 +99,8 @@ class EventHub:
                 thread.join(FLUSH_S)
 
     def _work(self) -> None:
-        while (item := self._waiting.get()) is not None:
+        # Where the queue was too full for what ends it, it ends once all is handed on.
+        while not (self._closed and self._waiting.empty()) and (item := self._waiting.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
                 continue

@@ -59,7 +59,7 @@ class MediaWriter:
         self._waiting: queue.Queue[tuple[MediaDone, Callable[[Path], object] | None, bool] | None] = queue.Queue(
             _MAX_WAITING
         )
-        self._failing = False
+        self._failing = self._closed = False
         self._thread = threading.Thread(target=self._work, name="saccade media", daemon=True)
         self._thread.start()
 
@@ -86,13 +86,15 @@ class MediaWriter:
         """Write what waits, for some seconds at most. A second call does nothing."""
         if self._thread.is_alive():
             deadline = time.monotonic() + _CLOSE_S
+            self._closed = True
             with suppress(queue.Full):  # a disk hangs
                 self._waiting.put(None, timeout=_CLOSE_S)
                 self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         decode_behind_the_model()  # once for the thread: some clips are coded again, which must not cost frames
-        while (job := self._waiting.get()) is not None:
+        # Where the queue was too full for what ends it, it ends once all is written.
+        while not (self._closed and self._waiting.empty()) and (job := self._waiting.get()) is not None:
             file, work, whole = job
             path = self.path(file.event, file.kind)
             if work is not None:

@@ -22,4 +22,7 @@ def test_a_listener_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monk
     ending.join(20)
     assert not ending.is_alive()
     assert events.dropped >= 3
+    [working] = [thread for thread in threading.enumerate() if thread.name == "saccade events"]
     go_on.set()
+    working.join(20)
+    assert not working.is_alive()

@@ -221,4 +221,7 @@ def test_a_disk_that_hangs_does_not_keep_the_end_waiting(tmp_path: Path, monkeyp
     ending.start()
     ending.join(20)
     assert not ending.is_alive()
+    [working] = [thread for thread in threading.enumerate() if thread.name == "saccade media"]
     go_on.set()
+    working.join(20)
+    assert not working.is_alive()
