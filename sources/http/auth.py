@@ -125,6 +125,8 @@ async def read_text(request: web.Request, limit: int, what: str, headers: dict[s
         raise refusal(web.HTTPRequestTimeout, f"{what} did not come within {_BODY_S:g} s", headers) from None
     except UnicodeDecodeError:
         raise refusal(web.HTTPBadRequest, f"{what} is not text in UTF-8", headers) from None
+    except ConnectionError:  # nobody reads this, but it is no error of the server
+        raise refusal(web.HTTPBadRequest, f"{what} did not come whole", headers) from None
     except web.RequestPayloadError:
         raise refusal(web.HTTPBadRequest, f"{what} is not encoded as its headers declare", headers) from None
 

@@ -220,6 +220,18 @@ def test_a_body_without_end_is_cut_off(server: HttpServer) -> None:
         assert b" 413 " in connection.recv(64)
 
 
+def test_a_client_that_goes_amid_its_body_is_no_error(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
+    place = urlsplit(server.url)
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S) as connection:
+        head = "POST /streams HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert b" 100 " in connection.recv(64)  # it is being waited for
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(64) == b""
+    assert ask(server, "GET", "/livez").status == 200  # by then the first request is over
+    assert not caplog.records
+
+
 def test_surplus_connections_are_closed(server: HttpServer) -> None:
     place = urlsplit(server.url)
     with ExitStack() as stack:
