@@ -16,8 +16,11 @@ from saccade.sources.http.auth import refusal
 
 ASK_S = 5.0  # for a worker to answer what the front itself asks
 _FORWARD_S = 120.0  # for the answer to a client's request to begin: a model may have to think
-_SENT_ON = ("Content-Type", "Accept", "Range", "If-None-Match", "If-Range")
-_SENT_BACK = ("Content-Type", "Location", "Link", "ETag", "Accept-Ranges", "Content-Range", "Cache-Control")
+_SENT_ON = ("Content-Type", "Accept", "Range", "If-None-Match", "If-Modified-Since", "If-Range")
+_SENT_BACK = (
+    *("Content-Type", "Location", "Link", "ETag", "Last-Modified", "Accept-Ranges", "Content-Range", "Cache-Control"),
+    *("Allow", "Retry-After"),
+)
 _SENT_BACK_TOO = "X-"
 _WHOLE = 1 << 20  # bytes of an answer that is read before it is passed on; clips are longer
 
@@ -71,7 +74,8 @@ class Forwarder:
                     if key in _SENT_BACK or key.startswith(_SENT_BACK_TOO)
                 )
                 size = answer.content_length
-                if answer.content_type != "text/event-stream" and (size is None or size <= _WHOLE):
+                whole = request.method != "HEAD" and answer.content_type != "text/event-stream"
+                if whole and (size is None or size <= _WHOLE):
                     return web.Response(status=answer.status, headers=kept, body=await answer.read())
                 response = web.StreamResponse(status=answer.status, headers=kept)
                 response.content_length = size

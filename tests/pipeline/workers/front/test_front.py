@@ -167,6 +167,20 @@ def test_requests_are_answered_as_by_one_process(
         assert list(found) == ["error"]
 
 
+def test_headers_of_a_worker_s_answer_come_back(running: Running) -> None:
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    url = f"{running.url}/v1/models"
+    with urllib.request.urlopen(urllib.request.Request(url, None, token), timeout=LONG_S) as answer:
+        size = len(answer.read())
+    head = urllib.request.Request(url, None, token, method="HEAD")
+    with urllib.request.urlopen(head, timeout=LONG_S) as answer:
+        assert (answer.headers["Content-Length"], answer.read()) == (str(size), b"")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(url, None, token, method="DELETE"), timeout=LONG_S)
+    with refused.value:
+        assert (refused.value.code, refused.value.headers["Allow"]) == (405, "GET,HEAD")
+
+
 def test_nobody_without_the_token_is_forwarded(running: Running) -> None:
     for path in ("/streams", "/streams/room", "/workers", "/metrics", "/events", "/model", "/streams/room/frame.jpg"):
         assert running.ask(path, token="other")[0] == 401
