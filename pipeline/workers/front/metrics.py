@@ -1,6 +1,7 @@
 """The metrics of all workers as those of one process, and of each worker.
 
-A stream is in one worker, so that its metrics are taken as they are. What a worker counts of its engine and process is
+A stream is in one worker, so that its metrics are taken as they are; of a sink that each worker has for all its streams
+one sample is made. What a worker counts of its engine and process is
 summed, under the same name, and shown with the label `worker` as `saccade_worker_…`. A sum of counters goes on when a
 worker is started again: what its last process had counted when it was read last is kept. Knows nothing of HTTP.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from saccade.pipeline.server.prometheus import sink_metrics
 from saccade.pipeline.workers.front.forwarding import Forwarder
@@ -24,6 +26,7 @@ from saccade.sinks import SinkStatus
 _OWN = "process_"
 _ENGINE = "saccade_engine_"
 _NOT_SUMMED = ("process_start_time_seconds", "process_max_fds")
+_JOINED: dict[str, Callable[[list[float]], float]] = {"saccade_sink_up": min, "saccade_sink_state": max}  # else a sum
 RELAY = "RelaySink"
 """The name of the sink that takes results out of a worker, which is none of the user's."""
 
@@ -75,6 +78,7 @@ class MergedMetrics:
                 if not family.name.startswith((_ENGINE, _OWN)):
                     merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                     merged.samples += [sample for sample in family.samples if not _of_relay(sample.labels)]
+                    merged.samples = _joined(merged.samples)
                     continue
                 if family.name in _NOT_SUMMED or not family.samples:
                     continue
@@ -142,6 +146,16 @@ class _Collected:
 
     def collect(self) -> Iterable[Metric]:
         return self._families.values()
+
+
+def _joined(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples, those of one name and labels as one: Prometheus takes no two of a scrape."""
+    found: dict[tuple[object, ...], Sample] = {}
+    for sample in samples:
+        key = sample.name, *sorted(sample.labels.items())
+        values = [one.value for one in (found.get(key), sample) if one is not None]
+        found[key] = sample._replace(value=_JOINED.get(sample.name, sum)(values))
+    return list(found.values())
 
 
 def _of_relay(labels: Mapping[str, str]) -> bool:

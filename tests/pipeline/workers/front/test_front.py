@@ -135,6 +135,8 @@ def test_the_metrics_are_those_of_one_process_and_of_each_worker(running: Runnin
     assert values[(f"saccade_{steps}",)] == sum(each) > 0
     assert min(each) > 0
     assert not [key for key in values if "RelaySink" in str(key)]
+    assert values["saccade_sink_up", ("sink", "0 BroadcastSink"), ("stream", "")] == 1  # of which each worker has one
+    assert len(values) == len([line for line in text.splitlines() if not line.startswith("#")])  # none twice
 
 
 @pytest.mark.parametrize(
