@@ -180,13 +180,18 @@ def time_of_text(text: str) -> float:
     """A time in seconds, or how long ago: `1795262111`, `15m`, `1d`; raises ValueError if it is none."""
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
+    return finite(text, "since should be a time in seconds, such as 1795262111, or how long ago, such as 1d")
+
+
+def finite(text: str, complaint: str) -> float:
+    """A finite number; raises ValueError with the complaint if it is none."""
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = math.nan
-    if not math.isfinite(seconds):
-        raise ValueError("since should be a time in seconds, such as 1795262111, or how long ago, such as 1d")
-    return seconds
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(complaint)
+    return number
 
 
 class StoreError(Exception):

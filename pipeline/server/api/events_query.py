@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from saccade.pipeline.events.store_reader import EventQuery, time_of_text
+from saccade.pipeline.events.store_reader import EventQuery, finite, time_of_text
 
 _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "token")
 
@@ -23,19 +21,9 @@ def query_of(given: dict[str, str]) -> EventQuery:
         given.get("zone"),
         time_of_text(given["since"]) if "since" in given else None,
         given.get("q", ""),
-        _after_of(given["after"]) if "after" in given else None,
+        finite(given["after"], "after should be what the page before had there") if "after" in given else None,
         int(limit),
     )
-
-
-def _after_of(text: str) -> float:
-    try:
-        stored_at = float(text)
-    except ValueError:
-        stored_at = math.nan
-    if not math.isfinite(stored_at):
-        raise ValueError("after should be what the page before had there")
-    return stored_at
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:

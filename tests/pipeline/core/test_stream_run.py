@@ -75,6 +75,16 @@ def finish(run: Run) -> None:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("saccade ")] == []
 
 
+def run_for(run: Run, frames: int) -> None:
+    """Start a run, and stop it once it has so many results, or has ended by itself."""
+    run.start()
+    deadline = time.monotonic() + LONG_S
+    while not run.ended and run.report().frames < frames and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.stop()
+    finish(run)
+
+
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -243,12 +253,7 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
 
         engine._executor.launch = failing
         run = Run(ReplaySource(open_source(CLIP)), engine, TASKS, [Output(JsonlSink(out))], in_flight=1)
-        run.start()
-        deadline = time.monotonic() + LONG_S
-        while not run.ended and run.report().frames < 6 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        run.stop()
-        finish(run)
+        run_for(run, 6)
     report, kept = run.report(), records(out)
     assert "a frame failed: out of memory" in caplog.text
     if survives:
@@ -276,12 +281,7 @@ def test_a_live_stream_outlives_a_frame_without_an_image(engine: Engine, tmp_pat
     source = SpottedSource(open_source(CLIP))
     output = Output(JsonlSink(tmp_path / "out.jsonl"))
     run = Run(source, engine, TASKS, [output], queue=QueuePolicy.parse(policy))
-    run.start()
-    deadline = time.monotonic() + LONG_S
-    while not run.ended and run.report().frames < 6 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    run.stop()
-    finish(run)
+    run_for(run, 6)
     assert run.error is None
     assert run.report().drops["failed"] == 1
 

@@ -8,21 +8,11 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.workers.cluster.relay import Relay, newer_report
 from saccade.pipeline.workers.protocol import Message
-from tests.support.cameras.faulty import FaultyCamera, coded_clip
+from tests.support.worker_process import SETTINGS, small_camera
 
 LONG_S = 90.0
-SETTINGS = {
-    "config": {"device": "cpu", "http": "127.0.0.1:0", "sinks": []},
-    "index": 0,
-    "threads": 1,
-    "processors": 1.0,
-    "secret": "sesame",
-    "media": None,
-    "open_by_default": True,
-}
 
 
 def until(relay: Relay, wanted: Callable[[Message], bool]) -> tuple[Message, int]:
@@ -50,9 +40,8 @@ def frames(relay: Relay, least: int) -> int:
 
 @pytest.fixture(scope="module")
 def camera() -> Iterator[str]:
-    one = FaultyCamera(coded_clip(DEMO_CLIP, (320, 180), rate=5, seconds=4), rate=5)
-    yield f"rtsp://127.0.0.1:{one.port}/live"
-    one.close()
+    with small_camera() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -8,28 +8,17 @@ from queue import SimpleQueue
 
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.workers.process.process_worker import ProcessWorker
 from saccade.pipeline.workers.protocol import Message
-from tests.support.cameras.faulty import FaultyCamera, coded_clip
+from tests.support.worker_process import SETTINGS, small_camera
 
 LONG_S = 90.0
-SETTINGS = {
-    "config": {"device": "cpu", "http": "127.0.0.1:0", "sinks": []},
-    "index": 0,
-    "threads": 1,
-    "processors": 1.0,
-    "secret": "sesame",
-    "media": None,
-    "open_by_default": True,
-}
 
 
 @pytest.fixture
 def camera() -> Iterator[str]:
-    one = FaultyCamera(coded_clip(DEMO_CLIP, (320, 180), rate=5, seconds=4), rate=5)
-    yield f"rtsp://127.0.0.1:{one.port}/live"
-    one.close()
+    with small_camera() as url:
+        yield url
 
 
 def frames(messages: SimpleQueue[Message], least: int) -> int:
