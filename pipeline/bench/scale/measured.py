@@ -223,8 +223,7 @@ def frames_counted(
 ) -> tuple[float, float, float]:
     """Frames of a stream that the model was offered, that have results, and that were dropped, between two statuses.
 
-    Of those beyond `max_fps` nobody wants a result, though they count as replaced by newer ones. A stream that was
-    moved to another worker counts anew there.
+    Of those beyond `max_fps` nobody wants a result. A stream that was moved to another worker counts anew there.
     """
     if after["frames_in"] < before["frames_in"]:
         before = {"frames_in": 0, "frames_out": 0, "dropped": {}}

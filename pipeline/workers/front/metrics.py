@@ -78,7 +78,6 @@ class MergedMetrics:
                 if not family.name.startswith((_ENGINE, _OWN)):
                     merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                     merged.samples += [sample for sample in family.samples if not _of_relay(sample.labels)]
-                    merged.samples = _joined(merged.samples)
                     continue
                 if family.name in _NOT_SUMMED or not family.samples:
                     continue
@@ -90,6 +89,8 @@ class MergedMetrics:
                 each = families.setdefault(name, _family(family.type, name, family.documentation, ["worker"]))
                 each.add_metric([seat.name], value)  # type: ignore[attr-defined]
             self._note(seat, own, bool(text))
+        for merged in families.values():
+            merged.samples = _joined(merged.samples)
         for name, (family, value) in sums.items():
             total = _family(family.type, name, f"{family.documentation}; of all workers", [])
             total.add_metric([], value + (self._before[name] if family.type == "counter" else 0.0))  # type: ignore[attr-defined]
