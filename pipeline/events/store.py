@@ -2,6 +2,7 @@
 
     FOLDER/events.db           what is in `store_reader.SCHEMA`; written by one thread, read by any
     FOLDER/media/ID.jpg, .mp4  named after their event; NAME.part while they are written
+    FOLDER/reserve             space that is given up on a full disk, see `disk_reserve`
 
 While the disk is full or cannot be written, records wait in memory. Whatever was committed outlives `kill -9`: on the
 next start events that went on then are ended, unless they may go on; media of none are deleted, and media that were
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from saccade.pipeline.events.disk_reserve import DiskReserve
 from saccade.pipeline.events.store_reader import LONG_S, MEDIA, SCHEMA, SCHEMA_VERSION, EventReader, StoreError
 
 log = logging.getLogger(__name__)
@@ -43,10 +45,17 @@ Write = Callable[[sqlite3.Connection], Any]
 
 @dataclass(slots=True, frozen=True)
 class _Job:
-    """What the thread is to do; `lasting`, also later if the disk cannot be written now: nobody waits for it."""
+    """What the thread is to do.
+
+    Attributes:
+        write: the changes.
+        lasting: also later if the disk cannot be written now: nobody waits for it.
+        frees: it deletes, so on a full disk it is done at once, in the reserve.
+    """
 
     write: Write
     lasting: bool = False
+    frees: bool = False
     done: Future[Any] = field(default_factory=Future)
 
 
@@ -78,6 +87,7 @@ class EventStore(EventReader):
         self._rule_keep_s: dict[str, dict[str, float]] = {}  # by stream and rule
         self._stored_at = 0.0
         self._deleted_media: list[Path] = []  # of a transaction that is not committed yet
+        self._reserve = DiskReserve(folder / "reserve")
         try:
             self.media_folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -85,9 +95,12 @@ class EventStore(EventReader):
             raise StoreError(f"{folder}: events cannot be stored there: {error.strerror}") from None
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                self._connect().close()
-            self._recover(keep_open)
+            try:
+                self._recover(keep_open)
+            except (sqlite3.OperationalError, OSError):
+                if not self._reserve.release():
+                    raise
+                self._recover(keep_open)
         except BlockingIOError:
             os.close(self._lock_file)
             raise StoreError(f"{folder}: another process stores events there") from None
@@ -136,7 +149,7 @@ class EventStore(EventReader):
 
     def delete(self, event: str) -> bool:
         """Delete an event with its media; False if there is none of that id."""
-        return bool(self._do(lambda db: self._delete(db, [event])).result(LONG_S))
+        return bool(self._do(lambda db: self._delete(db, [event]), frees=True).result(LONG_S))
 
     def flush(self) -> None:
         """Return when everything written so far is stored."""
@@ -144,7 +157,7 @@ class EventStore(EventReader):
 
     def prune(self) -> int:
         """Delete what is too old or too much; return how many events."""
-        count: int = self._do(self._prune).result(LONG_S)
+        count: int = self._do(self._prune, frees=True).result(LONG_S)
         return count
 
     def close(self) -> None:
@@ -160,8 +173,8 @@ class EventStore(EventReader):
 
     # ---- within
 
-    def _do(self, write: Write, *, lasting: bool = False) -> Future[Any]:
-        job = _Job(write, lasting)
+    def _do(self, write: Write, *, lasting: bool = False, frees: bool = False) -> Future[Any]:
+        job = _Job(write, lasting, frees)
         with self._closing:
             if self._closed:
                 job.done.set_exception(StoreError("the store is closed"))
@@ -185,12 +198,14 @@ class EventStore(EventReader):
                 jobs = [*self._unwritten, *jobs]
                 self._unwritten.clear()
             if self._unwritten:
-                self._put_off(jobs, None)
-            else:
-                self._commit(db, jobs)
+                self._put_off([job for job in jobs if not job.frees], None)
+                jobs = [job for job in jobs if job.frees]
+            self._commit(db, jobs)
             if time.monotonic() - pruned_at >= PRUNE_S:
                 pruned_at = time.monotonic()
                 self._prune_first(db)
+                if not self._unwritten:
+                    self._reserve.take()
         if self._unwritten:
             log.warning("%s: %d changes could not be stored", self._path, self._lost + len(self._unwritten))
         db.close()
@@ -203,7 +218,10 @@ class EventStore(EventReader):
             with db:
                 results = [job.write(db) for job in jobs]
         except sqlite3.OperationalError as error:  # full, or not to be written, or locked by another program
-            self._put_off(jobs, error)
+            if any(job.frees for job in jobs) and self._reserve.release():
+                self._commit(db, jobs)
+            else:
+                self._put_off(jobs, error)
             return
         except (sqlite3.Error, OSError, KeyError, TypeError, ValueError) as error:
             if len(jobs) == 1:
@@ -222,11 +240,11 @@ class EventStore(EventReader):
 
     def _prune_first(self, db: sqlite3.Connection) -> None:
         """Prune; where that fails, for a full disk, the files of what is too old or too much go first."""
-        pruning = _Job(self._prune)
+        pruning = _Job(self._prune, frees=True)
         self._commit(db, [pruning])
         if pruning.done.exception() is not None and self._deleted_media:
             self._unlink_deleted()
-            self._commit(db, [_Job(self._prune)])
+            self._commit(db, [_Job(self._prune, frees=True)])
 
     def _unlink_deleted(self) -> None:
         for path in self._deleted_media:
