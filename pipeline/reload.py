@@ -92,14 +92,25 @@ class FileReloader(ABC):
         return self._stamp.changed
 
     def reload(self) -> list[str]:
-        """Read the file and run what it says now; returns a line for each change, or for why there is none."""
+        """Read the file and run what it says now; returns a line for each change, or that there is none.
+
+        Raises:
+            ConfigError: if that cannot be; everything goes on as it was.
+        """
         with self._lock:
             self._stamp.take()
             try:
                 wanted = load(self._path, self._overrides)
                 return self._apply(wanted) or [f"{self._path}: nothing has changed"]
             except _ERRORS as error:
-                return [f"{error}; everything goes on as it was"]
+                raise ConfigError(f"{error}; everything goes on as it was") from None
+
+    def reload_lines(self) -> list[str]:
+        """`reload` for a terminal: a line for each change, or for why there is none."""
+        try:
+            return self.reload()
+        except ConfigError as error:
+            return [str(error)]
 
     def save(self) -> str:
         """Write the zones, lines and rules of the running streams into the file; returns its name.

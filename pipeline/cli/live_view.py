@@ -70,7 +70,7 @@ def follow(
             for warning in take_warnings():
                 show_line(warning)
             if reloader is not None and stopped_at is None and (signals.take_reload() or watch.due(reloader)):
-                for change in reloader.reload():
+                for change in reloader.reload_lines():
                     show_line(change)
             for removed in shown.keys() - statuses.keys():
                 del shown[removed]

@@ -48,7 +48,7 @@ class Config:
         text = self.path.read_text()
         assert old in text
         self.path.write_text(text.replace(old, new))
-        return self.reloader.reload()
+        return self.reloader.reload_lines()
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def _follow(front: Front, signals: EndingSignals, reloader: FrontReloader | None
             reports = _reports(front)
             changes: list[str] = []
             if reloader is not None and opened and (signals.take_reload() or watch.due(reloader)):
-                changes = reloader.reload()
+                changes = reloader.reload_lines()
             show_changes(console, reports, [*take_warnings(), *changes], shown, quiet=quiet)
             show(reports)
             streams = front.supervisor.streams().values()

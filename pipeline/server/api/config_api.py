@@ -25,7 +25,7 @@ class ConfigActions(Protocol):
         """Write the zones, lines and rules; returns the file's name. Raises ConfigError."""
 
     def reload(self) -> list[str]:
-        """Read it anew; returns a line for each change."""
+        """Read it anew; returns a line for each change. Raises ConfigError."""
 
 
 class ConfigApi:
@@ -63,6 +63,8 @@ class ConfigApi:
         actions = self._required()
         try:
             return web.json_response({"changes": await self._calls.run(actions.reload)})
+        except ConfigError as error:
+            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         except (BusyError, TimeoutError):
             raise refusal(web.HTTPServiceUnavailable, "the file is being read or written; try again") from None
 
