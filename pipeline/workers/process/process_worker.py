@@ -27,6 +27,7 @@ On two processors with a load of 11, a worker that was killed was ready again af
 """
 
 _END_S = 2.0
+_LAST_RESULTS_S = 10.0  # an output that hangs takes none, and must not keep the worker's successor from being started
 _PRELOADED = ["saccade.pipeline.workers.process.worker_main", "saccade.pipeline.workers.process.preload"]
 
 
@@ -143,7 +144,7 @@ class ProcessWorker:
             self._process.kill()
             self._process.join()
         if reading is not None:
-            reading.join()
+            reading.join(_LAST_RESULTS_S)
         self._state = "ended"
         self._commands.put(None)
         code = self._process.exitcode or 0

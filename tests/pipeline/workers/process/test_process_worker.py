@@ -7,6 +7,8 @@ import signal
 import threading
 from queue import SimpleQueue
 
+import pytest
+
 from saccade.pipeline.workers.process.process_worker import ProcessWorker
 from saccade.pipeline.workers.protocol import Message
 from tests.pipeline.workers.process.test_worker_main import LONG_S, SETTINGS
@@ -30,3 +32,18 @@ def test_commands_do_not_wait_for_a_process_that_hangs() -> None:
     worker.kill()
     assert messages.get(timeout=LONG_S) == {"is": "ended", "reason": "SIGKILL", "code": -9}
     assert not waits
+
+
+def test_its_end_is_told_while_an_output_takes_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.pipeline.workers.process.process_worker._LAST_RESULTS_S", 0.1)
+    messages: SimpleQueue[Message] = SimpleQueue()
+    hung = threading.Event()
+    worker = ProcessWorker(
+        "1", SETTINGS, lambda worker, message: messages.put(message), lambda results: bool(hung.wait(LONG_S))
+    )
+    worker.start()
+    worker.kill()
+    try:
+        assert messages.get(timeout=LONG_S / 2) == {"is": "ended", "reason": "SIGKILL", "code": -9}
+    finally:
+        hung.set()
