@@ -6,7 +6,7 @@ live < rtsp, webrtc, onvif < factory.
 
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import LiveError, Reason, SourceError
-from saccade.sources.factory import open_source
+from saccade.sources.factory import check_source, open_source
 from saccade.sources.file import FileSource
 from saccade.sources.frame import CaptureClock, Frame, RgbImage
 from saccade.sources.gpu import HwAccel
@@ -38,6 +38,7 @@ __all__ = [
     "StreamStats",
     "Transport",
     "YuvPlanes",
+    "check_source",
     "open_source",
     "redact",
 ]

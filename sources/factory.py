@@ -21,7 +21,7 @@ from saccade.sources.rtsp.connection import Loss, RtspConnection
 from saccade.sources.rtsp.session import UnhandledCodecError
 from saccade.sources.rtsp.tls import TlsPolicy
 from saccade.sources.rtsp.transport import Transport, TransportChoice
-from saccade.sources.urls import RtspAddress, redact, stream_name
+from saccade.sources.urls import RtspAddress, check_port, redact, stream_name
 
 if TYPE_CHECKING:
     from saccade.sources.onvif.device import OnvifAddress
@@ -108,6 +108,16 @@ def open_source(
     return FileSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end, hwaccel=how, paced=paced)
 
 
+def check_source(target: str) -> None:
+    """Refuse an address that `open_source` would refuse; nothing is opened, and files and webcams are not looked for.
+
+    Raises:
+        SourceError: in one line for the user.
+    """
+    if "://" in target:
+        _live_opener(target.strip(), "auto", "auto", "hide", "verify", None)
+
+
 def _check_path(path: Path) -> None:
     """Refuse what is no path: too long for one, or an address that lacks its beginning, whose password stays unsaid."""
     try:
@@ -141,6 +151,7 @@ def _live_opener(
         policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
         return lambda closed, gpu: _open_onvif(device, closed, hwaccel, gpu, choice, loss, policy, check)
     elif scheme in _STREAMS:
+        check_port(text)
         if check is not None:
             return lambda closed, gpu: FfmpegConnection(_checked(text, check), closed, hwaccel=hwaccel, gpu=gpu)
         address = FfmpegInput.of_url(text)

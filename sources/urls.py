@@ -73,6 +73,23 @@ def _is_certain(text: str, at: int) -> bool:
     return len(match["port"] or "") > 1 or host.startswith("[") or host == "localhost" or "." in host
 
 
+def check_port(url: str) -> None:
+    """Refuse an address whose port cannot be one.
+
+    Raises:
+        SourceError: that says so.
+    """
+    match = _HOST.match(split_credentials(url.partition("://")[2])[1])
+    if match and not _is_port(match["port"]):
+        raise SourceError(f"{redact(url)}: a port is a number from 1 to 65535")
+
+
+def _is_port(found: str | None) -> bool:
+    """Whether a port that `_HOST` found, with its colon, can be one, or is none."""
+    digits = (found or "").removeprefix(":")
+    return not digits or int(digits) in range(1, 65536)
+
+
 def stream_name(url: str) -> str:
     """A name for the stream at `url`: host and path, with only what is safe in topics and file names."""
     rest = redact(url).partition("://")[2].partition("?")[0]
@@ -117,9 +134,8 @@ class RtspAddress:
         match = _HOST.match(rest)
         host = match["host"].strip("[]") if match else ""
         port = match["port"][1:] if match and match["port"] else ""
-        if not (separator and scheme in _DEFAULT_PORTS and match and _is_host(host)) or int(port or 1) not in range(
-            1, 65536
-        ):
+        known = separator and scheme in _DEFAULT_PORTS and match and _is_host(host)
+        if not (known and match and _is_port(match["port"])):
             raise SourceError(
                 f"{redact(text)} is not an RTSP URL (rtsp://user:password@host:554/path); "
                 "write special characters of a password as %XX, @ as %40"

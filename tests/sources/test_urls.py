@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.sources import SourceError, open_source, redact
+from saccade.sources import SourceError, check_source, open_source, redact
 from saccade.sources.urls import RtspAddress, stream_name
 
 # What is typed; host, port, user, password; what is requested; all of it shown as the request, unless stated otherwise.
@@ -101,11 +103,13 @@ def test_redaction_and_parsing_never_raise_anything_else(text: str) -> None:
     [
         "rtsp://", "rtsp://cam:99999/x", "rtsp://u:secret@cam:port/x", "webrtcs://u:secret@x", "rtsp://a..b/x",
         "rtsp://u:secret@a..b:554/x", "rtsp:///x", "rtsp://u:secret@cam/x\r\nEvil: 1", f"rtsp://{'a' * 64}.b/x",
+        "http://u:secret@cam:99999/x", "srt://cam:65536", "rtmp://cam:0/live",
     ],
 )  # fmt: skip
-def test_malformed_urls_are_refused_in_one_line(target: str) -> None:
+@pytest.mark.parametrize("read", [open_source, check_source])
+def test_malformed_urls_are_refused_in_one_line(target: str, read: Callable[[str], object]) -> None:
     with pytest.raises(SourceError) as caught:
-        open_source(target)
+        read(target)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -10,7 +10,7 @@ from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config import RunConfig
 from saccade.pipeline.core.errors import ConfigError
-from saccade.sources import redact
+from saccade.sources import check_source, redact
 
 _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
@@ -38,10 +38,12 @@ def describe(config: RunConfig) -> str:
 
     Raises:
         EngineError: if the model does not know a name that is looked for.
+        SourceError: if an address cannot be one.
     """
     check_labels(config)
     lines = []
     for stream in config.each():
+        check_source(stream.source)
         named = f"{stream.name}: " if stream.name else ""
         asked = ", ".join(f"{skill} {text}" for skill, text in stream.asked)
         lines.append(f"{named}{redact(stream.source)}  {asked}")
