@@ -374,41 +374,6 @@ def test_a_full_disk_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert sorted(path.name for path in store.media_folder.iterdir()) == ["e3.jpg", "e4.jpg"]
 
 
-def test_a_store_is_opened_on_a_full_disk(tmp_path: Path) -> None:
-    with full_disk(tmp_path / "disk", megabytes=4) as disk:
-        if not disk.mounted:
-            pytest.skip("no disk can be mounted here")
-        with closing(EventStore(disk.folder)) as store:
-            for number in range(3):
-                store.write(event(number, "begin"))
-            wait_for((disk.folder / "reserve").exists)
-        disk.fill()
-        with closing(EventStore(disk.folder)) as store:  # e0 to e2 are ended, which is written
-            assert [record["type"] for record in store.ended] == ["end"] * 3
-            assert ids(store) == ["e2", "e1", "e0"]
-        disk.fill()
-        with pytest.raises(StoreError, match="disk is full"):
-            EventStore(disk.folder)
-
-
-def test_an_event_is_deleted_on_a_full_disk_while_others_wait(tmp_path: Path) -> None:
-    with full_disk(tmp_path / "disk", megabytes=4) as disk, closing(EventStore(disk.folder)) as store:
-        if not disk.mounted:
-            pytest.skip("no disk can be mounted here")
-        store.write(event(0))
-        put(store, "e0.jpg", 500_000)
-        store.note_media("e0", "snapshot")
-        wait_for((disk.folder / "reserve").exists)
-        disk.fill()
-        for number in range(1, 500):
-            store.write(event(number))
-        with pytest.raises(StoreError, match="the store cannot be written"):
-            store.flush()
-        assert store.delete("e0")
-        wait_for(lambda: "e499" in ids(store))
-        assert "e0" not in ids(store, limit=500)
-
-
 def test_what_a_full_disk_keeps_out_to_the_end_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = SmallDisk(tmp_path)
     for number in range(300):

@@ -34,7 +34,7 @@ def test_commands_do_not_wait_for_a_process_that_hangs() -> None:
     assert not waits
 
 
-def test_its_end_is_told_while_an_output_takes_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_end_is_reported_while_an_output_takes_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.pipeline.workers.process.process_worker._LAST_RESULTS_S", 0.1)
     messages: SimpleQueue[Message] = SimpleQueue()
     hung = threading.Event()
