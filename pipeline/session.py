@@ -23,9 +23,9 @@ from saccade.pipeline.core.stream_names import free_name
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import Change, read_event
-from saccade.pipeline.events.recorder import MediaWriter
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import StoreError
+from saccade.pipeline.events.storage.recorder import MediaWriter
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import StoreError
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of

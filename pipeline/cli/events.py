@@ -83,7 +83,7 @@ def search(
     from saccade.pipeline.cli.commands.search import search_at
     from saccade.pipeline.cli.formatting import counting
     from saccade.pipeline.core.errors import ConfigError
-    from saccade.pipeline.events.store_reader import EventQuery, time_of_text
+    from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
 
     try:
         query = EventQuery(stream, rule, None, zone, None if since is None else time_of_text(since), limit=limit)

@@ -30,9 +30,9 @@ from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import GAP_S
 from saccade.pipeline.events.record import Event
-from saccade.pipeline.events.recorder import MediaWriter, Recorder
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
+from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
 from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource
 

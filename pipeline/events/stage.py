@@ -15,9 +15,9 @@ from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import MINUTE_S, Minute
 from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
 from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList
-from saccade.pipeline.events.recorder import Recorder
 from saccade.pipeline.events.scene import Scene, SceneReader
 from saccade.pipeline.events.settings import RuleSettings
+from saccade.pipeline.events.storage.recorder import Recorder
 
 if TYPE_CHECKING:
     from saccade.pipeline.events.asking import Asker

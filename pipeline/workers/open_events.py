@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from saccade.pipeline.events.store_reader import MEDIA
+from saccade.pipeline.events.storage.store_reader import MEDIA
 
 Record = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ import pytest
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.session import opened_session
 from tests.support.clips import MakeClip
 from tests.support.command import Command

@@ -17,12 +17,12 @@ import pytest
 from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery, EventReader
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 from saccade.pipeline.search import search_events
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.sources import open_source
-from tests.pipeline.events.test_store import event
+from tests.pipeline.events.storage.test_store import event
 from tests.support.command import Command
 from tests.support.engine import TINY, random_model, write_model
 

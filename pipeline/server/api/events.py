@@ -17,8 +17,8 @@ import asyncio
 
 from aiohttp import web
 
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import MEDIA, StoreError, time_of_text
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import MEDIA, StoreError, time_of_text
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.events_search import EventsSearchApi, SearchEvents
 from saccade.sources.http.auth import HttpAuth, refusal

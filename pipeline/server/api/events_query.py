@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.pipeline.events.store_reader import EventQuery, finite, time_of_text
+from saccade.pipeline.events.storage.store_reader import EventQuery, finite, time_of_text
 
 _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "token")
 

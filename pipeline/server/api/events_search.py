@@ -18,7 +18,7 @@ from aiohttp import web
 
 from saccade.engine.errors import EngineError
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.search import Progress, Searched
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.server_sent_events import EventStream

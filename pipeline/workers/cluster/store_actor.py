@@ -19,8 +19,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from saccade.pipeline.core.errors import ConfigError, one_line
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import StoreError
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import StoreError
 from saccade.pipeline.workers.machines.store_server import StoreServer
 
 log = logging.getLogger(__name__)

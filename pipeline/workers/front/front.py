@@ -21,7 +21,7 @@ from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, 
 from saccade.pipeline.core.errors import ConfigError, RunFailed
 from saccade.pipeline.core.output import Output
 from saccade.pipeline.core.stream_names import free_name
-from saccade.pipeline.events.store import EventStore
+from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of

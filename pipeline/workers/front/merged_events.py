@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
-from saccade.pipeline.events.store_reader import MEDIA
+from saccade.pipeline.events.storage.store_reader import MEDIA
 from saccade.pipeline.server.api.events import no_event
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.events_search import EventsSearchApi, SearchEvents

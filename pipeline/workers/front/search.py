@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.search import AT_ONCE, Place, Progress, Searched, search
 from saccade.pipeline.server.api.events_search import MAX_ASKED
 from saccade.pipeline.workers.auth import secret_headers

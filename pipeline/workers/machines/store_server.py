@@ -22,8 +22,8 @@ from typing import Any
 
 from aiohttp import web
 
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import StoreError
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import StoreError
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.auth import FrontAuth

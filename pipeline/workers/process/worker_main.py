@@ -32,8 +32,8 @@ from saccade.pipeline.core.stream_manager import Streams, status_of
 from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import read_event
-from saccade.pipeline.events.recorder import MediaWriter
 from saccade.pipeline.events.stage import event_stage
+from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.session import Session
 from saccade.pipeline.sink_targets import Target

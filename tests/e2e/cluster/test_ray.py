@@ -24,7 +24,7 @@ import pytest
 import saccade.engine.models
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.events.machine import RESUME_S
-from saccade.pipeline.events.store_reader import EventQuery, EventReader
+from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 from tests.support.cameras import free_port
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 from tests.support.command import LONG_S, start_saccade

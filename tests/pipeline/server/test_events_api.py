@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from saccade.pipeline.events.record import MinuteCounts, make_history_record
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.server.http_server import HttpServer
-from tests.pipeline.events.test_store import EVENTS, event, put
+from tests.pipeline.events.storage.test_store import EVENTS, event, put
 
 
 @pytest.fixture

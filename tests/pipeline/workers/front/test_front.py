@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.process.process_worker import ProcessWorker
 from tests.support.cameras import wait_for

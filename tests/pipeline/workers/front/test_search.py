@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.engine import Engine
 from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.pipeline.core.config.file import load
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.front.front import Front, opened_front
@@ -34,7 +34,7 @@ from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.process.snapshot_api import SnapshotApi
 from saccade.pipeline.workers.states import WorkerSeat
 from saccade.sources import open_source
-from tests.pipeline.events.test_store import event
+from tests.pipeline.events.storage.test_store import event
 from tests.support.cameras import free_port, wait_for
 from tests.support.command import Command
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.workers.machines import stores as module
 from saccade.pipeline.workers.machines.store_server import StoreServer
 from saccade.pipeline.workers.machines.stores import MachineStores
-from tests.pipeline.events.test_store import event
+from tests.pipeline.events.storage.test_store import event
 from tests.support.cameras import free_port, wait_for
 
 LONG_S = 30.0

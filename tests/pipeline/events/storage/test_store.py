@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.pipeline.events.record import MinuteCounts, TrackPath, make_history_record
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import EventQuery, StoreError
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError
 from tests.support import REPO
 from tests.support.command import environment
 from tests.support.sinks.broker import wait_for
@@ -106,7 +106,7 @@ def test_events_with_media_are_found(store: EventStore) -> None:
 @given(st.text(max_size=20), st.text(max_size=8))
 def test_any_words_are_searched_for(words: str, stream: str) -> None:
     with sqlite3.connect(":memory:") as db:
-        from saccade.pipeline.events.store_reader import SCHEMA
+        from saccade.pipeline.events.storage.store_reader import SCHEMA
 
         db.executescript(SCHEMA)
         with suppress(UnicodeEncodeError):  # half a character, which no request can hold
@@ -253,8 +253,8 @@ def test_one_bad_record_costs_no_other(store: EventStore, caplog: pytest.LogCapt
 WRITER = """
 import json, sys, time
 from pathlib import Path
-from saccade.pipeline.events.store import EventStore
-from tests.pipeline.events.test_store import event, put
+from saccade.pipeline.events.storage.store import EventStore
+from tests.pipeline.events.storage.test_store import event, put
 store = EventStore(Path(sys.argv[1]))
 number = 0
 while True:
@@ -331,7 +331,7 @@ class SmallDisk(EventStore):
 def test_a_full_disk_is_waited_for_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.pipeline.events.store._RETRY_S", 0.05)
+    monkeypatch.setattr("saccade.pipeline.events.storage.store._RETRY_S", 0.05)
     store = SmallDisk(tmp_path)
     for number in range(300):
         store.write(event(number))
@@ -368,7 +368,7 @@ def test_a_full_disk_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             store.note_media(f"e{number}", "snapshot")
         store.flush()
         disk.fill()
-        monkeypatch.setattr("saccade.pipeline.events.store.PRUNE_S", 0.0)
+        monkeypatch.setattr("saccade.pipeline.events.storage.store.PRUNE_S", 0.0)
         store.write(event(5))  # which waits
         wait_for(lambda: ids(store) == ["e5", "e4", "e3"])
         assert sorted(path.name for path in store.media_folder.iterdir()) == ["e3.jpg", "e4.jpg"]

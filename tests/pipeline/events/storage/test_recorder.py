@@ -11,11 +11,11 @@ import cv2
 import numpy as np
 import pytest
 
-from saccade.pipeline.events import recorder
 from saccade.pipeline.events.record import Event, MediaDone
-from saccade.pipeline.events.recorder import MOST_S, MediaWriter, Recorder
+from saccade.pipeline.events.storage import recorder
+from saccade.pipeline.events.storage.recorder import MOST_S, MediaWriter, Recorder
 from saccade.sources import Frame
-from tests.pipeline.events.test_clips import coded, shown
+from tests.pipeline.events.storage.test_clips import coded, shown
 from tests.support.sinks.results import live_frame
 
 EVENT = Event(
@@ -132,7 +132,7 @@ def test_an_event_that_went_on_nowhere_keeps_what_there_is(tmp_path: Path) -> No
 
 
 def test_a_long_event_has_its_clip_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.pipeline.events.recorder.MOST_S", 2.0)
+    monkeypatch.setattr("saccade.pipeline.events.storage.recorder.MOST_S", 2.0)
     desk = Desk(tmp_path, before_s=0.5, after_s=0.5)
     for packet in coded(80):
         desk.recorder.ring.add(packet)
@@ -179,7 +179,7 @@ def test_the_sharpest_largest_surest_image_is_kept(tmp_path: Path) -> None:
 def test_a_slow_disk_delays_no_frame_and_loses_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("saccade.pipeline.events.recorder._MAX_WAITING", 4)
+    monkeypatch.setattr("saccade.pipeline.events.storage.recorder._MAX_WAITING", 4)
     desk, gate = Desk(tmp_path), threading.Event()
     file = MediaDone("door", "slow", "snapshot")
     desk.writer.write(file, lambda path: gate.wait(30) and path.write_bytes(b"x"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from saccade.pipeline.events.store import EventStore
-from saccade.pipeline.events.store_reader import StoreError
-from tests.pipeline.events.test_store import event, ids, put
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import StoreError
+from tests.pipeline.events.storage.test_store import event, ids, put
 from tests.support.sinks.broker import wait_for
 from tests.support.sinks.disk import full_disk
 

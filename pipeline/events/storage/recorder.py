@@ -21,10 +21,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
 from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.scene import sharpness_of
-from saccade.pipeline.events.store_reader import MEDIA
+from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
+from saccade.pipeline.events.storage.store_reader import MEDIA
 from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:

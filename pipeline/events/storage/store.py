@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade.pipeline.events.disk_reserve import DiskReserve
-from saccade.pipeline.events.store_reader import LONG_S, MEDIA, SCHEMA, SCHEMA_VERSION, EventReader, StoreError
+from saccade.pipeline.events.storage.disk_reserve import DiskReserve
+from saccade.pipeline.events.storage.store_reader import LONG_S, MEDIA, SCHEMA, SCHEMA_VERSION, EventReader, StoreError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 
-from saccade.pipeline.events.clips import PacketRing, copy_clip, write_clip
+from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
 from saccade.sources import LiveSource, open_source
 from saccade.sources.live.packets import CodedPacket
 from tests.support.cameras.http_camera import http, mjpeg
@@ -146,7 +146,7 @@ def test_a_ring_begins_with_a_key_and_again_when_reconnected() -> None:
 def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     packets = coded(60)
     most = sum(len(packet.data) for packet in packets[:25])
-    monkeypatch.setattr("saccade.pipeline.events.clips._MOST_BYTES", most)
+    monkeypatch.setattr("saccade.pipeline.events.storage.clips._MOST_BYTES", most)
     ring = PacketRing(60)
     ring.hold("event", 0)
     for packet in packets:
@@ -159,7 +159,7 @@ def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ring_without_another_key_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = (replace(packet, key=not number) for number, packet in enumerate(coded(30)))
     most = sum(len(packet.data) for packet in [first, *others[:20]])
-    monkeypatch.setattr("saccade.pipeline.events.clips._MOST_BYTES", most)
+    monkeypatch.setattr("saccade.pipeline.events.storage.clips._MOST_BYTES", most)
     ring = filled([first, *others])
     assert ring.cut(0, 9e9) == []  # the rest cannot be decoded without what is dropped
     ring.add(key := replace(others[-1], pts=others[-1].pts + 3000, key=True))
