@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from saccade.engine.backends.paged_cache import pages_for
 from saccade.engine.backends.quantization import supports_fp8
 from saccade.engine.config import EngineConfig
@@ -41,6 +43,7 @@ def start(
         from saccade.engine.runtime.cuda_executor import CudaExecutor
 
         executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
+        torch.cuda.empty_cache()  # what held weights before they were packed
         together, preparers = config.images_per_prefill, _GPU_PREPARERS
     else:
         keep_freed_memory()

@@ -75,7 +75,7 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
                 f"{where} is of rank {rank}; there is room for {max_rank}: load with adapter_rank={rank}"
             )
         scale = 1.0 if alpha is None else alpha / rank
-        like = base.weight
+        like = text.wte  # kernels may keep the layer's own weights in another type
         kept = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
         if not all(bool(one.isfinite().all()) for one in kept):  # it would leave NaN in the cache for the next sequence
             raise AdapterError(f"{where} holds NaN, or numbers too large for {like.dtype}")
@@ -111,7 +111,7 @@ class AdapterBank:
             for part in _PARTS:
                 base = block.get_submodule(part)
                 if isinstance(base, nn.Linear):  # not a mixture of experts
-                    self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots, rank)
+                    self._layers[number, part] = adapted = _AdaptedLinear(base, n_slots, rank, text.wte)
                     block.set_submodule(part, adapted)
 
     def fill(self, slot: int, adapter: Adapter) -> None:
@@ -142,14 +142,14 @@ class AdapterBank:
 class _AdaptedLinear(nn.Linear):
     """W x + b + B A x, with A and B of each row's slot."""
 
-    def __init__(self, base: nn.Linear, n_slots: int, rank: int) -> None:
+    def __init__(self, base: nn.Linear, n_slots: int, rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
         self.rank = rank
-        self.a = base.weight.new_zeros(n_slots * rank, base.in_features)
-        self.b = base.weight.new_zeros(base.out_features, n_slots * rank)
-        self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=base.weight.device)
+        self.a = like.new_zeros(n_slots * rank, base.in_features)
+        self.b = like.new_zeros(base.out_features, n_slots * rank)
+        self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=like.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Put matrices into a slot, the first of which is 1."""

@@ -1,8 +1,10 @@
 """Weights in FP8 (e4m3) with a float32 scale for each output; keys and values with a float16 scale for each vector.
 
 The linear layers of the text decoder's and the vision encoder's blocks, experts too, are rounded so, and kernels read
-8 bits for each weight instead of 16; the same numbers are kept in bfloat16 beside them, for all that is no kernel. The
-rest (embeddings, norms, biases, routers, temperatures, region heads, output head) is small or delicate and stays.
+8 bits for each weight instead of 16. Rounding a model leaves the numbers in bfloat16, with which its own modules
+compute the same; packing it for a GPU from Hopper on replaces these (`packed.layers`), and on Ada, whose prefills
+multiply in bfloat16, keeps both. The rest (embeddings, norms, biases, routers, temperatures, region heads, output head)
+is small or delicate and stays.
 
 A scale makes the largest of a key's numbers exact, as many models have one dimension far larger than the others: with
 one of 100 beside normal ones, attention over 760 such keys is off by 4 %, without a scale by 28; by 4 either way where

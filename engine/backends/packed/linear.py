@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,6 +19,15 @@ from saccade.engine.models.moondream.layers import Mlp
 
 _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)  # of a head's layers: 5 µs less than `skinny_gemm`, of 25
 
+
+class Fp8(Enum):
+    """What of a layer's products is in FP8: nothing; its weights where rows are few; those of many rows, too."""
+
+    NONE = auto()
+    WEIGHTS = auto()
+    ROWS_TOO = auto()
+
+
 Rows = tuple[torch.Tensor, torch.Tensor | None]
 """(rows, inputs) in half precision and None, or in e4m3 with float32 scales (rows,)."""
 
@@ -24,34 +35,66 @@ Rows = tuple[torch.Tensor, torch.Tensor | None]
 class PackedLinear:
     """A linear layer.
 
-    Attributes:
+    Args:
         weight: (outputs, inputs) in half precision.
         bias: (outputs,).
-        packed: the weights as kernels read them, e4m3 if there is a scale.
+        fp8: what is kept in FP8.
+
+    Attributes:
+        weight: (outputs, inputs), e4m3 if there is a scale.
+        bias: (outputs,).
         scale: (outputs,) float32, or None.
+        half: the weights in half precision; None where no product reads them so.
     """
 
-    __slots__ = ("bias", "packed", "scale", "weight")
+    __slots__ = ("bias", "half", "scale", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, fp8: bool) -> None:
-        self.scale: torch.Tensor | None
-        self.weight, self.bias = weight, bias
-        self.packed, self.scale = quantize(weight) if fp8 else (weight, None)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, fp8: Fp8) -> None:
+        self.bias, self.scale = bias, None
+        self.weight: torch.Tensor = weight
+        self.half: torch.Tensor | None = weight
+        if fp8 is not Fp8.NONE:
+            assert weight.dtype != E4M3, "its model is packed already, and of that there are no scales"
+            self.weight, self.scale = quantize(weight)
+        if fp8 is Fp8.ROWS_TOO:
+            self.half = None
 
     def linear(self, x: Rows, start: int = 0, stop: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Outputs (rows, stop - start) in half precision, in `out` if it is given."""
         values, scales = x
         part = slice(start, stop)
-        if self.scale is None or scales is None:
-            if out is None:
-                return F.linear(values, self.weight[part], self.bias[part])
-            return torch.addmm(self.bias[part], values, self.weight[part].t(), out=out)
-        return kernels.linear(values, scales, self.packed[part], self.scale[part], self.bias[part], out)
+        if scales is not None:
+            assert self.scale is not None
+            return kernels.linear(values, scales, self.weight[part], self.scale[part], self.bias[part], out)
+        assert self.half is not None
+        if out is None:
+            return F.linear(values, self.half[part], self.bias[part])
+        return torch.addmm(self.bias[part], values, self.half[part].t(), out=out)
+
+    def few(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        start: int = 0,
+        *,
+        apply_gelu: bool = False,
+        pdl: bool = False,
+        late: bool = False,
+    ) -> torch.Tensor:
+        """Outputs of few rows from `start` on, of rows in half precision; `out` and the rest as for `skinny_gemm`.
+
+        Where `out` is parts of the inputs, the kernel that adds them up adds the bias as well.
+        """
+        scale = None if self.scale is None else self.scale[start:]
+        bias = self.bias[start:] if out.ndim == 2 else None
+        weight = self.weight[start:]
+        return skinny_gemm(x, weight, out, scale=scale, bias=bias, apply_gelu=apply_gelu, pdl=pdl, late=late)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """The same in half precision from output `start` on, and tanh-approximated GELU, in one kernel."""
+        assert self.half is not None
         # cuBLASLt's epilogue has no public name in torch.
-        return torch._addmm_activation(self.bias[start:], x, self.weight[start:].t(), use_gelu=True)
+        return torch._addmm_activation(self.bias[start:], x, self.half[start:].t(), use_gelu=True)
 
 
 def add_layernorm_rows(

@@ -11,9 +11,9 @@ from saccade.engine.backends.lora import AdaptedRows
 from saccade.engine.backends.packed.layers import PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.backends.paged_cache import LayerCache
-from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
+from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 
 _Seen = tuple[torch.Tensor | None, torch.Tensor]
@@ -26,8 +26,9 @@ class _Prefilled:
 
     Attributes:
         normed: the norm's result, as products read it.
-        plain: the same in half precision, where there are experts: their router reads it. Of the last dense layer that
-            of prompts alone.
+        plain: the same in half precision, where there are experts, whose router reads it, or adapters.
+        prompts: of the last dense layer in FP8 the norm of prompts alone; in half precision if they are few.
+        both: of such few prompts what attention saw, and behind it what has come through the GELU.
         wide: heads, and with FP8 what goes into the dense MLP's GELU.
         products: of the temperature.
         parts: what is added to x by the next norm, if experts write theirs beside attention.
@@ -35,13 +36,15 @@ class _Prefilled:
 
     normed: Rows
     plain: torch.Tensor | None = None
+    prompts: Rows | None = None
+    both: torch.Tensor | None = None
     wide: torch.Tensor | None = None
     products: torch.Tensor | None = None
     parts: torch.Tensor | None = None
 
 
 class PrefillOps:
-    """`BlockOps` on whole image prefixes and, behind them, prompts. Attribute `before` is still to be added to x."""
+    """`BlockOps` on whole image prefixes and, behind them, prompts. `before` and `bias` are still to be added to x."""
 
     def __init__(
         self,
@@ -60,7 +63,10 @@ class PrefillOps:
         self._blocks, self.x, self._shape = blocks, flat, shape
         self._prefixes, self._prompts = prefixes, (positions, owners, tables)
         self._prefix_rows = shape[0] * shape[1]
+        # In FP8 the last layer's products of few prompts are those of steps, which read half the bytes of others.
+        self._few = blocks.fp8_rows and blocks.skinny and len(flat) - self._prefix_rows <= MAX_ROWS
         self.before: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
         return layer.number == len(self._blocks.layers) - 1
@@ -71,7 +77,7 @@ class PrefillOps:
         if layer.experts is None and self._adapters is None:
             rows, prompts = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
             if fp8 and self._is_last(layer) and len(self.x) > prompts:
-                rows.plain = add_layernorm(self.x[prompts:], None, layer.norm)
+                rows.prompts = add_layernorm_rows(self.x[prompts:], None, layer.norm, not self._few)
             return rows
         plain = torch.empty_like(self.x)
         rows = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8, plain), plain)
@@ -140,12 +146,16 @@ class PrefillOps:
         qkv = heads.wide[:, : blocks.heads]
         self.write_kv(layer, heads, cache)
         if last:  # the hidden states of an image are not read
-            plain = heads.normed[0][at:] if heads.normed[1] is None else heads.plain
-            assert plain is not None
-            self.x, heads.normed = self.x[at:], (plain[-len(self.x[at:]) :], None)
+            plain = heads.plain if blocks.fp8_rows else heads.normed[0]
+            if plain is not None:
+                heads.normed = plain[at:], None
+            self.x = self.x[at:]
             heads.wide = heads.wide[at:]
             self._adapters = None if self._adapters is None else self._adapters.behind(at)
         attended = torch.empty_like(self.x)
+        if last and self._few and layer.experts is None:
+            heads.both = self.x.new_empty(len(self.x), blocks.text.dim + blocks.text.ff_dim)
+            attended = heads.both[:, : blocks.text.dim]
         # The prompts' takes 14 µs for its few rows, an image's 20. Where experts run beside both there is no room.
         beside = self._beside if len(qkv) > at and layer.experts is None and not last else None
         if len(qkv) > at:
@@ -168,28 +178,54 @@ class PrefillOps:
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
         """What is added to x by the next norm."""
         assert normed.wide is not None
-        out, fp8, (first, seen) = layer.out, normed.normed[1] is not None, attended
+        blocks, out, (first, seen) = self._blocks, layer.out, attended
+        fp8, few = blocks.fp8_rows, self._few and self._is_last(layer)
         if first is not None and (not fp8 or self._adapters is not None):
             seen[: len(first)].copy_(first)
         gelu: torch.Tensor | None = None
         if layer.experts is None and self._adapters is not None:
-            gelu = F.gelu(normed.wide[:, self._blocks.heads :], approximate="tanh")
+            gelu = F.gelu(normed.wide[:, blocks.heads :], approximate="tanh")
         if layer.experts is not None:
             if normed.parts is None:
                 assert normed.plain is not None
                 normed.parts = self._experts(layer.experts, normed.normed, normed.plain[-len(seen) :])
             self.before = normed.parts
-            out.linear(fp8_kernels.quantize_rows(seen, None, first) if fp8 else (seen, None), out=self.before[0])
+            if few:
+                out.few(seen, self.before[0])
+            else:
+                out.linear(fp8_kernels.quantize_rows(seen, None, first) if fp8 else (seen, None), out=self.before[0])
+        elif few:
+            self._add_few(layer, normed, gelu)
         elif fp8:
-            self.before = out.linear(fp8_kernels.quantize_rows(seen, normed.wide[:, self._blocks.heads :], first))
+            pre_gelu = normed.wide[:, blocks.heads :]
+            if normed.prompts is not None:
+                pre_gelu = layer.into.linear(normed.prompts, start=blocks.heads)
+            self.before = out.linear(fp8_kernels.quantize_rows(seen, pre_gelu, first))
         else:
             if gelu is None:
-                gelu = layer.into.linear_gelu(normed.normed[0], start=self._blocks.heads)
-            both = F.linear(gelu, out.weight[:, self._blocks.text.dim :], out.bias)
-            self.before = both.addmm_(seen, out.weight[:, : self._blocks.text.dim].t())
+                gelu = layer.into.linear_gelu(normed.normed[0], start=blocks.heads)
+            assert out.half is not None
+            both = F.linear(gelu, out.half[:, blocks.text.dim :], out.bias)
+            self.before = both.addmm_(seen, out.half[:, : blocks.text.dim].t())
         if self._adapters is not None:
             self._adapters.add(layer.number, "attn.proj", seen, self.x)
             if gelu is not None:
                 self._adapters.add(layer.number, "mlp.fc2", gelu, self.x)
         if self._forks(layer):
             torch.cuda.current_stream().wait_stream(self._beside)
+
+    def _add_few(self, layer: PackedLayer, normed: _Prefilled, gelu: torch.Tensor | None) -> None:
+        """The last dense layer's products of few prompts; `gelu` is what has come through it where there are adapters.
+
+        On FP8 weights and rows in half precision, as steps have them.
+        """
+        blocks, both = self._blocks, normed.both
+        assert both is not None
+        if gelu is not None:
+            both[:, blocks.text.dim :] = gelu
+        else:
+            assert normed.prompts is not None
+            layer.into.few(normed.prompts[0], both[:, blocks.text.dim :], start=blocks.heads, apply_gelu=True)
+        self.before = both.new_empty(blocks.splits, len(both), blocks.text.dim, dtype=torch.float32)
+        layer.out.few(both, self.before)
+        self.bias = layer.out.bias

@@ -23,21 +23,22 @@ Triton compiles for.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 
 from saccade.engine.backends.lora import AdaptedRows, AdapterBank
 from saccade.engine.backends.packed.layers import PackedBlocks, PackedLayer
-from saccade.engine.backends.packed.linear import BinHead
+from saccade.engine.backends.packed.linear import BinHead, Rows, add_layernorm_rows
 from saccade.engine.backends.packed.prefill import PrefillOps
 from saccade.engine.backends.paged_cache import LayerCache, PagedCache
 from saccade.engine.kernels import gemv, region_sampling
-from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.experts.router import Routes, router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
-from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
+from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
+from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_products
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
@@ -77,14 +78,13 @@ class PackedRunner:
         def scratch(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=model.device)
 
-        self._wide = scratch(max_rows, blocks.heads + text.ff_dim)
+        self._wide = scratch(min(max_rows, MAX_ROWS), blocks.heads + text.ff_dim)
         self._both = scratch(max_rows, text.dim + text.ff_dim)
-        # Without experts one product is all that is added; with them, their results are added beside it.
-        self._delta = scratch(1 + blocks.top, max_rows, text.dim)
         self._normed = scratch(max_rows, text.dim)
-        self._splits = most_parts = split_k_for(text.dim + text.ff_dim, blocks.fp8)
+        most_parts = blocks.splits
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
+            self._delta = scratch(1 + blocks.top, max_rows, text.dim)  # attention's product, and behind it the experts'
             self._routes = Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
@@ -97,9 +97,6 @@ class PackedRunner:
         self._beside = torch.cuda.Stream(model.device)  # experts go there beside attention
         self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
         self._features = scratch(max_rows, region.size_feat_dim)
-        self._skinny = gemm.supports(self._wide.shape[1], text.dim) and gemm.supports(
-            text.dim, self._both.shape[1], self._splits
-        )
         dense = text.moe is None and not text.tau
         possible = dense and gemv.supports(self._wide.shape[1], text.dim) and gemv.supports(text.dim, text.ff_dim)
         possible &= text.dim % (ONE_ROW_MLP * text.n_heads) == 0
@@ -116,7 +113,7 @@ class PackedRunner:
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
         """As `plain_runner.Runner.forward_tokens`; x is overwritten."""
-        most = len(self._wide)
+        most = len(self._both)
         if len(x) > most:  # a very long prompt, piece by piece: each attends to those before it in the cache
             return torch.cat(
                 [
@@ -127,7 +124,9 @@ class PackedRunner:
                 ]
             )
         one = self._one_row if len(x) == 1 and self._adapters is None and not together else None
-        ops = (_TokenOps if one is None else _OneRowOps)(self, x, positions, owners, tables, together)
+        few = self._blocks.skinny and len(x) <= MAX_ROWS
+        form = _OneRowOps if one is not None else _TokenOps if few else _ManyRowsOps
+        ops = form(self, x, positions, owners, tables, together)
         run_blocks(self._blocks.layers, self._blocks.caches, ops)
         if one is not None:
             return x
@@ -159,7 +158,7 @@ class PackedRunner:
             self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables, adapters, self._beside
         )
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
-        return None if prompts is None else add_layernorm(ops.x, ops.before, None)
+        return None if prompts is None else add_layernorm(ops.x, ops.before, None, bias=ops.bias)
 
     def experts_used(self, rows: int) -> float | None:
         """As `plain_runner.Runner.experts_used`; None without experts."""
@@ -215,6 +214,8 @@ class PackedRunner:
 class _TokenOps:
     """`BlockOps` on one token a row, in a runner's scratch. `before` and `bias` are still to be added to x."""
 
+    _early = True  # kernels may begin before the previous one has ended
+
     def __init__(
         self,
         runner: PackedRunner,
@@ -227,20 +228,19 @@ class _TokenOps:
         self._runner, self.x, self._rows = runner, x, (positions, owners, tables)
         self._adapters = runner._adapters
         self._count, self._together = len(x), together
-        self._skinny = runner._skinny and self._count <= MAX_ROWS
-        self.pdl = runner._pdl and self._skinny and not together
+        self.pdl = runner._pdl and self._early and not together
         self.joined = False  # whether the next kernel comes behind the experts' stream as well
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
         self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
-    def norm(self, layer: PackedLayer) -> torch.Tensor:
+    def norm(self, layer: PackedLayer) -> Any:
         """The norm; behind it the router, and experts on a stream of their own."""
         runner, normed = self._runner, self._runner._normed[: self._count]
         early, self.joined = not self.joined, False
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
-        if layer.experts is not None and self._skinny:
+        if layer.experts is not None:
             router, routes = layer.experts.router, runner._routes
             router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
             # Their parts lie behind those of attention's product.
@@ -250,22 +250,21 @@ class _TokenOps:
                 layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
         return normed
 
-    def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        into, wide = layer.into, self._runner._wide[: self._count]
+    def heads(self, layer: PackedLayer, normed: Any, kv_only: bool) -> torch.Tensor:
+        wide = self._runner._wide[: self._count]
         if layer.experts is not None:
             wide = wide[:, : self._runner._blocks.heads]
-        if self._skinny:
-            # Behind the router, whose predecessor wrote what both read.
-            late = layer.experts is not None
-            skinny_gemm(normed, into.packed, wide, scale=into.scale, bias=into.bias, pdl=self.pdl, late=late)
-        else:
-            torch.addmm(into.bias, normed, into.weight.t(), out=wide)
+        # Behind the router, whose predecessor wrote what both read.
+        layer.into.few(normed, wide, pdl=self.pdl, late=layer.experts is not None)
+        self._adapt_into(layer, normed, wide)
+        return wide
+
+    def _adapt_into(self, layer: PackedLayer, normed: torch.Tensor, wide: torch.Tensor) -> None:
         if self._adapters is not None:
             width = self._runner._blocks.heads
             self._adapters.add(layer.number, "attn.qkv", normed, wide[:, :width])
             if layer.experts is None:
                 self._adapters.add(layer.number, "mlp.fc1", normed, wide[:, width:])
-        return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
         """The heads as they are: attention multiplies by the factors, whose products these are."""
@@ -294,35 +293,62 @@ class _TokenOps:
         )
         return both
 
-    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
-        runner, out, count = self._runner, layer.out, self._count
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: Any) -> None:
+        blocks, experts = self._runner._blocks, layer.experts is not None
+        self._adapt_out(layer, seen)
+        splits = blocks.out_splits if experts else blocks.splits
+        self.before = self._runner._split_k[: splits + (blocks.top if experts else 0), : self._count]
+        self.bias = layer.out.bias
+        layer.out.few(seen, self.before[:splits], pdl=self.pdl)
+        if experts:
+            torch.cuda.current_stream().wait_stream(self._runner._beside)
+            self.joined = True
+
+    def _adapt_out(self, layer: PackedLayer, seen: torch.Tensor) -> None:
         if self._adapters is not None:  # at once, where the next norm adds the rest
-            width = runner._blocks.text.dim
+            width = self._runner._blocks.text.dim
             self._adapters.add(layer.number, "attn.proj", seen[:, :width], self.x)
             if layer.experts is None:
                 self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
-        if self._skinny:
-            splits = runner._splits if layer.experts is None else runner._blocks.out_splits
-            before = runner._split_k[: splits + (runner._blocks.top if layer.experts is not None else 0), :count]
-            skinny_gemm(seen, out.packed, before[:splits], scale=out.scale, pdl=self.pdl)
-            if layer.experts is not None:
-                torch.cuda.current_stream().wait_stream(runner._beside)
-                self.joined = True
-            self.before, self.bias = before, out.bias
-        else:
-            before = runner._delta[:, :count] if layer.experts is not None else runner._delta[0, :count]
-            if layer.experts is not None:
-                rows = layer.experts.sort(normed)
-                self._logits(layer).copy_(rows.logits)
-                layer.experts.many((normed, None), rows, before[1:])
-            torch.addmm(out.bias, seen, out.weight.t(), out=before[0] if layer.experts is not None else before)
-            self.before, self.bias = before, None
 
     def _logits(self, layer: PackedLayer) -> torch.Tensor:
         return self._runner._logits[layer.number, : self._count]
 
     def _temperature(self, layer: PackedLayer) -> Temperature | None:
         return None if layer.temperature is None else (self._products, layer.temperature[1])
+
+
+class _ManyRowsOps(_TokenOps):
+    """The same on more rows than fit the kernels of few, or where those do not take the shapes: cuBLAS's products.
+
+    With FP8 on both sides where a prefill's are. A part gives another the norm as they read it, and in half precision.
+    """
+
+    _early = False
+
+    def norm(self, layer: PackedLayer) -> tuple[Rows, torch.Tensor]:
+        plain = self._runner._normed[: self._count]
+        if self._runner._blocks.fp8_rows:
+            return add_layernorm_rows(self.x, self.before, layer.norm, True, plain), plain
+        return (add_layernorm(self.x, self.before, layer.norm, plain), None), plain
+
+    def heads(self, layer: PackedLayer, normed: tuple[Rows, torch.Tensor], kv_only: bool) -> torch.Tensor:
+        wide = layer.into.linear(normed[0])
+        self._adapt_into(layer, normed[1], wide)
+        return wide
+
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: tuple[Rows, torch.Tensor]) -> None:
+        self._adapt_out(layer, seen)
+        fp8, (rows, plain) = self._runner._blocks.fp8_rows, normed
+        values = fp8_kernels.quantize_rows(seen, None) if fp8 else (seen, None)
+        if layer.experts is None:
+            self.before = layer.out.linear(values)
+            return
+        self.before = before = self._runner._delta[:, : self._count]
+        chosen = layer.experts.sort(plain)
+        self._logits(layer).copy_(chosen.logits)
+        layer.experts.many(rows, chosen, before[1:])
+        layer.out.linear(values, out=before[0])
 
 
 class _OneRowOps(_TokenOps):
@@ -334,7 +360,7 @@ class _OneRowOps(_TokenOps):
     def norm(self, layer: PackedLayer) -> torch.Tensor:
         return self.x
 
-    def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
+    def heads(self, layer: PackedLayer, normed: Any, kv_only: bool) -> torch.Tensor:
         """Heads; what the MLP gives is left behind the place of what attention will have seen."""
         runner, into = self._runner, layer.into
         assert runner._one_row is not None
@@ -344,7 +370,7 @@ class _OneRowOps(_TokenOps):
         gemv.norm_gemv(
             normed,
             layer.norm,
-            into.packed,
+            into.weight,
             into.scale,
             into.bias,
             heads,
@@ -358,13 +384,13 @@ class _OneRowOps(_TokenOps):
         """What attention saw; beside it the MLP's half of the product out of the block, which does not wait for it."""
         runner, dim = self._runner, self._runner._blocks.text.dim
         seen, inner = runner._both[:1, :dim], runner._both[:1, dim:]
-        mlp = gemv.Beside(inner, layer.out.packed[:, dim:], runner._mlp_out, ONE_ROW_MLP)
+        mlp = gemv.Beside(inner, layer.out.weight[:, dim:], runner._mlp_out, ONE_ROW_MLP)
         runner._blocks.attention.attend(heads, *self._rows, cache, seen, write=True, beside=mlp, pdl=runner._pdl)
         return seen
 
-    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
+    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: Any) -> None:
         runner, out = self._runner, layer.out
         assert runner._one_row is not None
         _, shape = runner._one_row
         dim, mlp = runner._blocks.text.dim, runner._mlp_out
-        gemv.add_gemv(seen, self.x, out.packed, out.scale, out.bias, dim, shape, delta=mlp, pdl=runner._pdl)
+        gemv.add_gemv(seen, self.x, out.weight, out.scale, out.bias, dim, shape, delta=mlp, pdl=runner._pdl)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.backends.packed.linear import PackedLinear, add_layernorm_rows
+from saccade.engine.backends.packed.linear import Fp8, PackedLinear, add_layernorm_rows
 from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.prefill import fp8_linear as kernels
@@ -28,8 +28,15 @@ class _Layer:
         attn, mlp = block.attn, block.mlp
         self.ln1, self.ln2 = block.ln1, block.ln2
         self.qkv, self.proj, self.fc1, self.fc2 = (
-            PackedLinear(part.weight, part.bias, fp8) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+            _packed(part, Fp8.ROWS_TOO if fp8 else Fp8.NONE) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
         )
+
+
+def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
+    """A module's weights, which it goes on to share."""
+    packed = PackedLinear(module.weight.detach(), module.bias.detach(), fp8)
+    module.weight.data = packed.weight
+    return packed
 
 
 class _FusedMlp(nn.Module):
@@ -39,7 +46,7 @@ class _FusedMlp(nn.Module):
         super().__init__()
         self.fc1, self.fc2 = mlp.fc1, mlp.fc2
         assert isinstance(self.fc1, nn.Linear)
-        self._into = PackedLinear(self.fc1.weight, self.fc1.bias, False)
+        self._into = PackedLinear(self.fc1.weight, self.fc1.bias, Fp8.NONE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As `Mlp.forward`."""
@@ -49,7 +56,7 @@ class _FusedMlp(nn.Module):
 
 
 class PackedVision:
-    """A model's vision encoder. Its projection is replaced in place.
+    """A model's vision encoder. Its projection is replaced in place; in FP8 its blocks keep no other weights.
 
     Args:
         model: one that `supports` accepts.

@@ -1,6 +1,9 @@
 """FP8 on both sides of a product, for many rows: activations quantized to e4m3 with a scale a row, then cuBLAS's.
 
 Where rows are few the weights' bytes are what counts, and `skinny_gemm` leaves activations as they are.
+
+Scales of rows leave cuBLASLt one tile, 128 x 128. With those of whole tensors it takes 26.9 µs instead of 28.8 out of a
+text block for one image and 5.2 instead of 7.2 out of the tower's attention, in sum about 0.3 ms of an image.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Moondream(nn.Module):
     """Vision encoder, text decoder and region heads; parameter names are the published ones less `model.`.
 
     Attributes:
-        fp8: its blocks' weights are exact in FP8, so that kernels may store them so.
+        fp8: its blocks' weights are exact in FP8, so that kernels may keep them so and nothing else.
     """
 
     def __init__(self, config: MoondreamConfig) -> None:

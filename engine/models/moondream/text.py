@@ -233,15 +233,22 @@ class Joined:
 @torch.no_grad()
 def join(block: Block) -> Joined:
     """Join a block's matrices. Its modules are views of the joined weights from here on: nothing is stored twice."""
-    attn, mlp, dim = block.attn, block.mlp, block.attn.config.dim
+    attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
         return Joined(*qkv, *proj, mlp)
     into, out = torch.cat([attn.qkv.weight, mlp.fc1.weight]), torch.cat([attn.proj.weight, mlp.fc2.weight], dim=1)
-    split = attn.qkv.weight.shape[0]
-    attn.qkv.weight.data, mlp.fc1.weight.data = into[:split], into[split:]
-    attn.proj.weight.data, mlp.fc2.weight.data = out[:, :dim], out[:, dim:]
+    share(block, into, out)
     return Joined(into, torch.cat([attn.qkv.bias, mlp.fc1.bias]), out, attn.proj.bias + mlp.fc2.bias, None)
+
+
+def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
+    """Make a block's modules views of its joined matrices, in whatever type those are."""
+    attn, mlp = block.attn, block.mlp
+    split, dim = attn.qkv.out_features, attn.proj.in_features
+    attn.qkv.weight.data, attn.proj.weight.data = into[:split], out[:, :dim]
+    if isinstance(mlp, Mlp):
+        mlp.fc1.weight.data, mlp.fc2.weight.data = into[split:], out[:, dim:]
 
 
 class TextDecoder(nn.Module):

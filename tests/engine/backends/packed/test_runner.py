@@ -81,7 +81,8 @@ class Pair:
             fill(self.pools[2:], noise)
             self.exact = PlainRunner(whole, self.pools[2])
         self.plain = PlainRunner(self.model, self.pools[0])
-        self.packed = PackedRunner(self.model, self.pools[1], 128)
+        # Of its own: in FP8 it leaves a model's modules without numbers that they can compute with.
+        self.packed = PackedRunner(copy.deepcopy(self.model), self.pools[1], 128)
 
     def alike(
         self,
@@ -169,6 +170,8 @@ def test_a_step_agrees_with_the_modules(
     wanted = pair.plain.forward_tokens(x.clone(), at, batch_slots, own, False)
     got = pair.packed.forward_tokens(x.clone(), at, batch_slots, own, False)
     limit = 0.01 if kv_dtype is None else 0.02  # a rounding decides which of two numbers a key becomes
+    if fp8 and rows > 64:  # activations are rounded, too
+        limit += 0.3 if experts else 0.11  # which chooses other experts
     assert pair.alike(got, wanted, limit, lambda exact: exact.forward_tokens(x.float(), at, batch_slots, own, False))
 
 
