@@ -10,6 +10,7 @@ import os
 import torch
 from torch import nn
 
+from saccade.engine.backends.packed.image_attention import ImageAttention
 from saccade.engine.backends.packed.linear import Fp8, PackedLinear, Rows
 from saccade.engine.backends.paged_cache import LayerCache, PagedCache
 from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
@@ -136,6 +137,7 @@ class PackedBlocks:
     Attributes:
         layers, caches: one for each block.
         attention: over the cache.
+        image_attention: of images' tokens to each other.
         text: the decoder's shape.
         heads: width of queries, keys and values.
         top: experts a token; 0 without.
@@ -180,6 +182,9 @@ class PackedBlocks:
             cache.gap,
             model.text.cosine,
             model.text.sine,
+        )
+        self.image_attention = ImageAttention(
+            model.device, model.dtype, text.n_heads, text.n_kv_heads, text.head_dim, cache.prefix_length
         )
 
 

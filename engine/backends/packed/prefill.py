@@ -167,13 +167,11 @@ class PrefillOps:
                 blocks.attention.attend(prompt, *self._prompts, cache, answered, write=False, temperature=temperature)
         if last:
             return None, attended
-        config = blocks.text
-        every = qkv[:at].unflatten(0, self._shape).unflatten(2, (-1, config.head_dim)).transpose(1, 2)
-        q, k, v = every.split([config.n_heads, config.n_kv_heads, config.n_kv_heads], dim=1)
-        whole = F.scaled_dot_product_attention(q, k, v, enable_gqa=config.n_heads != config.n_kv_heads)
+        whole = attended[:at]
+        first = blocks.image_attention.attend(qkv[:at], whole)
         if beside is not None:
             torch.cuda.current_stream().wait_stream(beside)
-        return whole.transpose(1, 2).reshape(at, -1), attended
+        return None if first is whole else first, attended
 
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
         """What is added to x by the next norm."""

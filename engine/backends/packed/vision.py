@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from saccade.engine.backends.packed.image_attention import ImageAttention
 from saccade.engine.backends.packed.linear import Fp8, PackedLinear, add_layernorm_rows
 from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
@@ -65,7 +66,14 @@ class PackedVision:
     def __init__(self, model: Moondream) -> None:
         assert isinstance(model.vision, VisionTower)
         self._tower, config = model.vision, model.config.vision
-        self._n_heads = config.enc_n_heads
+        self._attention = ImageAttention(
+            model.device,
+            model.dtype,
+            config.enc_n_heads,
+            config.enc_n_heads,
+            config.enc_dim // config.enc_n_heads,
+            config.n_tokens,
+        )
         possible = supports_fp8_gemm(model.device) and kernels.supports(
             config.n_tokens, config.enc_dim, config.enc_ff_dim
         )
@@ -86,8 +94,7 @@ class PackedVision:
         before: torch.Tensor | None = None
         for layer in self._layers:
             heads = layer.qkv.linear(add_layernorm_rows(flat, before, layer.ln1, self._fp8))
-            q, k, v = heads.view(count, tokens, 3, self._n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, dim)
+            seen = self._attention.attend(heads)
             if self._fp8:
                 attended = layer.proj.linear(kernels.quantize_rows(seen, None))
                 wide = layer.fc1.linear(add_layernorm_rows(flat, attended, layer.ln2, True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdapterBank
+from saccade.engine.backends.packed import image_attention
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner
 from saccade.engine.backends.quantization import dequantize, dequantize_kv, quantize, quantize_kv, round_to_fp8
@@ -44,6 +46,14 @@ VISION = VisionConfig(
     enc_dim=144, enc_n_layers=2, enc_ff_dim=288, enc_n_heads=2, proj_out_dim=256, crop_size=126, proj_inner_dim=256
 )
 REGION = RegionConfig(dim=256, coord_feat_dim=64, coord_out_dim=128, size_feat_dim=128, size_out_dim=256, inner_dim=512)
+
+
+@pytest.fixture(autouse=True)
+def own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention within images, too, in our kernel where it runs: such small ones are not left to torch."""
+    with suppress(ImportError):
+        monkeypatch.setattr("saccade.engine.kernels.prefill.image_attention.MIN_TOKENS", 65)
+    image_attention._tried.cache_clear()
 
 
 def far(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -1,0 +1,94 @@
+"""Attention within images on CUDA: by a kernel of our own where it runs and gives what torch does, else by torch."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch.nn import functional as F
+
+log = logging.getLogger(__name__)
+_LIMIT = 0.01  # ‖difference‖ / ‖torch's‖ of a right answer: 0.003 in bf16
+
+
+class ImageAttention:
+    """Attention in which each token of an image sees all of it.
+
+    Whether our kernel can be used is tried here, with 2 images of the shape: not while a graph is captured.
+
+    Args:
+        device, dtype: of heads.
+        n_heads, n_kv_heads: of queries; of keys and of values.
+        head_dim: width of a head.
+        tokens: of an image.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
+    ) -> None:
+        self._heads, self._dim, self._tokens = [n_heads, n_kv_heads, n_kv_heads], head_dim, tokens
+        self._kernel: ModuleType | None = None
+        if on_hopper(device):
+            self._kernel = _tried(device, dtype, n_heads, n_kv_heads, head_dim, tokens)
+
+    def attend(self, heads: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What tokens see.
+
+        Args:
+            heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim), queries, keys and values side by side.
+            out: (images · tokens, n_heads · head_dim), where our kernel puts it; torch puts it elsewhere.
+
+        Returns:
+            It, in `out` or not.
+        """
+        n_heads, n_kv_heads, _ = self._heads
+        if self._kernel is not None and self._kernel.aligned(heads):
+            out = heads.new_empty(len(heads), n_heads * self._dim) if out is None else out
+            self._kernel.image_attention(heads, out, len(heads) // self._tokens, n_heads, n_kv_heads)
+            return out
+        return _attend(heads, self._heads, self._dim, self._tokens)
+
+
+def on_hopper(device: torch.device) -> bool:
+    """Whether a device has the instructions that the kernel is made of (wgmma): 9.0 does, later ones do not."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _attend(heads: torch.Tensor, parts: list[int], dim: int, tokens: int) -> torch.Tensor:
+    every = heads.unflatten(0, (-1, tokens)).unflatten(2, (-1, dim)).transpose(1, 2)
+    q, k, v = every.split(parts, dim=1)
+    seen = F.scaled_dot_product_attention(q, k, v, enable_gqa=parts[0] != parts[1])
+    return seen.transpose(1, 2).reshape(len(heads), -1)
+
+
+@cache
+def _tried(
+    device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
+) -> ModuleType | None:
+    """The kernel's module if it is for this shape, can be compiled, and agrees with torch."""
+    try:
+        from saccade.engine.kernels.prefill import image_attention as kernel
+
+        if not kernel.supports(dtype, head_dim, tokens):
+            return None
+        dice, width = torch.Generator(device).manual_seed(0), (n_heads + 2 * n_kv_heads) * head_dim
+        with torch.inference_mode():
+            heads = torch.randn(2 * tokens, width, device=device, dtype=dtype, generator=dice)
+            wanted = _attend(heads, [n_heads, n_kv_heads, n_kv_heads], head_dim, tokens).float()
+            out = torch.full_like(wanted, torch.nan, dtype=dtype)
+            with torch.cuda.device_of(heads):
+                kernel.image_attention(heads, out, 2, n_heads, n_kv_heads)
+            far = float((out.float() - wanted).norm() / wanted.norm())
+        if far < _LIMIT:
+            return kernel
+        _warn(f"it is wrong by {far:.2g}")
+    except Exception as error:  # Gluon is experimental: in each version of Triton it is another one, or none
+        _warn(f"{type(error).__name__}: {error}".splitlines()[-1])
+    return None
+
+
+@cache
+def _warn(reason: str) -> None:
+    log.warning("images take longer, as the kernel of their attention does not run here: %s", reason)
