@@ -17,7 +17,7 @@ from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.gemv import Beside, product_beside
 from saccade.engine.kernels.paged_kv import factor, kv_scale, rotated, scaled_to_fp8, write_kv_kernel
 from saccade.engine.kernels.paged_softmax import LOWEST, entries, running_softmax
-from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.kernels.pdl import pdl_launch, pdl_options, pdl_wait
 from saccade.engine.kernels.prefill.prompt_attention import counters, prompt_attention
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
@@ -79,12 +79,15 @@ def _attend_kernel(
     BESIDE: tl.constexpr,
     BESIDE_BLOCK: tl.constexpr,
     BESIDE_N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
 
     Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values behind its heads: the MLP's half.
     Those past the last split give BESIDE_N outputs each of a `Beside` of BESIDE inputs.
     """
+    if PDL and EARLY:
+        pdl_launch()
     head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
@@ -240,6 +243,7 @@ class PagedAttention:
         temperature: Temperature | None = None,
         beside: Beside | None = None,
         pdl: bool = False,
+        early: bool = False,
     ) -> None:
         """Each row's token over everything in its pages up to itself.
 
@@ -258,6 +262,8 @@ class PagedAttention:
             write: put each row's key and value into its pages on the way. Without it they must be there, which rows
                 that see each other need; and those of a sequence best come one behind the other.
             pdl: begin before the previous kernel has ended, see `kernels.pdl`; with `write` only.
+            early: with `pdl` and `write`, let the next kernel be launched at once: it must not read, before it waits,
+                what the step has written, unless it knows that it is there.
         """
         rows = heads.shape[0]
         if not write:
@@ -326,6 +332,7 @@ class PagedAttention:
             BESIDE=0 if beside is None else beside.x.shape[1],
             BESIDE_BLOCK=1 if beside is None else triton.next_power_of_2(beside.x.shape[1]),
             BESIDE_N=1 if beside is None else beside.block_n,
+            EARLY=early,
             num_warps=4,
             num_stages=1 if splits == most else 2,
             **pdl_options(pdl),

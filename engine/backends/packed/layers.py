@@ -17,7 +17,7 @@ from saccade.engine.backends.quantization import quantize, supports_fp8, support
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.experts import few_experts as few
-from saccade.engine.kernels.experts import router
+from saccade.engine.kernels.experts import one_row, router
 from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.kernels.paged_attention import PagedAttention
@@ -89,6 +89,35 @@ class PackedExperts:
     ) -> None:
         """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
         few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
+
+    def one(
+        self,
+        chosen: one_row.Chosen,
+        inner: torch.Tensor,
+        seen: torch.Tensor,
+        out: PackedLinear,
+        delta: torch.Tensor,
+        into: torch.Tensor,
+        shape: one_row.Shape,
+        *,
+        pdl: bool,
+    ) -> None:
+        """Add one row's results to `into`, and what attention saw through `out`; see `one_row.add_experts`."""
+        one_row.add_experts(
+            chosen,
+            self._fc1,
+            self._fc2,
+            self._scales,
+            inner,
+            seen,
+            out.weight,
+            out.scale,
+            out.bias,
+            delta,
+            into,
+            shape,
+            pdl=pdl,
+        )
 
     def sort(self, x: torch.Tensor) -> SortedRows:
         """Which of any number of rows (rows, dim) in half precision go through which expert."""

@@ -31,7 +31,6 @@ class Shape(NamedTuple):
         block_k: inputs at a time.
         stages: how many of those are under way.
         warps: of a program.
-        blocks: of an expert's rows under way at a time, which share its weights in L2.
         tma: whether weights come by the bulk copy engine (Hopper).
     """
 
@@ -40,13 +39,20 @@ class Shape(NamedTuple):
     block_k: int
     stages: int
     warps: int
-    blocks: int = 2
     tma: bool = False
 
 
-# By whether it is fc1 and whether in FP8; by trial on an H200: an image's 740 tokens take 153, 96, 92 and 57 µs of
-# Moondream 3's experts, whose weights are read in 128, 64, 64 and 32.
+# By whether it is fc1 and whether in FP8; by trial on an H200: an image's 740 tokens take 152, 89, 89 and 55 µs of
+# Moondream 3's experts, whose weights are read in 128, 64, 64 and 32. Of more than _MANY rows an expert, as several
+# images have, tiles are larger: with them one image takes 152, 100, 91 and 57.
+_MANY = 256
 _SHAPES = {
+    (True, False): Shape(128, 128, 64, 4, 8, tma=True),
+    (True, True): Shape(128, 64, 128, 3, 8, tma=True),
+    (False, False): Shape(128, 128, 64, 3, 4, tma=True),
+    (False, True): Shape(128, 128, 128, 3, 4, tma=True),
+}
+_SHAPES_OF_MANY = {
     (True, False): Shape(128, 128, 64, 4, 8, tma=True),
     (True, True): Shape(128, 128, 128, 4, 8, tma=True),
     (False, False): Shape(128, 256, 64, 3, 8, tma=True),
@@ -168,6 +174,7 @@ def _grouped_kernel(
     K: tl.constexpr,
     N: tl.constexpr,
     TOP: tl.constexpr,
+    EXPERTS: tl.constexpr,
     FIRST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -177,49 +184,55 @@ def _grouped_kernel(
     SCALED: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """BLOCK_N outputs of one expert for its rows, BLOCK_M at a time: its weights stay in L2 from one to the next.
+    """BLOCK_N outputs of one expert for BLOCK_M of its rows: programs side by side share rows, then weights, in L2.
 
     FIRST: from x (rows, K), gathered, gelu(h) · (g + 1) into `out` in the order by expert; N is of each half. Else from
     that order (pairs, K) back to `out` (TOP, rows, N), times each pair's share.
     """
-    expert = tl.program_id(2)
-    begin = tl.load(begins + expert)
-    end = tl.load(begins + expert + 1)
+    e = tl.arange(0, EXPERTS)
+    begin_of = tl.load(begins + e)
+    end_of = tl.load(begins + e + 1)
+    blocks = tl.cdiv(end_of - begin_of, BLOCK_M)
+    behind = tl.cumsum(blocks, 0)  # the number of the first block of the expert's next
+    number = tl.program_id(1)
+    own = (e == tl.sum((behind <= number).to(tl.int32), 0)).to(tl.int32)
+    if tl.sum(own, 0) == 0:
+        return  # there are no more blocks: of the most that there may be, these are launched last
+    expert = tl.sum(own * e, 0)
+    end = tl.sum(own * end_of, 0)
+    first = tl.sum(own * begin_of, 0) + (number - tl.sum(own * (behind - blocks), 0)) * BLOCK_M
     halves: tl.constexpr = 2 if FIRST else 1
-    line = expert * (halves * N) + tl.program_id(1) * BLOCK_N
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = begin + tl.program_id(0) * BLOCK_M
-    while first < end:
-        m = first + tl.arange(0, BLOCK_M)
-        real = m < end
-        pair = tl.load(order + m, mask=real, other=0)
-        source = pair // TOP if FIRST else m
-        x_at = x + source[:, None].to(tl.int64) * x_stride
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    line = expert * (halves * N) + tl.program_id(0) * BLOCK_N
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = first + tl.arange(0, BLOCK_M)
+    real = m < end
+    pair = tl.load(order + m, mask=real, other=0)
+    source = pair // TOP if FIRST else m
+    x_at = x + source[:, None].to(tl.int64) * x_stride
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if FIRST:
+        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        a = tl.load(x_at + (start + tl.arange(0, BLOCK_K))[None, :], mask=real[:, None], other=0.0)
+        acc = tl.dot(a, _weights(weight, line, start, BLOCK_N, K, BLOCK_K, TMA).to(a.dtype), acc)
         if FIRST:
-            gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            a = tl.load(x_at + (start + tl.arange(0, BLOCK_K))[None, :], mask=real[:, None], other=0.0)
-            acc = tl.dot(a, _weights(weight, line, start, BLOCK_N, K, BLOCK_K, TMA).to(a.dtype), acc)
-            if FIRST:
-                gate = tl.dot(a, _weights(weight, line + N, start, BLOCK_N, K, BLOCK_K, TMA).to(a.dtype), gate)
-        if ROW_SCALED:
-            of_row = tl.load(x_scales + source, mask=real, other=0.0)[:, None]
-            acc *= of_row
-            if FIRST:
-                gate *= of_row
-        if SCALED:
-            acc *= tl.load(scale + expert * (halves * N) + n)[None, :]
-            if FIRST:
-                gate *= tl.load(scale + expert * (halves * N) + N + n)[None, :]
+            gate = tl.dot(a, _weights(weight, line + N, start, BLOCK_N, K, BLOCK_K, TMA).to(a.dtype), gate)
+    if ROW_SCALED:
+        of_row = tl.load(x_scales + source, mask=real, other=0.0)[:, None]
+        acc *= of_row
         if FIRST:
-            value = exact_gelu(acc) * (gate + 1.0)
-            at = out + m[:, None].to(tl.int64) * out_stride
-        else:
-            value = acc * tl.load(shares + pair, mask=real, other=0.0)[:, None]
-            at = out + (pair % TOP)[:, None].to(tl.int64) * part_stride + (pair // TOP)[:, None] * out_stride
-        tl.store(at + n[None, :], value.to(out.dtype.element_ty), mask=real[:, None])
-        first += tl.num_programs(0) * BLOCK_M
+            gate *= of_row
+    if SCALED:
+        acc *= tl.load(scale + expert * (halves * N) + n)[None, :]
+        if FIRST:
+            gate *= tl.load(scale + expert * (halves * N) + N + n)[None, :]
+    if FIRST:
+        value = exact_gelu(acc) * (gate + 1.0)
+        at = out + m[:, None].to(tl.int64) * out_stride
+    else:
+        value = acc * tl.load(shares + pair, mask=real, other=0.0)[:, None]
+        at = out + (pair % TOP)[:, None].to(tl.int64) * part_stride + (pair // TOP)[:, None] * out_stride
+    tl.store(at + n[None, :], value.to(out.dtype.element_ty), mask=real[:, None])
 
 
 class SortedRows:
@@ -298,7 +311,9 @@ def grouped_product(
     n = outputs // 2 if first else outputs
     shape = shape or _shape_for(x.device, len(rows.order) // n_experts, first, x.element_size() == 1)
     lines = weight.view(-1, inputs)
-    _grouped_kernel[(shape.blocks, n // shape.block_n, n_experts)](
+    # An expert's last block may have few rows.
+    most_blocks = min(len(rows.order), n_experts + len(rows.order) // shape.block_m)
+    _grouped_kernel[(n // shape.block_n, most_blocks)](
         x,
         x.stride(0),
         rows.weights if x_scales is None else x_scales,
@@ -313,6 +328,7 @@ def grouped_product(
         K=inputs,
         N=n,
         TOP=rows.top,
+        EXPERTS=n_experts,
         FIRST=first,
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
@@ -331,7 +347,8 @@ def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape
     """How to cut up a product of so many rows for an expert, in the mean."""
     if each > 64:
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        return (_SHAPES if hopper else _OLDER)[first, fp8]
+        shapes = _OLDER if not hopper else _SHAPES if each <= _MANY else _SHAPES_OF_MANY
+        return shapes[first, fp8]
     # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
     shape = _OLDER[first, fp8]
     return shape._replace(block_m=64 if each > 16 else 16, warps=4)

@@ -79,6 +79,79 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("dtype", dtypes())
+def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: bool) -> None:
+    from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.kernels.experts.one_row import Chosen, Shape, add_experts
+    from saccade.engine.kernels.row_products import GROW
+
+    layer = made(dtype)
+    packed, given = weights(layer, dtype, fp8)
+    x, seen, into = (torch.randn(1, WIDTH, device=DEVICE, dtype=dtype) for _ in range(3))
+    bias, product = torch.randn(WIDTH, device=DEVICE, dtype=dtype), torch.randn(WIDTH, WIDTH, device=DEVICE) / 16
+    out, out_scale = quantize(product) if fp8 else (product.to(dtype), None)
+    exact = dequantize(out, out_scale, torch.float32) if out_scale is not None else out.float()
+    wanted = into.float() + layer(x).float() + seen.float() @ exact.t() + bias.float()
+    row = torch.float16 if fp8 else dtype
+    chosen, inner = Chosen(layer.router_logits(x), TOP, WIDTH, row), nothing(TOP, INNER, dtype=row)
+    shape, (_, experts) = Shape(4, 4, 2, 4), layer.route(x)
+    for number in (chosen.packed, chosen.ready):
+        number.fill_(sum(int(expert) << (4 * rank) for rank, expert in enumerate(experts[0])))
+    chosen.normed.copy_(x / GROW.value if fp8 else x)
+    scales = None if given is None else (given[0], given[1])
+    delta = nothing(WIDTH)
+    add_experts(chosen, *packed, scales, inner, seen.to(row), out, out_scale, bias, delta, into, shape, pdl=False)
+    assert int(chosen.ready) == 0
+    assert far(into, wanted) < (1e-5 if dtype == torch.float32 and not fp8 else 0.01)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("routed", ["", "routed", "all experts as good as each other"])
+def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
+    from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.kernels.experts.one_row import Chosen
+    from saccade.engine.kernels.experts.row_into import Shape, row_into
+    from saccade.engine.kernels.row_products import GROW
+
+    dtype, heads, ff, factors = dtypes()[0], 3 * WIDTH, 0 if routed else 448, 16
+    row = torch.float16 if fp8 else dtype
+    norm, layer = torch.nn.LayerNorm(WIDTH), made(dtype)
+    if routed not in ("", "routed"):
+        layer.router.weight.zero_()
+        layer.router.bias.zero_()
+    norm.to(DEVICE, dtype).weight.normal_()
+    norm.bias.normal_()
+    x, bias = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((1, WIDTH), heads + ff))
+    weight, tau = (
+        torch.randn(n, k, device=DEVICE, dtype=dtype) / 16 for n, k in ((heads + ff, WIDTH), (factors, heads))
+    )
+    packed, scale = quantize(weight) if fp8 else (weight, None)
+    got, gelu = (nothing(1, width, dtype=dtype) for width in (heads, ff))
+    products, chosen = nothing(heads // 16, 1, factors), Chosen(nothing(1, 16), TOP, WIDTH, row)
+    router = layer.router if routed else None
+    for _ in range(2):  # the second finds what the first has left
+        row_into(x, norm, packed, scale, bias, tau, router, got, gelu, products, chosen, Shape(16, 4, 4), pdl=False)
+    y = F.layer_norm(x.float(), (WIDTH,), norm.weight.float(), norm.bias.float()).to(dtype)
+    wanted = (
+        y.float() @ (weight.float() if scale is None else dequantize(packed, scale, torch.float32)).t() + bias.float()
+    )
+    limit = 0.01 if dtype != torch.float32 else 0.001 if fp8 else 1e-5  # FP8's products are added up in float16
+    assert far(got, wanted[:, :heads]) < limit
+    assert far(products.sum(0), F.gelu(got.float()) @ tau.float().t()) < limit
+    if routed:
+        assert far(chosen.normed.float() * (GROW.value if fp8 else 1.0), y) < limit
+        # One number of y rounded the other way moves logits by a thousandth.
+        torch.testing.assert_close(chosen.logits, layer.router_logits(y), atol=3e-3, rtol=1e-4)
+        best = chosen.logits[0].sort(descending=True, stable=True)
+        assert [int(chosen.packed) >> 4 * rank & 15 for rank in range(TOP)] == best.indices[:TOP].tolist()
+        assert torch.equal(chosen.ready, chosen.packed)
+    else:
+        assert far(gelu, F.gelu(wanted[:, heads:], approximate="tanh")) < limit
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("rows", [1, 20] if DEVICE == "cpu" else [1, 20, 65, 500, 3000])
 def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -> None:
