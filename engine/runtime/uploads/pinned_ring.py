@@ -1,14 +1,15 @@
 """Pinned memory in which images wait, one behind the other, until they are sent to a GPU together.
 
 What waits in line goes over in one copy, and nothing is allocated for it: to allocate pinned memory takes the
-interpreter 15 µs, and each copy the driver's lock. Knows nothing of images.
+interpreter 15 µs, and each copy the driver's lock. The lowest free place is taken, so that the same few megabytes are
+written again and again while they are in the processor's cache: a copy of 691 KB takes 57 µs into 32 MB, 126 µs into
+128 MB (on the H200's host). Knows nothing of images.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 
 import numpy as np
 import torch
@@ -47,25 +48,26 @@ class PinnedRing:
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory, self._bytes = torch.empty(0), np.empty(0, np.uint8)
-        self._spans: deque[_Span] = deque()  # in order; their place is free again once those before them are dropped
-        self._head = 0
+        self._spans: list[_Span] = []  # by their place; that of a dropped one is free again
         self._lock = threading.Lock()
 
     def take(self, count: int) -> RingPart | None:
         """So many bytes, aligned; None where there are not so many free ones in line."""
         count = -(-count // _ALIGNED) * _ALIGNED
         with self._lock:
-            while self._spans and self._spans[0].dropped:
-                self._spans.popleft()
-            start = self._free(count)
-            if start is None:
+            self._spans = [span for span in self._spans if not span.dropped]
+            start, place = 0, 0
+            for span in self._spans:
+                if start + count <= span.start:
+                    break
+                start, place = span.end, place + 1
+            if start + count > self.size:
                 return None
             if not len(self._bytes):
                 self._memory = torch.empty(self.size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
                 self._bytes = self._memory.numpy()
-            self._head = start + count
-            span = _Span(start, self._head)
-            self._spans.append(span)
+            span = _Span(start, start + count)
+            self._spans.insert(place, span)
         return RingPart(span)
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
@@ -75,14 +77,3 @@ class PinnedRing:
     def array(self, part: RingPart, *shape: int) -> NDArray[np.uint8]:
         """The first bytes of a part."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
-
-    def _free(self, count: int) -> int | None:
-        """Where so many bytes begin that are free."""
-        if not self._spans:
-            return 0 if count <= self.size else None
-        head, tail = self._head, self._spans[0].start
-        if head <= tail:
-            return head if head + count <= tail else None
-        if head + count <= self.size:
-            return head
-        return 0 if count <= tail else None
