@@ -19,14 +19,16 @@ class CudaSlot:
     """A step's outputs, and the graphs that write them.
 
     Args:
+        number: the slot's.
         rows: most of a step.
         vocab: of the logits.
         model: the model.
         objects: buffer of what a `DraftingEncoder` sees in a prefill's images, see `CudaImageEncoder`.
     """
 
-    def __init__(self, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
+    def __init__(self, number: int, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
         device, dim = model.device, model.limits.dim
+        self.number = number
         # What the host reads of nearly every step lies in line: one copy, as the driver takes 10 µs for each.
         read = torch.zeros(rows * SAMPLED + objects.numel(), device=device)
         read_host = torch.zeros(len(read), pin_memory=True)
