@@ -44,7 +44,9 @@ class CudaSlot:
         self.decode: Graphs = {}
         self.adapted: Graphs = {}
         self.first: Graphs = {}
-        self.computed, self.ready = torch.cuda.Event(blocking=True), torch.cuda.Event(blocking=True)
+        # An event that is waited for asleep interrupts the host: only the one that is.
+        self.ready = torch.cuda.Event(blocking=True)
+        self.computed, self._reached = torch.cuda.Event(), torch.cuda.Event()
 
     def copy(self, count: int, *, scored: bool) -> None:
         """Copy what the host reads of so many rows to it; on the copy stream."""
@@ -54,6 +56,14 @@ class CudaSlot:
             self.host[:count].copy_(self.sampled[:count], non_blocking=True)
         if scored:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
+
+    def wait(self, stream: torch.cuda.Stream, *, awake: bool) -> None:
+        """Wait for what is copied; `awake`, which takes a CPU, for all that is on the copy stream."""
+        if awake:
+            self._reached.record(stream)
+            self._reached.synchronize()
+        else:
+            self.ready.synchronize()
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
         """Put into the rows what the device has read from their images, once that is copied."""
