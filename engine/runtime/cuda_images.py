@@ -139,7 +139,7 @@ class CudaImageEncoder:
         count = len(single)
         if staged:
             stream.wait_event(self._uploads.cut(slot, staged, stream))
-            self._crops[:count].copy_(self._uploads.crops[slot, :count])
+            self._crops[:count].copy_(self._uploads.crops[slot][:count])
             for place, pixels in loose:
                 self._crops[place : place + 1].copy_(pixels)
         elif loose:
