@@ -75,7 +75,7 @@ class CudaExecutor:
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
         self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
         self._unread: set[int] = set()  # slots whose step is launched
-        self._images = CudaImageEncoder(model, config.images_per_prefill, depth)
+        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not self._unread)
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most the rest of the context.
