@@ -214,6 +214,11 @@ def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, 
     _one_pass(about, between, out, *second)
 
 
+def weights_of(rows: int, columns: int, height: int, width: int, device: torch.device) -> list[torch.Tensor]:
+    """What `resize_all` reads for a pair of sizes: a graph that runs it needs them as long as it lives."""
+    return [*_on_device(columns, width, device), *_on_device(rows, height, device)]
+
+
 def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device, *, yuv: bool = False) -> None:
     """Have what `resize_all` runs for a pair of sizes compiled on the current device; may take a second."""
     image = torch.zeros(rows, columns, 3, dtype=torch.uint8, device=device)

@@ -1,13 +1,14 @@
 """Runs steps on CUDA: every forward is a graph captured at the start, so that a step costs the host a launch or two.
 
     compute stream, prefill   image tokens (`cuda_images`); image prefixes and prompts together → first samples
-    compute stream, decode    one graph: embeddings of the batch slots → blocks → samples → next embeddings
+    compute stream, decode    one graph: inputs → embeddings of the batch slots → blocks → samples → next embeddings
     copy stream               a slot's samples to the host, behind the event of the step that wrote them
 
-Page tables lie on the device from a sequence's prefill on, so a decode step sends three numbers a sequence. Inputs on
-the device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's
-own. A step with adapters has a graph of its own, which is captured when the first such step has run: few engines have
-any, and the slots take memory. Knows nothing of requests, names or results.
+Page tables lie on the device from a sequence's prefill on, so a decode step needs three numbers a sequence, which its
+graph fetches from pinned memory. Inputs on the device are shared by both slots, as the compute stream runs in order;
+what the host writes and reads is each slot's own. A step with adapters has a graph of its own, which is captured when
+the first such step has run: few engines have any, and the slots take memory. Knows nothing of requests, names or
+results.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from saccade.engine.runtime.cuda_images import CudaImageEncoder, Graphs, Prepare
 from saccade.engine.runtime.cuda_slot import CudaSlot
 from saccade.engine.runtime.device_streams import CudaStream, Stream
 from saccade.engine.runtime.executor import Progress
+from saccade.engine.runtime.graph_capture import captured
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
 from saccade.engine.scheduling.drafts import drafted_from_images
@@ -72,23 +74,15 @@ class CudaExecutor:
         self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
         self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
-        self._images = CudaImageEncoder(model, config.images_per_prefill, depth)
+        self._unread: set[int] = set()  # slots whose step is launched
+        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not self._unread)
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most the rest of the context.
         width = self.cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
         self._steps = DecodeInputs(depth, device, rows, self.cache.prefix_length)
-        self._prefills = PrefillInputs(
-            depth,
-            device,
-            rows,
-            config.images_per_prefill,
-            PROMPT_TOKEN_SIZES[-1],
-            self.cache.prefix_pages,
-            width,
-            self.cache.prefix_length,
-            self._asked,
-        )
+        sizes = rows, config.images_per_prefill, PROMPT_TOKEN_SIZES[-1], self.cache.prefix_pages, width
+        self._prefills = PrefillInputs(depth, device, *sizes, self.cache.prefix_length, self._asked)
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -99,7 +93,7 @@ class CudaExecutor:
         self._state = buffer(rows + 1, limits.dim)
         self._last = buffer(rows, limits.dim)  # hidden states at the ends of a prefill's prompts
         vocab = limits.vocab_size if texts else 1
-        self._slots = [CudaSlot(rows, vocab, model, self._images.objects) for _ in range(depth)]
+        self._slots = [CudaSlot(number, rows, vocab, model, self._images.objects) for number in range(depth)]
         self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
@@ -123,6 +117,7 @@ class CudaExecutor:
     def launch(self, slot: int, step: Step[PreparedImage]) -> None:
         """Put a step's forward and its greedy sampling on the compute stream."""
         self._slots[slot].drafted = drafted_from_images(step)
+        self._unread.add(slot)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
         with torch.inference_mode():
             self._compute.run(partial(work, slot, step))
@@ -157,7 +152,10 @@ class CudaExecutor:
     def read(self, slot: int, step: Step[PreparedImage]) -> list[Sampled]:
         """See `Executor.read`."""
         held = self._slots[slot]
-        held.ready.synchronize()
+        self._unread.discard(slot)
+        # Behind a last decode step the device is idle: an interrupt wakes this thread later, by 0.1 to 0.2 ms a frame.
+        last = step.kind is StepKind.DECODE and not self._unread and len(self._slots) > 1
+        held.wait(self._copy.stream, awake=last)
         held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
 
@@ -182,11 +180,11 @@ class CudaExecutor:
         own = -(-(position + 1 + self.cache.gap) // self.cache.page_size)
         pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.cache.n_pages - 1) + 1
         self._tables[:bucket, :own] = pages.view(bucket, own)
-        device = self._steps.device
+        host = self._steps.host[0]
         for name in ("batch_slots", "outs"):
-            device[name][:bucket] = torch.arange(bucket, device=self._device)
-        device["phases"].fill_(Phase.X_OR_EOS)
-        device["positions"].fill_(position)
+            host[name][:bucket] = np.arange(bucket)
+        host["phases"].fill(Phase.X_OR_EOS)
+        host["positions"].fill(position)
         # Rows that differ, as a step's do: with experts, how many are read depends on it.
         states = torch.randn_like(self._state[:bucket])
         graph = self._slots[0].decode[bucket, _COORDS]
@@ -211,7 +209,7 @@ class CudaExecutor:
     def _decode(self, slot: int, step: Step[PreparedImage]) -> None:
         rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
         bucket = bucket_of(self._batch_sizes, len(rows))
-        self._send(slot, step, bucket)
+        self._steps.fill(slot, rows, bucket)
         if any(row.sequence.request.adapter_slot for row in rows):
             kind |= _COORDS | _SIZES  # fewer graphs
             self._run_or_capture(held.adapted, (bucket, kind), partial(self._decode_step, held, bucket, kind, True))
@@ -226,15 +224,12 @@ class CudaExecutor:
         work()
         graphs[key] = self._captured(work)
 
-    def _send(self, slot: int, step: Step[PreparedImage], bucket: int) -> None:
-        fill = self._steps.fill if step.kind is StepKind.DECODE else self._steps.fill_sampled
-        fill(slot, step.sequences, bucket)
-
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the embeddings of what rows sample go, and their phases."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: CudaSlot, rows: int, kind: int, adapted: bool = False) -> None:
+        self._steps.fetch(slot.number)
         device = self._steps.device
         runner = self._adapted(device["adapters"][:rows]) if adapted else self._runner
         batch_slots, drafted = device["batch_slots"][:rows], bool(kind & _DRAFTED)
@@ -265,6 +260,8 @@ class CudaExecutor:
         self._images.encode(slot, step.images, self._compute.stream)
         held = self._slots[slot]
         prompts = self._prefills.fill(slot, step, held.drafted)
+        whole = bucket_of(self._batch_sizes, len(rows))
+        self._steps.fill_sampled(slot, rows, whole)  # behind another copy: one between two graphs takes longer
         bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= len(prompts.ids)), None)
         adapted = any(request.adapter_slot for request in step.requests)
         if adapted:
@@ -278,11 +275,8 @@ class CudaExecutor:
             self._run_or_capture(self._adapted_prefills, (n, bucket), partial(self._prefill_step, n, bucket, True))
         else:
             self._prefill_graphs[n, bucket].replay()
-        if not rows:
-            return
-        whole, kind = bucket_of(self._batch_sizes, len(rows)), _kind_of(step)
-        self._send(slot, step, whole)
-        held.first[whole, kind & ~_DRAFTED].replay()
+        if rows:
+            held.first[whole, _kind_of(step) & ~_DRAFTED].replay()
 
     def _prefill_without_graph(self, step: Step[PreparedImage], prompts: PromptTokens, adapted: bool) -> None:
         """What `_prefill_graphs` do, for long prompts. Kernels are compiled anew for an input that is not aligned."""
@@ -344,9 +338,11 @@ class CudaExecutor:
                     jobs.append((slot.decode, (n, kind), partial(self._decode_step, slot, n, kind)))
                 jobs += [(slot.first, (n, kind), partial(self._first_samples, slot, n, kind)) for kind in firsts]
         # Warm-up runs write to pages and slots that are never read.
-        self._steps.device["batch_slots"].fill_(self._spare)
-        self._steps.device["positions"].fill_(self.cache.prefix_length)
-        self._steps.device["outs"].fill_(self._spare)
+        for host in self._steps.host:
+            host["batch_slots"].fill(self._spare)
+            host["positions"].fill(self.cache.prefix_length)
+            host["outs"].fill(self._spare)
+        self._steps.send(0)
         unused = {"owners": self._spare, "batch_slots": self._spare, "positions": self.cache.prefix_length}
         for name, value in unused.items():
             self._prefills.device[name].fill_(value)
@@ -358,15 +354,11 @@ class CudaExecutor:
                 progress(done, len(jobs))
 
     def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of work that has been done once on the compute stream: a capture allows no first time."""
-        stream, graph = self._compute.stream, torch.cuda.CUDAGraph()
+        """A graph of work that has been done once on the compute stream."""
+        stream = self._compute.stream
         with torch.cuda.stream(stream):
             stream.synchronize()
-            # Other threads may go on using the device meanwhile.
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-            work()
-            graph.capture_end()
-        return graph
+            return captured(work, self._memory)
 
     def _prefill_step(self, n: int, tokens: int, adapted: bool = False) -> None:
         inputs, runner = self._prefills.device, self._runner

@@ -3,14 +3,13 @@
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Most images that are one crop are uploaded together, see `cuda_uploads`, others by the submitting thread. Knows nothing
-of prompts or steps.
+Most images that are one crop are uploaded together, see `cuda_uploads`; others, and one for which an idle device waits,
+by the submitting thread, see `tiled_uploads`. Knows nothing of prompts or steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from saccade.engine.backends.select import cuda_features
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
+from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads, n_crops
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
 
@@ -31,16 +31,7 @@ CaptureJob = tuple[dict[Hashable, Any], Hashable, Callable[[], None]]
 """A graph to be captured: where it goes, under which key, and what it runs."""
 
 
-@dataclass(slots=True, frozen=True)
-class CudaCrops:
-    """Crops (n, size, size, 3) uint8 on the device, ready behind the event; a 1×1 tiling has the global one only."""
-
-    pixels: torch.Tensor
-    tiling: Tiling
-    ready: torch.cuda.Event
-
-
-PreparedImage = CudaCrops | StagedImage
+PreparedImage = TiledImage | StagedImage
 """An image that can be encoded."""
 
 
@@ -51,6 +42,7 @@ class CudaImageEncoder:
         model: the model.
         most: images at a time.
         depth: step slots.
+        idle: whether the device has nothing to do, as far as any thread can know.
 
     Attributes:
         batch_sizes: how many images are encoded together; fewer are padded to the next of these.
@@ -58,8 +50,9 @@ class CudaImageEncoder:
         objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
     """
 
-    def __init__(self, model: Model, most: int, depth: int) -> None:
+    def __init__(self, model: Model, most: int, depth: int, idle: Callable[[], bool]) -> None:
         vision, device = model.vision, model.device
+        self._idle = idle
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
         self._features = cuda_features(model)
@@ -71,8 +64,10 @@ class CudaImageEncoder:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.batch_sizes = [size for size in _BATCH_SIZES if size < most] + [most]
-        most_crops = max(most, vision.max_crops + 1)
-        self._crops = buffer(most_crops, vision.crop_size, vision.crop_size, 3, dtype=torch.uint8)
+        most_crops, crop = max(most, vision.max_crops + 1), (vision.crop_size, vision.crop_size, 3)
+        self._crops = buffer(most_crops, *crop, dtype=torch.uint8)
+        cut_into = partial(cut_crops_into, margin=vision.crop_margin)
+        self._tiled = TiledUploads(device, self._uploads.stream, (vision.max_crops + 1, *crop), cut_into)
         self._crop_features = buffer(most_crops, vision.n_tokens, vision.feature_dim)
         self._drafting = vision if isinstance(vision, DraftingEncoder) else None
         n_objects = 1 if self._drafting is None else self._drafting.n_drafts
@@ -89,12 +84,20 @@ class CudaImageEncoder:
         if not self._kernels:
             crops = vision.make_crops(as_array(image))
             return self._cut(crops.pixels, crops.tiling)
-        tiling = vision.tiling_of(image.shape[0], image.shape[1])
-        staged = self._uploads.stage(image) if tiling == (1, 1) else None
-        return staged or self._cut(image, tiling)
+        rows, columns, _ = image.shape
+        tiling = vision.tiling_of(rows, columns)
+        prepared: PreparedImage | None = None
+        single, yuv = tiling == (1, 1), isinstance(image, YuvImage)
+        if single:  # also if it is not needed yet: it takes a second
+            self._uploads.compile_for(rows, columns, yuv=yuv)
+        if not (isinstance(image, YuvImage) and image.y.is_cuda) and (not single or self._idle()):
+            prepared = self._tiled.send(image, tiling)
+        if single and prepared is None:
+            prepared = self._uploads.stage(image)
+        return prepared or self._cut(image, tiling)
 
     @torch.inference_mode()
-    def _cut(self, image: Pixels, tiling: Tiling) -> CudaCrops:
+    def _cut(self, image: Pixels, tiling: Tiling) -> TiledImage:
         """Upload an image, unless it is on the device, and cut it there; without kernels it is the crops already."""
         vision = self._vision
         # What is on the device was decoded on its default stream, and its memory is written again there.
@@ -106,7 +109,7 @@ class CudaImageEncoder:
                 pixels = cut_crops(pixels, tiling, vision.crop_size, vision.crop_margin)
             event = torch.cuda.Event()
             event.record(stream)
-        return CudaCrops(pixels, tiling, event)
+        return TiledImage(pixels, tiling, event)
 
     def _upload(self, array: NDArray[np.uint8]) -> torch.Tensor:
         pinned = torch.empty(array.shape, dtype=torch.uint8, pin_memory=True)
@@ -134,23 +137,21 @@ class CudaImageEncoder:
             else:
                 loose.append((place, image.pixels))
         for image in images:
-            if isinstance(image, CudaCrops):
+            if isinstance(image, TiledImage):
                 stream.wait_event(image.ready)
         count = len(single)
         if staged:
             stream.wait_event(self._uploads.cut(slot, staged, stream))
-            self._crops[:count].copy_(self._uploads.crops[slot, :count])
-            for place, pixels in loose:
-                self._crops[place : place + 1].copy_(pixels)
-        elif loose:
-            torch.cat([pixels for _, pixels in loose], out=self._crops[:count])
+            self._crops[:count].copy_(self._uploads.crops[slot][:count])
+        for place, pixels in loose:
+            self._crops[place : place + 1].copy_(pixels)
         if single:  # the encoder runs once over all images that are a single crop
             self._feature_graphs[bucket_of(self.batch_sizes, count), True].replay()
             for place in range(count - 1, -1, -1):  # from the last on: none is written over that is still to be moved
                 if single[place] != place:
                     self.tokens[single[place]].copy_(self.tokens[place])
         for number, image in enumerate(images):
-            if isinstance(image, CudaCrops) and image.tiling != (1, 1):
+            if isinstance(image, TiledImage) and image.tiling != (1, 1):
                 count = len(image.pixels)
                 self._crops[:count].copy_(image.pixels)
                 self._feature_graphs[count, False].replay()
@@ -169,6 +170,7 @@ class CudaImageEncoder:
 
     def close(self) -> None:
         """Wait for the uploads under way."""
+        self._tiled.close()
         self._uploads.close()
 
     def _encode_crops(self, n: int, single: bool) -> None:
@@ -199,16 +201,27 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
     Returns:
         (n, size, size, 3) uint8.
     """
-    from saccade.engine.kernels.resize import resize
+    out = image.new_empty(n_crops(tiling), size, size, 3)
+    cut_crops_into(image, tiling, out, margin)
+    return out
 
-    whole = resize(image, size, size)
-    if tiling == (1, 1):
-        return whole.unsqueeze(0)
-    rows, columns = tiling
-    window = size - 2 * margin
-    large = resize(image, rows * window + 2 * margin, columns * window + 2 * margin)
-    tiles = large.unfold(0, size, window).unfold(1, size, window).permute(0, 1, 3, 4, 2).reshape(-1, size, size, 3)
-    return torch.cat([whole.unsqueeze(0), tiles])
+
+def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margin: int) -> list[torch.Tensor]:
+    """`cut_crops` to a place; returns what the kernels read besides the image, which a graph needs."""
+    from saccade.engine.kernels.resize import resize, weights_of
+
+    (height, width, _), size, device = image.shape, out.shape[1], image.device
+    out[0] = resize(image, size, size)
+    read = weights_of(height, width, size, size, device)
+    if tiling != (1, 1):
+        rows, columns = tiling
+        window = size - 2 * margin
+        whole = rows * window + 2 * margin, columns * window + 2 * margin
+        large = resize(image, *whole)
+        tiles = large.unfold(0, size, window).unfold(1, size, window).permute(0, 1, 3, 4, 2)
+        out[1:].view(tiles.shape)[:] = tiles
+        read += weights_of(height, width, *whole, device)
+    return read
 
 
 def bucket_of(sizes: Sequence[int], count: int) -> int:

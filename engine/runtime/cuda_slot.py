@@ -19,14 +19,16 @@ class CudaSlot:
     """A step's outputs, and the graphs that write them.
 
     Args:
+        number: the slot's.
         rows: most of a step.
         vocab: of the logits.
         model: the model.
         objects: buffer of what a `DraftingEncoder` sees in a prefill's images, see `CudaImageEncoder`.
     """
 
-    def __init__(self, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
+    def __init__(self, number: int, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
         device, dim = model.device, model.limits.dim
+        self.number = number
         # What the host reads of nearly every step lies in line: one copy, as the driver takes 10 µs for each.
         read = torch.zeros(rows * SAMPLED + objects.numel(), device=device)
         read_host = torch.zeros(len(read), pin_memory=True)
@@ -42,7 +44,9 @@ class CudaSlot:
         self.decode: Graphs = {}
         self.adapted: Graphs = {}
         self.first: Graphs = {}
-        self.computed, self.ready = torch.cuda.Event(blocking=True), torch.cuda.Event(blocking=True)
+        # An event that is waited for asleep interrupts the host: only the one that is.
+        self.ready = torch.cuda.Event(blocking=True)
+        self.computed, self._reached = torch.cuda.Event(), torch.cuda.Event()
 
     def copy(self, count: int, *, scored: bool) -> None:
         """Copy what the host reads of so many rows to it; on the copy stream."""
@@ -52,6 +56,14 @@ class CudaSlot:
             self.host[:count].copy_(self.sampled[:count], non_blocking=True)
         if scored:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
+
+    def wait(self, stream: torch.cuda.Stream, *, awake: bool) -> None:
+        """Wait for what is copied; `awake`, which takes a CPU, for all that is on the copy stream."""
+        if awake:
+            self._reached.record(stream)
+            self._reached.synchronize()
+        else:
+            self.ready.synchronize()
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
         """Put into the rows what the device has read from their images, once that is copied."""

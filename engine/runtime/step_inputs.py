@@ -1,4 +1,4 @@
-"""Small integer inputs of a step, sent from host to device in one copy; and what a prefill's are. Knows no device."""
+"""Small integer inputs of a step, on their way from host to device in one piece; and what a prefill's are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from saccade.engine import kernels
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT
 from saccade.engine.scheduling.drafts import Rows
@@ -23,7 +24,7 @@ NO_CLASS = -2
 
 
 class StepInputs:
-    """Named int32 arrays that travel to the device in one copy, from as many pinned buffers as there are slots.
+    """Named int32 arrays that travel to the device in one piece, from as many pinned buffers as there are slots.
 
     Args:
         depth: slots.
@@ -41,6 +42,7 @@ class StepInputs:
             torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(depth)
         ]
         self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._kernels = device.type == "cuda" and kernels.available(device)
         ends = np.cumsum(sizes).tolist()
 
         def views(whole: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -65,6 +67,15 @@ class StepInputs:
         """Copy a slot's arrays over; does not wait."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
+    def fetch(self, slot: int) -> None:
+        """The same as a part of the slot's graphs, which then need no `send` in front of them."""
+        if self._kernels:
+            from saccade.engine.kernels.pinned import fetch
+
+            fetch(self._pinned[slot], self._device)
+        else:
+            self.send(slot)
+
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
         """Write what is fed at some places, as `plain_runner.embed_fed` takes it, to `kinds` and `values`."""
         host = self.host[slot]
@@ -79,7 +90,7 @@ class StepInputs:
 
 
 class DecodeInputs(StepInputs):
-    """Of a decode step, and of what is sampled behind a prefill.
+    """Of a decode step, whose graph fetches them, and of what is sampled behind a prefill, which are sent.
 
     Args:
         depth: slots.
@@ -96,7 +107,7 @@ class DecodeInputs(StepInputs):
         self._spare, self._prefix_length = rows, prefix_length
 
     def fill(self, slot: int, rows: abc.Sequence[ScheduledSequence[Any]], bucket: int) -> None:
-        """Send rows, and some that fill the bucket: they go to the spare slot."""
+        """Write rows, to be fetched, and some that fill the bucket: they go to the spare slot."""
         host, count = self.host[slot], len(rows)
         host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
         # What is sampled behind a draft is fed by the host, if at all.
@@ -111,7 +122,6 @@ class DecodeInputs(StepInputs):
         host["phases"][count:bucket] = Phase.X_OR_EOS
         host["positions"][count:bucket] = self._prefix_length
         self.feed(slot, {place: row.value for place, row in enumerate(rows) if row.value is not None})
-        self.send(slot)
 
     def fill_sampled(self, slot: int, rows: abc.Sequence[ScheduledSequence[Any]], bucket: int) -> None:
         """Send what sampling behind a prefill needs of its rows: less, as no step's forward reads it."""

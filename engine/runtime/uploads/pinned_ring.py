@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_ALIGNED = 256  # bytes
+ALIGNED = 256
+"""Bytes of which a part is a multiple."""
 
 
 class RingPart:
@@ -53,7 +54,7 @@ class PinnedRing:
 
     def take(self, count: int) -> RingPart | None:
         """So many bytes, aligned; None where there are not so many free ones in line."""
-        count = -(-count // _ALIGNED) * _ALIGNED
+        count = -(-count // ALIGNED) * ALIGNED
         with self._lock:
             self._spans = [span for span in self._spans if not span.dropped]
             start, place = 0, 0
@@ -73,6 +74,10 @@ class PinnedRing:
     def tensor(self, start: int, end: int) -> torch.Tensor:
         """Bytes of it."""
         return self._memory[start:end]
+
+    def address(self, part: RingPart) -> int:
+        """Where a part begins; of pinned memory also on the device."""
+        return self._memory.data_ptr() + part.start
 
     def array(self, part: RingPart, *shape: int) -> NDArray[np.uint8]:
         """The first bytes of a part."""

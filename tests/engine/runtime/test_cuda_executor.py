@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import PIL
@@ -115,25 +116,27 @@ def test_images_cut_together_are_those_that_pillow_cuts(engines: tuple[Engine, E
     decoded = replace(yuv, y=yuv.y.cuda(), u=yuv.u.cuda(), v=yuv.v.cuda())
     shown = [noise(200, 300), square(240, 320, SCREEN), yuv, noise(200, 300, 7), noise(1900, 2000), decoded]
 
-    def cut(start: int) -> NDArray[np.uint8]:
-        images = [encoder.prepare(image) for image in shown]
+    def cut(slot: int, part: slice) -> NDArray[np.uint8]:
+        with mock.patch.object(encoder, "_idle", return_value=False):
+            images = [encoder.prepare(image) for image in shown]
         images.append(images[0])
         assert [isinstance(image, StagedImage) for image in images] == [True, True, True, True, False, True, True]
         torch.cuda.set_stream(stream)
         try:
             with torch.inference_mode():
-                encoder.encode(0, images[start:], stream)
+                encoder.encode(slot, images[part], stream)
         finally:
             torch.cuda.set_stream(torch.cuda.default_stream())
         stream.synchronize()
-        crops: NDArray[np.uint8] = encoder._crops[: len(images) - start].cpu().numpy()
+        crops: NDArray[np.uint8] = encoder._crops[: len(images[part])].cpu().numpy()
         return crops
 
     arrays = [as_array(image) for image in (*shown, shown[0])]
     size = (encoder._crops.shape[1],) * 2
     wanted = [np.asarray(Image.fromarray(one).resize(size, Image.Resampling.LANCZOS)) for one in arrays]
-    for start in (0, 0, 1, 6):
-        assert np.array_equal(cuda._loop.run_idle(partial(cut, start)), np.stack(wanted[start:]))
+    parts = [slice(start, None) for start in (0, 0, 1, 6)]
+    for number, part in enumerate([*parts, *(slice(one, one + 1) for one in (0, 1, 2, 3, 5, 2))]):  # alone: a graph
+        assert np.array_equal(cuda._loop.run_idle(partial(cut, number % 2, part)), np.stack(wanted[part]))
 
 
 def test_an_image_that_fails_fails_alone(engines: tuple[Engine, Engine]) -> None:
@@ -188,14 +191,19 @@ def test_a_launch_that_fails_half_way_changes_no_other_answer(depth: int) -> Non
     task = Detect("dog", 3, 0.0)
     with Engine.load(str(GOLDEN), "cpu") as cpu, Engine.load(str(GOLDEN), "cuda", "float32", depth=depth) as cuda:
         wanted = [cpu.submit(image, [task]).result().detections for image in shown]
-        send, calls = cuda._executor._send, count(1)  # of a prefill, its image is being looked at by then
+        assert isinstance(cuda._executor, CudaExecutor)
+        steps, calls = cuda._executor._steps, count(1)
 
-        def failing(*args: object) -> None:
-            if next(calls) % 16 == 0:
-                raise torch.OutOfMemoryError("no more")
-            send(*args)
+        def failing(fill: Callable[..., None]) -> Callable[..., None]:
+            def fails(*args: object) -> None:
+                if next(calls) % 16 == 0:
+                    raise torch.OutOfMemoryError("no more")
+                fill(*args)
 
-        cuda._executor._send = failing
+            return fails
+
+        # Of a prefill, its image is being looked at by then.
+        steps.fill, steps.fill_sampled = failing(steps.fill), failing(steps.fill_sampled)  # type: ignore[method-assign]
         failed = 0
         for start in range(20):
             futures = [cuda.submit(image, [task]) for image in shown[start % len(shown) :]]

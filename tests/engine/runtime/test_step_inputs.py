@@ -1,4 +1,4 @@
-"""What the host writes for one slot is what the device has after that slot is sent."""
+"""What the host writes for one slot is what the device has after that slot is sent, or fetched."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ def test_a_decode_step_keeps_only_what_is_sampled_alone() -> None:
     rows = [*drafted((5,), 2, [(Phase.Y, 0.5, 0.0)], 20), *drafted((5,), 3, [], 30)]
     rows[0].value = Phase.SIZE, 0.25, 0.5
     inputs.fill(0, rows, 4)
+    assert not inputs.device["batch_slots"].any(), "they are fetched by the step's graph"
+    inputs.fetch(0)
     sent = {name: array.tolist() for name, array in inputs.device.items()}
     assert sent["batch_slots"][:4] == [2, 2, 3, 6]
     assert sent["outs"][:4] == [6, 6, 3, 6]

@@ -23,7 +23,7 @@ from saccade.engine.start import step_loop
 _PAGES = 2048
 
 
-class _Now:
+class Now:
     """A stream or an event: what is put on it has run."""
 
     capturing = False  # what a capture has run before it is nothing that anybody reads
@@ -35,7 +35,7 @@ class _Now:
         if not self.capturing:
             work()
 
-    def record(self, *_: object) -> _Now:
+    def record(self, *_: object) -> Now:
         return self
 
     def query(self) -> bool:
@@ -53,7 +53,8 @@ class _Call:
         self.replay = torch.inference_mode()(work)
 
 
-def _pageable(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def pageable(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function that makes tensors, without pinned memory."""
     return lambda *args, pin_memory=False, **options: make(*args, **options)
 
 
@@ -62,7 +63,7 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
     """A model in float32 on such an executor."""
 
     def start(model: Model, config: EngineConfig, *, texts: bool, **_: object) -> tuple[Executor[Any], StepLoop[Any]]:
-        with mock.patch.object(_Now, "capturing", True):
+        with mock.patch.object(Now, "capturing", True):
             executor = CudaExecutor(model, config, _PAGES, texts=texts)
         drafting = config.drafts and isinstance(model.vision, DraftingEncoder)
         loop = step_loop(executor, model, config, _PAGES, config.images_per_prefill, 2, from_images=drafting)
@@ -70,12 +71,12 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
 
     here = "saccade.engine.runtime.cuda_executor"
     replaced: dict[str, object] = {
-        **{f"torch.{make}": _pageable(getattr(torch, make)) for make in ("zeros", "empty", "tensor")},
-        **{f"torch.cuda.{name}": _Now for name in ("Stream", "Event")},
+        **{f"torch.{make}": pageable(getattr(torch, make)) for make in ("zeros", "empty", "tensor")},
+        **{f"torch.cuda.{name}": Now for name in ("Stream", "Event")},
         **{f"torch.cuda.{name}": lambda *_: None for name in ("synchronize", "graph_pool_handle")},
         "torch.cuda.stream": nullcontext,
         "saccade.engine.kernels.available": lambda _: False,
-        f"{here}.CudaStream": _Now,
+        f"{here}.CudaStream": Now,
         f"{here}.CudaExecutor._captured": _Call,
         "saccade.engine.engine.start": start,
     }

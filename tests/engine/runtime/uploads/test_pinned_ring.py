@@ -33,6 +33,7 @@ def test_what_comes_in_order_lies_in_line() -> None:
     ring = PinnedRing(1 << 12)
     parts = [ring.take(1000) for _ in range(4)]
     assert [part and part.start for part in parts] == [0, 1024, 2048, 3072]
+    assert [part and ring.address(part) - ring.tensor(0, 1).data_ptr() for part in parts] == [0, 1024, 2048, 3072]
     assert ring.take(1) is None
     del parts[0], parts[0]
     again = [ring.take(2000), ring.take(1)]

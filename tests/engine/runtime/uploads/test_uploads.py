@@ -1,0 +1,154 @@
+"""What comes of images that are sent, byte for byte: on a GPU, or on a CPU with graphs that are calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from saccade.engine.image import Pixels, YuvImage, as_array
+from saccade.engine.models.protocol import Tiling
+from saccade.engine.runtime.cuda_images import cut_crops_into
+from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
+from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads, n_crops
+from tests.support.engine import noise
+from tests.support.engine.eager_cuda import Now, pageable
+from tests.support.engine.kernels import DEVICE, needs_triton
+
+pytestmark = needs_triton
+SIDE, MARGIN = 24, 4
+MATRIX = 104597, 132201, 25675, 53279
+
+
+class Call:
+    """A graph that is captured by keeping what it runs."""
+
+    def __init__(self, work: Callable[[], None], _: object) -> None:
+        self.replay = work
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[torch.device]:
+    if DEVICE == "cuda":
+        yield torch.device("cuda", 0)
+        return
+    uploads = "saccade.engine.runtime.uploads"
+    replaced: dict[str, object] = {
+        **{f"torch.{make}": pageable(getattr(torch, make)) for make in ("zeros", "empty", "tensor")},
+        **{f"torch.cuda.{name}": Now for name in ("Stream", "Event", "current_stream", "default_stream")},
+        **{f"torch.cuda.{name}": lambda *_: None for name in ("graph_pool_handle", "set_stream", "synchronize")},
+        **{f"{uploads}.{name}_uploads.captured": Call for name in ("cuda", "tiled")},
+        "torch.cuda.stream": lambda _: nullcontext(),
+    }
+    with ExitStack() as stack:
+        for place, stand_in in replaced.items():
+            stack.enter_context(mock.patch(place, stand_in))
+        yield torch.device("cpu")
+
+
+def yuv(rows: int, columns: int, seed: int) -> YuvImage:
+    planes = [torch.from_numpy(noise(height, columns, seed)[..., 0].copy()) for height in (rows, rows // 2, rows // 2)]
+    return YuvImage(planes[0], planes[1][:, ::2], planes[2][:, ::2], MATRIX, full_range=False)
+
+
+def crops_of(image: Pixels, tiling: Tiling) -> np.ndarray:
+    rows, columns = tiling
+    whole = Image.fromarray(as_array(image))
+    crops = [np.asarray(whole.resize((SIDE, SIDE), Image.Resampling.LANCZOS))]
+    if tiling != (1, 1):
+        window = SIDE - 2 * MARGIN
+        size = columns * window + 2 * MARGIN, rows * window + 2 * MARGIN
+        large = np.asarray(whole.resize(size, Image.Resampling.LANCZOS))
+        for y in range(0, rows * window, window):
+            crops += [large[y : y + SIDE, x : x + SIDE] for x in range(0, columns * window, window)]
+    return np.stack(crops)
+
+
+def test_an_image_alone_is_the_crop_that_it_is_among_others(device: torch.device) -> None:
+    uploads = CudaUploads(device, 2, 3, SIDE)
+    images: list[Pixels] = [noise(36, 64, 1), yuv(36, 64, 2), noise(36, 64, 3), noise(64, 40, 4), yuv(36, 64, 5)]
+    current = torch.cuda.current_stream()
+    for slot, image in enumerate(images):
+        uploads.compile_for(*image.shape[:2], yuv=isinstance(image, YuvImage))
+        staged = uploads.stage(image)
+        assert isinstance(staged, StagedImage)
+        uploads.crops[slot % 2].fill_(7)
+        torch.cuda.synchronize()
+        with mock.patch.object(uploads, "_cut_all", side_effect=AssertionError):
+            uploads.cut(slot % 2, [(0, staged)], current).synchronize()
+        got = uploads.crops[slot % 2].cpu().numpy()
+        assert np.array_equal(got[:1], crops_of(image, (1, 1)))
+        assert (got[1:] == 7).all()
+    together = [uploads.stage(image) for image in images[1:4]]
+    uploads.cut(1, [(place, one) for place, one in enumerate(together) if one], current).synchronize()
+    for got, image in zip(uploads.crops[1].cpu().numpy(), images[1:4], strict=True):
+        assert np.array_equal(got[None], crops_of(image, (1, 1)))
+    uploads.close()
+
+
+def test_crops_of_any_place_are_those_of_pillow(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.engine.runtime.uploads.tiled_uploads.pieces_of.__defaults__", (1000,))
+    stream = torch.cuda.Stream()
+    tiled = TiledUploads(device, stream, (7, SIDE, SIDE, 3), partial(cut_crops_into, margin=MARGIN))
+    shown: list[tuple[Pixels, Tiling]] = [
+        (noise(40, 64, 1), (2, 3)),
+        (yuv(40, 64, 2), (2, 3)),
+        (noise(40, 64, 3), (1, 1)),
+        (noise(80, 130, 4)[::2, ::2], (2, 3)),
+        (noise(64, 40, 5), (3, 1)),
+    ]
+    for start in range(len(shown)):
+        several = [*shown[start:], *shown[:start]]
+        sent = [tiled.send(image, tiling) for image, tiling in several]
+        assert [one is None for one in sent] == [False] * 4 + [True], "there are four places"
+        for one, (image, tiling) in zip(sent[:4], several[:4], strict=True):
+            assert one is not None
+            one.ready.synchronize()
+            assert len(one.pixels) == n_crops(tiling)
+            assert np.array_equal(one.pixels.cpu().numpy(), crops_of(image, tiling))
+        del sent, one
+    tiled.close()
+
+
+def test_an_image_that_cannot_be_copied_gives_its_place_back(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not copied any more: its place may be another's."""
+    monkeypatch.setattr("saccade.engine.runtime.uploads.tiled_uploads.pieces_of.__defaults__", (1000,))
+    tiled = TiledUploads(device, torch.cuda.Stream(), (7, SIDE, SIDE, 3), partial(cut_crops_into, margin=MARGIN))
+    image, ended, late = noise(40, 64, 1), threading.Event(), list[str]()
+
+    def fails(*_: object) -> None:
+        if ended.is_set():
+            late.append(threading.current_thread().name)
+        raise OSError("the image is gone")
+
+    for _ in range(6):  # more than there are places
+        ended.clear()
+        with mock.patch("numpy.copyto", fails), pytest.raises(OSError, match="gone"):
+            tiled.send(image, (2, 3))
+        ended.set()
+    assert not late
+    for _ in range(6):
+        one = tiled.send(image, (2, 3))
+        assert one is not None
+        one.ready.synchronize()
+        assert np.array_equal(one.pixels.cpu().numpy(), crops_of(image, (2, 3)))
+    tiled.close()
+    again = tiled.send(image, (2, 3))
+    assert again is not None, "an engine that is being closed finishes what it has begun"
+
+
+def test_without_memory_for_a_graph_images_come_as_others_do(device: torch.device) -> None:
+    tiled = TiledUploads(device, torch.cuda.Stream(), (7, SIDE, SIDE, 3), partial(cut_crops_into, margin=MARGIN))
+    with mock.patch.object(tiled, "_captured", side_effect=torch.OutOfMemoryError) as captured:
+        assert [tiled.send(noise(40, 64), (2, 3)) for _ in range(3)] == [None] * 3
+    assert captured.call_count == 1
+    tiled.close()
