@@ -378,17 +378,7 @@ class _OneRowOps(_TokenOps):
         heads = runner._wide[:1, : runner._blocks.heads]
         inner = runner._both[:1, runner._blocks.text.dim :]
         shape, _ = runner._one_row
-        gemv.norm_gemv(
-            normed,
-            layer.norm,
-            into.weight,
-            into.scale,
-            into.bias,
-            heads,
-            inner,
-            shape,
-            pdl=runner._pdl,
-        )
+        gemv.norm_gemv(normed, layer.norm, into.weight, into.scale, into.bias, heads, inner, shape, pdl=runner._pdl)
         return heads
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:

@@ -182,11 +182,9 @@ def test_a_step_agrees_with_the_modules(
 
     def agrees() -> bool:
         x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
-        wanted = pair.plain.forward_tokens(x.clone(), at, batch_slots, own, False)
-        got = pair.packed.forward_tokens(x.clone(), at, batch_slots, own, False)
-        return pair.alike(
-            got, wanted, limit, lambda exact: exact.forward_tokens(x.float(), at, batch_slots, own, False)
-        )
+        step = at, batch_slots, own, False
+        wanted, got = (one.forward_tokens(x.clone(), *step) for one in (pair.plain, pair.packed))
+        return pair.alike(got, wanted, limit, lambda exact: exact.forward_tokens(x.float(), *step))
 
     # One row of 13 meets two experts as good as each other: not three in succession.
     assert any(agrees() for _ in range(3 if experts else 1))
