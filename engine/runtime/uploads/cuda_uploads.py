@@ -27,9 +27,9 @@ from saccade.engine.runtime.uploads.pinned_ring import ALIGNED, PinnedRing, Ring
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
 _BRIEF = 1 << 20  # bytes of an image that is copied in less time than it takes threads to change places twice
 _RING = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
-_MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
+_MOST_KNOWN = 256  # sizes, as `kernels.inputs.resize` knows
 _MOST_GRAPHS = 32  # sizes; graphs are kept, as one that runs cannot be dropped
-_ABOUT = 13  # as `kernels.resize.ABOUT`
+_ABOUT = 13  # as `kernels.inputs.resize.ABOUT`
 _RGB = (0,) * (_ABOUT - 2)
 _TICKET = 16  # more than those
 
@@ -43,7 +43,7 @@ class StagedImage:
 
     Attributes:
         place: in pinned memory: RGB, or the luma of YUV; or the luma on the device.
-        yuv: where u and v are behind it, and the rest of `kernels.resize.ABOUT`; None of RGB.
+        yuv: where u and v are behind it, and the rest of `kernels.inputs.resize.ABOUT`; None of RGB.
         chroma: on the device.
     """
 
@@ -173,7 +173,7 @@ class CudaUploads:
         self._graphs[one.rows, one.columns, one.yuv is not None][slot].replay()
 
     def _cut_all(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
-        from saccade.engine.kernels.resize import resize_all
+        from saccade.engine.kernels.inputs.resize import resize_all
 
         parts = sorted({one.place for _, one in images if isinstance(one.place, RingPart)}, key=lambda part: part.start)
         pixels = torch.empty(sum(part.end - part.start for part in parts), dtype=torch.uint8, device=self._device)
@@ -203,7 +203,7 @@ class CudaUploads:
             at += len(group)
 
     def _compile(self, rows: int, columns: int, yuv: bool) -> None:
-        from saccade.engine.kernels.resize import compile_for
+        from saccade.engine.kernels.inputs.resize import compile_for
 
         with self._compiling:  # the first frames of all cameras come at once
             kind = rows, columns, yuv
@@ -223,8 +223,8 @@ class CudaUploads:
 
     def _capture(self, kind: _Kind) -> None:
         """Capture the graphs of images of a kind, one for each slot, on the current stream."""
-        from saccade.engine.kernels.pinned import fetch_image
-        from saccade.engine.kernels.resize import weights_of
+        from saccade.engine.kernels.inputs.pinned import fetch_image
+        from saccade.engine.kernels.inputs.resize import weights_of
 
         rows, columns, _ = kind
         if not self._graphs:  # compiles it, with an image that is nobody's
@@ -238,8 +238,8 @@ class CudaUploads:
         self._graphs[kind] = [captured(one, self._memory) for one in work]
 
     def _fetch_and_cut(self, slot: int, kind: _Kind) -> None:
-        from saccade.engine.kernels.pinned import fetch_image
-        from saccade.engine.kernels.resize import resize_all
+        from saccade.engine.kernels.inputs.pinned import fetch_image
+        from saccade.engine.kernels.inputs.resize import resize_all
 
         rows, columns, yuv = kind
         about, size = self._about_alone[slot, :_ABOUT], -(-_bytes_of(*kind) // ALIGNED) * ALIGNED
@@ -252,7 +252,7 @@ def _bytes_of(rows: int, columns: int, yuv: bool) -> int:
 
 
 def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
-    """`kernels.resize.ABOUT` numbers of an image that lies at an address on the device, and becomes a crop."""
+    """`kernels.inputs.resize.ABOUT` numbers of an image that lies at an address on the device, and becomes a crop."""
     if image.yuv is None:
         return base, number, *_RGB
     u, v, *others = image.yuv

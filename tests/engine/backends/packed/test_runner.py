@@ -389,7 +389,7 @@ def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None
 
 
 def test_coefficients_are_whole_and_add_up() -> None:
-    from saccade.engine.kernels.resize import coefficients
+    from saccade.engine.kernels.inputs.resize import coefficients
 
     for before, after in ((640, 378), (20, 378), (1920, 1176)):
         first, weights = coefficients(before, after)
