@@ -13,12 +13,12 @@ With experts and a temperature (Moondream 3) it is
     add and norm → router → product into heads → temperature's products → attention → product out of it
                        └→ experts (two products), on a stream of their own: neither needs the other's
 
-and of a single row what `packed.expert_row` says: 24 layers in 0.95 ms, and 0.60 in FP8, for 1.05 and 0.85.
+and of a single row what `packed.expert_row` says: 24 layers in 0.95 ms, and 0.58 in FP8, for 1.05 and 0.85.
 
 From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
-760 keys take 0.83 / 1.17 / 1.97 ms on one H200, with FP8 weights 0.55 / 0.98 / 1.86; with cuBLAS's products and kernels
-one after the other it was 1.08 / 1.34 / 2.18; those of Moondream 3 take 1.09 / 3.23 / 5.30, and 0.88 / 2.17 / 3.73, of
-which the bytes alone are 0.78 / 3.04 / 5.19, and 0.41 / 1.64 / 3.17. Needs Triton, bf16 or fp16, a GPU that
+760 keys take 0.80 / 1.18 / 2.00 ms on one H200, with FP8 weights 0.55 / 0.98 / 1.87; with cuBLAS's products and kernels
+one after the other it was 1.08 / 1.34 / 2.18; those of Moondream 3 take 0.99 / 3.23 / 5.29, and 0.61 / 2.24 / 3.73, of
+which the bytes alone are 0.79 / 3.07 / 5.22, and 0.42 / 1.76 / 3.25. Needs Triton, bf16 or fp16, a GPU that
 Triton compiles for.
 """
 

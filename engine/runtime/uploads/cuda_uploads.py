@@ -22,11 +22,11 @@ import torch
 from saccade.engine.image import Pixels, YuvImage
 from saccade.engine.models.protocol import Tiling
 from saccade.engine.runtime.graph_capture import captured
-from saccade.engine.runtime.uploads.pinned_ring import ALIGNED, PinnedRing, RingPart
+from saccade.engine.runtime.uploads.pinned_memory import ALIGNED, PinnedMemory, PinnedPart
 
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
 _BRIEF = 1 << 20  # bytes of an image that is copied in less time than it takes threads to change places twice
-_RING = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
+_PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
 _MOST_KNOWN = 256  # sizes, as `kernels.inputs.resize` knows
 _MOST_GRAPHS = 32  # sizes; graphs are kept, as one that runs cannot be dropped
 _ABOUT = 13  # as `kernels.inputs.resize.ABOUT`
@@ -49,7 +49,7 @@ class StagedImage:
 
     rows: int
     columns: int
-    place: RingPart | torch.Tensor
+    place: PinnedPart | torch.Tensor
     yuv: tuple[int, ...] | None = None
     chroma: tuple[torch.Tensor, ...] = ()
 
@@ -89,7 +89,7 @@ class CudaUploads:
         self._about_alone = torch.zeros(depth, _TICKET, dtype=torch.int64, device=device)
         self._alone = torch.zeros(depth, _LARGEST, dtype=torch.uint8, device=device)
         self._alone_at = [pixels.data_ptr() for pixels in self._alone]
-        self._ring = PinnedRing(2 * most * _RING)
+        self._pinned = PinnedMemory(2 * most * _PINNED)
         self._about = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, pin_memory=True)
         self._numbers = self._about.numpy()
         self._about_there = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, device=device)
@@ -113,17 +113,17 @@ class CudaUploads:
             about = u.data_ptr() - at, v.data_ptr() - at, y.stride(0), *u.stride(), *image.factors
             return StagedImage(rows, columns, y, about, (u, v))
         size = _bytes_of(rows, columns, yuv)
-        part = self._ring.take(size) if size <= _LARGEST else None
+        part = self._pinned.take(size) if size <= _LARGEST else None
         if part is None:
             return None
         if not isinstance(image, YuvImage):
-            there = self._ring.array(part, rows, columns, 3)
+            there = self._pinned.array(part, rows, columns, 3)
             if size <= _BRIEF and image.flags.c_contiguous:
                 there.reshape(-1).data[:] = image.reshape(-1).data
             else:  # numpy lets other threads run meanwhile
                 np.copyto(there, image)
             return StagedImage(rows, columns, part)
-        planes = self._ring.array(part, 6, rows // 2, columns // 2)
+        planes = self._pinned.array(part, 6, rows // 2, columns // 2)
         for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):
             np.copyto(there, plane.numpy())
         luma = rows * columns
@@ -162,22 +162,24 @@ class CudaUploads:
     def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
         number, one = images[0]
         known = (one.rows, one.columns, one.yuv is not None) in self._graphs
-        if known and len(images) == 1 and number == 0 and isinstance(one.place, RingPart):
+        if known and len(images) == 1 and number == 0 and isinstance(one.place, PinnedPart):
             self._cut_one(slot, one, one.place)
         else:
             self._cut_all(slot, images)
 
-    def _cut_one(self, slot: int, one: StagedImage, part: RingPart) -> None:
+    def _cut_one(self, slot: int, one: StagedImage, part: PinnedPart) -> None:
         self._ticket_numbers[slot, :_ABOUT] = _about(one, self._alone_at[slot], 0)
-        self._ticket_numbers[slot, _ABOUT] = self._ring.address(part)
+        self._ticket_numbers[slot, _ABOUT] = self._pinned.address(part)
         self._graphs[one.rows, one.columns, one.yuv is not None][slot].replay()
 
     def _cut_all(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
         from saccade.engine.kernels.inputs.resize import resize_all
 
-        parts = sorted({one.place for _, one in images if isinstance(one.place, RingPart)}, key=lambda part: part.start)
+        parts = sorted(
+            {one.place for _, one in images if isinstance(one.place, PinnedPart)}, key=lambda part: part.start
+        )
         pixels = torch.empty(sum(part.end - part.start for part in parts), dtype=torch.uint8, device=self._device)
-        addresses, first = dict[RingPart, int](), pixels.data_ptr()
+        addresses, first = dict[PinnedPart, int](), pixels.data_ptr()
         runs: list[tuple[int, int, int]] = []  # what lies in line, and where it goes
         at = 0
         for part in parts:
@@ -189,13 +191,13 @@ class CudaUploads:
             at += part.end - part.start
         alike: dict[_Kind, list[tuple[int, ...]]] = {}
         for number, one in images:
-            base = addresses[one.place] if isinstance(one.place, RingPart) else one.place.data_ptr()
+            base = addresses[one.place] if isinstance(one.place, PinnedPart) else one.place.data_ptr()
             alike.setdefault((one.rows, one.columns, one.yuv is not None), []).append(_about(one, base, number))
         count = len(images)
         self._numbers[slot, :count] = [about for group in alike.values() for about in group]
         self._about_there[slot, :count].copy_(self._about[slot, :count], non_blocking=True)
         for start, end, at in runs:
-            pixels[at : at + end - start].copy_(self._ring.tensor(start, end), non_blocking=True)
+            pixels[at : at + end - start].copy_(self._pinned.tensor(start, end), non_blocking=True)
         at = 0
         for (rows, columns, yuv), group in alike.items():
             about_these = self._about_there[slot, at : at + len(group)]

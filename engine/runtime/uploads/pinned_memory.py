@@ -19,8 +19,8 @@ ALIGNED = 256
 """Bytes of which a part is a multiple."""
 
 
-class RingPart:
-    """Bytes `start` to before `end` of a ring, until this is dropped."""
+class PinnedPart:
+    """Bytes `start` to before `end` of pinned memory, until this is dropped."""
 
     __slots__ = ("_span", "end", "start")
 
@@ -39,8 +39,8 @@ class _Span:
         self.start, self.end, self.dropped = start, end, False
 
 
-class PinnedRing:
-    """A ring of pinned memory, allocated with its first part. Any thread may take parts.
+class PinnedMemory:
+    """Pinned memory that is given in parts, and allocated with the first one. Any thread may take parts.
 
     Args:
         size: in bytes.
@@ -52,7 +52,7 @@ class PinnedRing:
         self._spans: list[_Span] = []  # by their place; that of a dropped one is free again
         self._lock = threading.Lock()
 
-    def take(self, count: int) -> RingPart | None:
+    def take(self, count: int) -> PinnedPart | None:
         """So many bytes, aligned; None where there are not so many free ones in line."""
         count = -(-count // ALIGNED) * ALIGNED
         with self._lock:
@@ -69,16 +69,16 @@ class PinnedRing:
                 self._bytes = self._memory.numpy()
             span = _Span(start, start + count)
             self._spans.insert(place, span)
-        return RingPart(span)
+        return PinnedPart(span)
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
         """Bytes of it."""
         return self._memory[start:end]
 
-    def address(self, part: RingPart) -> int:
+    def address(self, part: PinnedPart) -> int:
         """Where a part begins; of pinned memory also on the device."""
         return self._memory.data_ptr() + part.start
 
-    def array(self, part: RingPart, *shape: int) -> NDArray[np.uint8]:
+    def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
         """The first bytes of a part."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
