@@ -74,8 +74,9 @@ class CudaExecutor:
         self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
         self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
-        self._unread: set[int] = set()  # slots whose step is launched
-        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not self._unread)
+        unread = self._unread = set[int]()  # slots whose step is launched
+        # Not a closure over the executor: in a cycle its memory would stay until Python collects garbage.
+        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not unread)
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         self._compute, self._copy = CudaStream(device), CudaStream(device)
         # Past the last prefix page a sequence has at most the rest of the context.
@@ -119,8 +120,12 @@ class CudaExecutor:
         self._slots[slot].drafted = drafted_from_images(step)
         self._unread.add(slot)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
-        with torch.inference_mode():
-            self._compute.run(partial(work, slot, step))
+        try:
+            with torch.inference_mode():
+                self._compute.run(partial(work, slot, step))
+        except BaseException:
+            self._unread.discard(slot)  # nobody reads it: the device is not busy with it until the slot's next step
+            raise
 
     def finalize(self, slot: int, step: Step[PreparedImage]) -> None:
         """Sample what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
@@ -128,14 +133,18 @@ class CudaExecutor:
         To be called once the step ahead is committed, if any row writes text.
         """
         held, count = self._slots[slot], len(step.sequences)
-        sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
-        if sampler is not None:
-            self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
-        held.computed.record(self._compute.stream)
-        self._copy.wait(held.computed)
-        scored = sampler is not None and sampler.scored is not None
-        self._copy.run(partial(held.copy, count, scored=scored))
-        held.ready.record(self._copy.stream)
+        try:
+            sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
+            if sampler is not None:
+                self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
+            held.computed.record(self._compute.stream)
+            self._copy.wait(held.computed)
+            scored = sampler is not None and sampler.scored is not None
+            self._copy.run(partial(held.copy, count, scored=scored))
+            held.ready.record(self._copy.stream)
+        except BaseException:
+            self._unread.discard(slot)
+            raise
 
     def _sample_again(self, held: CudaSlot, count: int, sampler: TokenSampler) -> None:
         (outs, phases), logits = self._sent(count), held.logits[:count]
@@ -155,7 +164,7 @@ class CudaExecutor:
         self._unread.discard(slot)
         # Behind a last decode step the device is idle: an interrupt wakes this thread later, by 0.1 to 0.2 ms a frame.
         last = step.kind is StepKind.DECODE and not self._unread and len(self._slots) > 1
-        held.wait(self._copy.stream, awake=last)
+        held.wait(self._copy.stream, spin=last)
         held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
 

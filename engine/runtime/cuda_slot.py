@@ -44,7 +44,7 @@ class CudaSlot:
         self.decode: Graphs = {}
         self.adapted: Graphs = {}
         self.first: Graphs = {}
-        # An event that is waited for asleep interrupts the host: only the one that is.
+        # A blocking event interrupts the host, which sleeps: only the one that is waited for so.
         self.ready = torch.cuda.Event(blocking=True)
         self.computed, self._reached = torch.cuda.Event(), torch.cuda.Event()
 
@@ -57,9 +57,9 @@ class CudaSlot:
         if scored:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
-    def wait(self, stream: torch.cuda.Stream, *, awake: bool) -> None:
-        """Wait for what is copied; `awake`, which takes a CPU, for all that is on the copy stream."""
-        if awake:
+    def wait(self, stream: torch.cuda.Stream, *, spin: bool) -> None:
+        """Wait for what is copied; with `spin`, which takes a CPU, for all that is on the copy stream."""
+        if spin:
             self._reached.record(stream)
             self._reached.synchronize()
         else:

@@ -54,7 +54,6 @@ class PackedLinear:
         self.weight: torch.Tensor = weight
         self.half: torch.Tensor | None = weight
         if fp8 is not Fp8.NONE:
-            assert weight.dtype != E4M3, "its model is packed already, and of that there are no scales"
             self.weight, self.scale = quantize(weight)
         if fp8 is Fp8.ROWS_TOO:
             self.half = None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, Task
 from saccade.engine.config import EngineConfig
+from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.sources import open_source
 from tests.support import REPO
 from tests.support.engine import noise
-from tests.support.engine.eager_cuda import eager_cuda_engine
+from tests.support.engine.eager_cuda import Now, eager_cuda_engine
 
 WAIT_S = 60
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
@@ -69,3 +73,30 @@ def test_a_stream_drafts_on_cuda_from_its_last_answer(folder: Path, depth: int) 
         assert steps(engine) - plain < 0.8 * plain
         burst = [engine.submit(image, tasks, stream="door") for image in images]
         assert [places(future.result(WAIT_S)) for future in burst] == wanted
+
+
+@pytest.mark.parametrize("part", ["launch", "finalize"])
+def test_a_step_that_fails_leaves_the_device_idle(folder: Path, part: str) -> None:
+    lost, tasks = RuntimeError("lost"), [Detect("dog", 4, 0.0)]
+    with eager_cuda_engine(str(folder), EngineConfig(2)) as engine:
+        executor = engine._executor
+        assert isinstance(executor, CudaExecutor)
+        broken = (executor, "_prefill") if part == "launch" else (executor._sampling_inputs, "send")
+        with mock.patch.object(*broken, side_effect=lost):
+            assert engine.submit(noise(16, 16), tasks).exception(WAIT_S) is lost
+        assert engine._loop.run_idle(executor._images._idle)
+        engine.submit(noise(16, 16), tasks).result(WAIT_S)
+        assert engine._loop.run_idle(executor._images._idle)
+
+
+def test_a_dropped_executor_is_gone_without_a_garbage_collection(folder: Path) -> None:
+    with eager_cuda_engine(str(folder), EngineConfig(2)) as engine:
+        with mock.patch.object(CudaExecutor, "_captured", Now.nothing):  # a call would keep the executor
+            executor = CudaExecutor(engine._loaded.model, EngineConfig(2), 64)
+        gc.disable()
+        try:
+            dropped = weakref.ref(executor)
+            del executor
+            assert dropped() is None
+        finally:
+            gc.enable()

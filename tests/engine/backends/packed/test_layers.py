@@ -120,3 +120,11 @@ def test_a_model_is_packed_once(model: Moondream, monkeypatch: pytest.MonkeyPatc
     assert packed(model, monkeypatch)
     with pytest.raises(AssertionError, match="packed already"):
         packed(model, monkeypatch)
+
+
+def test_nor_are_experts_packed_again_where_the_rest_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Moondream = random_model(MoondreamConfig(text=replace(TEXT, moe=EXPERTS), vision=VISION)).to(torch.bfloat16)
+    round_to_fp8(model)
+    assert packed(model, monkeypatch, rows=False)
+    with pytest.raises(AssertionError, match="packed already"):
+        packed(model, monkeypatch, rows=False)
