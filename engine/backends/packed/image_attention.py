@@ -85,7 +85,8 @@ def _tried(
             return kernel
         _warn(f"it is wrong by {far:.2g}")
     except Exception as error:  # Gluon is experimental: in each version of Triton it is another one, or none
-        _warn(f"{type(error).__name__}: {error}".splitlines()[-1])
+        # Triton puts the source first and what is wrong last.
+        _warn(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}")
     return None
 
 

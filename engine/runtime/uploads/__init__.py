@@ -1,1 +1,1 @@
-"""How images come to a GPU together: where they wait, and how they are sent and cut."""
+"""How images come to a GPU: where they wait, and how they are sent and cut, together or alone."""

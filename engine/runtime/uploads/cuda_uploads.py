@@ -11,6 +11,7 @@ five boxes with that, and 14.2 without. Knows nothing of what crops are for.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from saccade.engine.models.protocol import Tiling
 from saccade.engine.runtime.graph_capture import captured
 from saccade.engine.runtime.uploads.pinned_memory import ALIGNED, PinnedMemory, PinnedPart
 
+log = logging.getLogger(__name__)
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
 _BRIEF = 1 << 20  # bytes of an image that is copied in less time than it takes threads to change places twice
 _PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
@@ -217,7 +219,8 @@ class CudaUploads:
                 try:
                     with torch.cuda.stream(self._aside), torch.inference_mode():
                         self._capture(kind)
-                except torch.OutOfMemoryError:  # it is cut as those that are not alone
+                except RuntimeError as error:  # torch has no memory, or the driver: it is cut as those not alone
+                    log.warning("an image of %d x %d alone is sent without a graph: %s", columns, rows, error)
                     self._memory = torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
             if len(self._compiled) >= _MOST_KNOWN:
                 self._compiled.clear()

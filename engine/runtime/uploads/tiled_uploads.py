@@ -10,6 +10,7 @@ is dropped; few have at a time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from saccade.engine.image import Factors, Pixels, YuvImage
 from saccade.engine.models.protocol import Tiling
 from saccade.engine.runtime.graph_capture import captured
 
+log = logging.getLogger(__name__)
 _LARGEST = 1 << 23  # bytes of an image that has a place
 _PLACES = 4
 _PIECE = 1 << 20  # bytes that are copied, and then sent; a Full HD frame with ½, 1 and 2 MB: 23.08, 22.76, 22.73 ms
@@ -103,9 +105,10 @@ class TiledUploads:
         self._helpers = ThreadPoolExecutor(_HELPERS, "saccade-copy")
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
-        """Copy an image that is not on the device, send it and cut it; None if it is too large, or there is no place.
+        """Copy an image that is not on the device, send it and cut it; None if it is too large, or no place is free.
 
-        Does not wait for a place. The first one of its kind takes a second, in which kernels are compiled.
+        Does not wait for a place. The first one of its kind takes a second, in which kernels are compiled; None, too,
+        where there is no graph for it.
         """
         rows, columns, _ = image.shape
         factors = image.factors if isinstance(image, YuvImage) else None
@@ -151,13 +154,14 @@ class TiledUploads:
         _copy_some(place, left)
 
     def _capture(self, kind: _Kind) -> list[torch.cuda.CUDAGraph]:
-        """Graphs that cut images of a kind, one for each place; none if there are too many, or no memory for them."""
+        """Graphs that cut images of a kind, one for each place; none if there are too many, or they cannot be had."""
         with self._lock:
             if kind in self._graphs or len(self._graphs) >= _MOST_GRAPHS:
                 return self._graphs.get(kind, [])
             try:
                 graphs = self._captured(kind)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:  # no memory: torch's own error, or the driver's, which is of no other type
+                log.warning("images of %d x %d are sent without a graph: %s", kind[1], kind[0], error)
                 graphs, self._memory = [], torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
             self._graphs[kind] = graphs
             return graphs

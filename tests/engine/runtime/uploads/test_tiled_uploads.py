@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine.image import YuvImage
-from saccade.engine.runtime.uploads.tiled_uploads import lease_of, pieces_of
+from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads, lease_of, pieces_of
 from tests.support.engine import noise
+from tests.support.engine.eager_cuda import Now
 
 
 def sent(image: NDArray[np.uint8] | YuvImage, size: int) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
@@ -60,3 +62,15 @@ def test_a_place_is_free_once_it_is_dropped() -> None:
     again = lease_of(free)
     assert again is not None
     assert again.number == number
+
+
+def test_a_size_without_graphs_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", Now)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    uploads = TiledUploads(torch.device("cpu"), Now(), (2, 24, 24, 3), mock.Mock())  # type: ignore[arg-type]
+    full = RuntimeError("CUDA error: out of memory")  # as the driver says it: no OutOfMemoryError
+    with mock.patch.object(uploads, "_captured", side_effect=full) as captured:
+        assert [uploads.send(noise(40, 60), (1, 1)) for _ in range(3)] == [None] * 3
+    assert captured.call_count == 1
+    assert len(uploads._free) == 4
+    uploads.close()
