@@ -7,8 +7,7 @@
 Page tables lie on the device from a sequence's prefill on, so a decode step needs three numbers a sequence, which its
 graph fetches from pinned memory. Inputs on the device are shared by both slots, as the compute stream runs in order;
 what the host writes and reads is each slot's own. A step with adapters has a graph of its own, which is captured when
-the first such step has run: few engines have any, and the slots take memory. Knows nothing of requests, names or
-results.
+the first such step has run: few engines have any, and the slots take memory. Knows no requests, names or results.
 """
 
 from __future__ import annotations
