@@ -42,7 +42,7 @@ def test_pieces_of_an_image_are_all_of_it(size: int, part: slice) -> None:
 
 
 def test_the_planes_of_yuv_lie_behind_each_other() -> None:
-    planes = [torch.from_numpy(noise(rows, 96)[..., 0]) for rows in (40, 20, 20)]
+    planes = [torch.tensor(noise(rows, 96)[..., 0]) for rows in (40, 20, 20)]
     yuv = YuvImage(planes[0], planes[1][:, ::2], planes[2][:, ::2], (1, 2, 3, 4), full_range=False)
     device, spans = sent(yuv, 500)
     wanted = np.concatenate([plane.numpy().reshape(-1) for plane in (yuv.y, yuv.u, yuv.v)])
