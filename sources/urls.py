@@ -134,8 +134,7 @@ class RtspAddress:
         match = _HOST.match(rest)
         host = match["host"].strip("[]") if match else ""
         port = match["port"][1:] if match and match["port"] else ""
-        known = separator and scheme in _DEFAULT_PORTS and match and _is_host(host)
-        if not (known and match and _is_port(match["port"])):
+        if not (match and separator and scheme in _DEFAULT_PORTS and _is_host(host) and _is_port(match["port"])):
             raise SourceError(
                 f"{redact(text)} is not an RTSP URL (rtsp://user:password@host:554/path); "
                 "write special characters of a password as %XX, @ as %40"

@@ -29,8 +29,7 @@ class DiskReserve:
         if self._path.exists():
             return
         try:
-            with self._path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, _BYTES)
+            self._path.write_bytes(os.urandom(_BYTES))  # what a file system that compresses cannot shrink
         except OSError:
             self.release()
 
