@@ -14,6 +14,11 @@ Factors = tuple[int, int, int, int, int, int]
 """Of luma; of v in red; of u and of v in green; of u in blue; and the value of black."""
 
 
+def bytes_of(rows: int, columns: int, yuv: bool) -> int:
+    """Of an image in RGB, or in 8-bit YUV 4:2:0."""
+    return rows * columns * 3 // (2 if yuv else 1)
+
+
 @dataclass(slots=True, frozen=True)
 class YuvImage:
     """An image as video decoders give it: 8-bit YUV 4:2:0 of even sides, in main memory or on a CUDA device.

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 Tiling = tuple[int, int]
 """Tiles (rows, columns) of an image."""
 
+
+def crop_count(tiling: Tiling) -> int:
+    """How many crops the encoder has to see: the global one and the tiles; a single tile equals the global crop."""
+    return 1 if tiling == (1, 1) else 1 + tiling[0] * tiling[1]
+
+
 Ref = tuple[float, float] | tuple[float, float, float, float]
 """A part of an image that a question is about: a point (x, y) or a box (x1, y1, x2, y2), as fractions."""
 

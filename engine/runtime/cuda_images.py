@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from saccade.engine import kernels
 from saccade.engine.backends.select import cuda_features
 from saccade.engine.image import Pixels, YuvImage, as_array
-from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder
+from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
-from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads, n_crops
+from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
 
@@ -162,7 +162,7 @@ class CudaImageEncoder:
         """What is to be captured before the first `encode`."""
         tiles = self._vision.max_crops
         tilings = [(rows, columns) for rows in range(1, tiles + 1) for columns in range(1, tiles // rows + 1)][1:]
-        counts = sorted({1 + rows * columns for rows, columns in tilings})
+        counts = sorted({crop_count(tiling) for tiling in tilings})
         keys = [*((n, True) for n in self.batch_sizes), *((n, False) for n in counts)]
         jobs: list[CaptureJob] = [(self._feature_graphs, key, partial(self._encode_crops, *key)) for key in keys]
         jobs += [(self._join_graphs, tiling, partial(self._join, tiling)) for tiling in tilings]
@@ -186,7 +186,7 @@ class CudaImageEncoder:
 
     def _join(self, tiling: Tiling) -> None:
         """Image tokens from the features of an image's crops."""
-        self._joined[:] = self._vision.join(self._crop_features[: 1 + tiling[0] * tiling[1]], tiling)
+        self._joined[:] = self._vision.join(self._crop_features[: crop_count(tiling)], tiling)
 
 
 def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> torch.Tensor:
@@ -201,7 +201,7 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
     Returns:
         (n, size, size, 3) uint8.
     """
-    out = image.new_empty(n_crops(tiling), size, size, 3)
+    out = image.new_empty(crop_count(tiling), size, size, 3)
     cut_crops_into(image, tiling, out, margin)
     return out
 

@@ -6,7 +6,8 @@ An operation is half a multiply-add. Norms, activations and anything that could 
 from __future__ import annotations
 
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig
-from saccade.engine.models.moondream.image_crops import crop_count
+from saccade.engine.models.moondream.image_crops import tiling_of
+from saccade.engine.models.protocol import crop_count
 
 WIDTHS = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "fp8": (1, 2)}
 """Bytes of a number of the blocks' weights and of the rest, by the name of the dtype."""
@@ -59,7 +60,7 @@ class MoondreamCosts:
             layers += length * (self._attention() + mlp) + 2 * length * length * text.n_heads * text.head_dim
         if vision.stem != "patch":
             return 2 * layers
-        crops = crop_count(height, width, vision)
+        crops = crop_count(tiling_of(height, width, vision))
         tokens, dim = vision.n_tokens, vision.enc_dim
         block = tokens * dim * (4 * dim + 2 * vision.enc_ff_dim) + 2 * tokens * tokens * dim
         patches = tokens * dim * vision.enc_patch_size**2 * vision.in_channels

@@ -42,12 +42,6 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
     return max(1, tiles_h), max(1, tiles_w)
 
 
-def crop_count(height: int, width: int, config: VisionConfig) -> int:
-    """How many crops the encoder has to see of an image: a single tile equals the global crop."""
-    rows, columns = tiling_of(height, width, config)
-    return 1 if (rows, columns) == (1, 1) else 1 + rows * columns
-
-
 def tiling_of(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
     """Tiles (rows, columns) of an image."""
     margin = config.overlap_margin * config.enc_patch_size

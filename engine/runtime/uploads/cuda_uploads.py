@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from saccade.engine.image import Pixels, YuvImage
+from saccade.engine.image import Pixels, YuvImage, bytes_of
 from saccade.engine.models.protocol import Tiling
 from saccade.engine.runtime.graph_capture import captured
 from saccade.engine.runtime.uploads.pinned_memory import ALIGNED, PinnedMemory, PinnedPart
@@ -114,7 +114,7 @@ class CudaUploads:
             at = y.data_ptr()
             about = u.data_ptr() - at, v.data_ptr() - at, y.stride(0), *u.stride(), *image.factors
             return StagedImage(rows, columns, y, about, (u, v))
-        size = _bytes_of(rows, columns, yuv)
+        size = bytes_of(rows, columns, yuv)
         part = self._pinned.take(size) if size <= _LARGEST else None
         if part is None:
             return None
@@ -215,7 +215,7 @@ class CudaUploads:
                 return
             with torch.cuda.stream(self.stream), torch.inference_mode():
                 compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
-            if kind not in self._graphs and len(self._graphs) < _MOST_GRAPHS and _bytes_of(*kind) <= _LARGEST:
+            if kind not in self._graphs and len(self._graphs) < _MOST_GRAPHS and bytes_of(*kind) <= _LARGEST:
                 try:
                     with torch.cuda.stream(self._aside), torch.inference_mode():
                         self._capture(kind)
@@ -247,13 +247,9 @@ class CudaUploads:
         from saccade.engine.kernels.inputs.resize import resize_all
 
         rows, columns, yuv = kind
-        about, size = self._about_alone[slot, :_ABOUT], -(-_bytes_of(*kind) // ALIGNED) * ALIGNED
+        about, size = self._about_alone[slot, :_ABOUT], -(-bytes_of(*kind) // ALIGNED) * ALIGNED
         fetch_image(self._tickets[slot], about, self._alone[slot, :size])
         resize_all(about.unsqueeze(0), rows, columns, self.crops[slot], yuv=yuv)
-
-
-def _bytes_of(rows: int, columns: int, yuv: bool) -> int:
-    return rows * columns * 3 // (2 if yuv else 1)
 
 
 def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:

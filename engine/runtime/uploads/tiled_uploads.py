@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade.engine.image import Factors, Pixels, YuvImage
-from saccade.engine.models.protocol import Tiling
+from saccade.engine.image import Factors, Pixels, YuvImage, bytes_of
+from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime.graph_capture import captured
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class TiledUploads:
         rows, columns, _ = image.shape
         factors = image.factors if isinstance(image, YuvImage) else None
         kind = rows, columns, tiling, factors
-        if rows * columns * (3 if factors is None else 1.5) > _LARGEST:
+        if bytes_of(rows, columns, factors is not None) > _LARGEST:
             return None
         graphs = self._graphs[kind] if kind in self._graphs else self._capture(kind)
         lease = lease_of(self._free) if graphs else None
@@ -124,7 +124,7 @@ class TiledUploads:
             self._copy(place, list(pieces_of(place.bytes, image)))
             graphs[lease.number].replay()
         place.ready.record(self._stream)
-        return TiledImage(place.crops[: n_crops(tiling)], tiling, place.ready, lease)
+        return TiledImage(place.crops[: crop_count(tiling)], tiling, place.ready, lease)
 
     def close(self) -> None:
         """End the helpers."""
@@ -188,12 +188,7 @@ class TiledUploads:
 
             u, v = source[luma : luma + luma // 2].view(2, rows // 2, columns // 2)
             image = rgb_of_yuv(source[:luma].view(rows, columns), u, v, factors)
-        return self._cut_into(image, tiling, crops[: n_crops(tiling)])
-
-
-def n_crops(tiling: Tiling) -> int:
-    """The global crop and the tiles; it is the only one where the tiling is 1×1."""
-    return 1 if tiling == (1, 1) else 1 + tiling[0] * tiling[1]
+        return self._cut_into(image, tiling, crops[: crop_count(tiling)])
 
 
 def _copy_some(place: _Place, left: Iterator[Piece]) -> None:

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from saccade.engine.image import Pixels, YuvImage, as_array
-from saccade.engine.models.protocol import Tiling
+from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime.cuda_images import cut_crops_into
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
-from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads, n_crops
+from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads
 from tests.support.engine import noise
 from tests.support.engine.eager_cuda import Now, pageable
 from tests.support.engine.kernels import DEVICE, needs_triton
@@ -111,7 +111,7 @@ def test_crops_of_any_place_are_those_of_pillow(device: torch.device, monkeypatc
         for one, (image, tiling) in zip(sent[:4], several[:4], strict=True):
             assert one is not None
             one.ready.synchronize()
-            assert len(one.pixels) == n_crops(tiling)
+            assert len(one.pixels) == crop_count(tiling)
             assert np.array_equal(one.pixels.cpu().numpy(), crops_of(image, tiling))
         del sent, one
     tiled.close()
