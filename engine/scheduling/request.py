@@ -232,9 +232,10 @@ class Request(Generic[ImageT]):
         """The image, which is made now if that was left for later."""
         image = self._image
         assert image is not None
-        pixels = self._image = as_pixels(image() if callable(image) else image)
-        self._height, self._width = pixels.shape[:2]
-        return pixels
+        if callable(image):
+            image = self._image = as_pixels(image())
+        self._height, self._width, _ = image.shape
+        return image
 
     def prepare(self) -> None:
         """Cut the image of every part now.
@@ -242,12 +243,12 @@ class Request(Generic[ImageT]):
         Raises:
             DeadlineError: if that takes longer than there is time.
         """
-        parts = [request for request in self.image_requests if request.prepare is not None]
-        whole = {part.window: part.window.pixels for part in self._parts if part.window is not None}
-        _require_time(sum(whole.values()), self.deadline - time.monotonic(), self._maker.pace)
-        for request in parts:
-            assert request.prepare is not None
-            request.image, request.prepare = request.prepare(), None
+        if self.deadline < math.inf:
+            whole = {part.window: part.window.pixels for part in self._parts if part.window is not None}
+            _require_time(sum(whole.values()), self.deadline - time.monotonic(), self._maker.pace)
+        for request in self.image_requests:
+            if request.prepare is not None:
+                request.image, request.prepare = request.prepare(), None
         self._image = None
 
     def _prepare(self, crops: _Crops[ImageT]) -> ImageT:
