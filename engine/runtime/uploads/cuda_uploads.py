@@ -6,14 +6,15 @@
 To send and resize one image by itself takes the interpreter 150 µs and the driver's lock six times, of which a small
 model on an H200 has less than 400 µs an image. One that is alone, for which the device waits, is a graph: its first
 kernel fetches the image and what is known of it from pinned memory. A 640×360 frame in FP8 takes an H200 14.0 ms to
-five boxes with that, and 14.2 without. Knows nothing of what crops are for.
+five boxes with that, and 14.2 without. Nearly as many alike as there may be are sent by runs and resized by a graph.
+Knows nothing of what crops are for.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +28,6 @@ from saccade.engine.runtime.uploads.pinned_memory import ALIGNED, PinnedMemory, 
 
 log = logging.getLogger(__name__)
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
-_BRIEF = 1 << 20  # bytes of an image that is copied in less time than it takes threads to change places twice
 _PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
 _MOST_KNOWN = 256  # sizes, as `kernels.inputs.resize` knows
 _MOST_GRAPHS = 32  # sizes; graphs are kept, as one that runs cannot be dropped
@@ -37,6 +37,14 @@ _TICKET = 16  # more than those
 
 _Kind = tuple[int, int, bool]
 """Rows and columns of an image, and whether it is YUV."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Graphs:
+    """Of images of a kind, for each slot: of one that is alone, and of as many as there may be."""
+
+    alone: list[torch.cuda.CUDAGraph]
+    most: list[torch.cuda.CUDAGraph]
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -83,7 +91,7 @@ class CudaUploads:
         self._compiling = threading.Lock()
         self._compiled: set[_Kind] = set()
         self._aside = torch.cuda.Stream(device)  # where graphs are captured
-        self._graphs: dict[_Kind, list[torch.cuda.CUDAGraph]] = {}  # of an image alone, for each slot
+        self._graphs: dict[_Kind, _Graphs] = {}
         self._memory = torch.cuda.graph_pool_handle()  # of all of them: they run on `stream`, one behind the other
         self._read: list[torch.Tensor] = []  # by the graphs
         self._tickets = torch.zeros(depth, _TICKET, dtype=torch.int64, pin_memory=True)
@@ -92,9 +100,10 @@ class CudaUploads:
         self._alone = torch.zeros(depth, _LARGEST, dtype=torch.uint8, device=device)
         self._alone_at = [pixels.data_ptr() for pixels in self._alone]
         self._pinned = PinnedMemory(2 * most * _PINNED)
-        self._about = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, pin_memory=True)
-        self._numbers = self._about.numpy()
-        self._about_there = torch.zeros(depth, most, _ABOUT, dtype=torch.int64, device=device)
+        # Each by itself, likewise.
+        self._about = [torch.zeros(most, _ABOUT, dtype=torch.int64, pin_memory=True) for _ in range(depth)]
+        self._numbers = [about.numpy() for about in self._about]
+        self._about_there = [torch.zeros(most, _ABOUT, dtype=torch.int64, device=device) for _ in range(depth)]
         self._ready = [torch.cuda.Event() for _ in range(depth)]
 
     def compile_for(self, rows: int, columns: int, *, yuv: bool) -> None:
@@ -119,11 +128,7 @@ class CudaUploads:
         if part is None:
             return None
         if not isinstance(image, YuvImage):
-            there = self._pinned.array(part, rows, columns, 3)
-            if size <= _BRIEF and image.flags.c_contiguous:
-                there.reshape(-1).data[:] = image.reshape(-1).data
-            else:  # numpy lets other threads run meanwhile
-                np.copyto(there, image)
+            np.copyto(self._pinned.array(part, rows, columns, 3), image)  # and lets other threads run meanwhile
             return StagedImage(rows, columns, part)
         planes = self._pinned.array(part, 6, rows // 2, columns // 2)
         for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):
@@ -147,7 +152,7 @@ class CudaUploads:
         stream = torch.cuda.default_stream(self._device) if decoded else self.stream
         torch.cuda.set_stream(stream)
         try:
-            self._cut(slot, images)
+            self._cut(slot, images, on_stream=not decoded)
         except BaseException:
             stream.synchronize()  # what is on the stream reads the images, which are dropped now
             raise
@@ -161,22 +166,20 @@ class CudaUploads:
         """Wait for what is under way."""
         self.stream.synchronize()
 
-    def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
+    def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], *, on_stream: bool) -> None:
         number, one = images[0]
-        known = (one.rows, one.columns, one.yuv is not None) in self._graphs
-        if known and len(images) == 1 and number == 0 and isinstance(one.place, PinnedPart):
-            self._cut_one(slot, one, one.place)
+        graphs = self._graphs.get(_kind_of(one)) if on_stream else None
+        if graphs is not None and len(images) == 1 and number == 0 and isinstance(one.place, PinnedPart):
+            self._cut_one(slot, one, one.place, graphs.alone[slot])
         else:
-            self._cut_all(slot, images)
+            self._cut_all(slot, images, on_stream=on_stream)
 
-    def _cut_one(self, slot: int, one: StagedImage, part: PinnedPart) -> None:
+    def _cut_one(self, slot: int, one: StagedImage, part: PinnedPart, graph: torch.cuda.CUDAGraph) -> None:
         self._ticket_numbers[slot, :_ABOUT] = _about(one, self._alone_at[slot], 0)
         self._ticket_numbers[slot, _ABOUT] = self._pinned.address(part)
-        self._graphs[one.rows, one.columns, one.yuv is not None][slot].replay()
+        graph.replay()
 
-    def _cut_all(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
-        from saccade.engine.kernels.inputs.resize import resize_all
-
+    def _cut_all(self, slot: int, images: Sequence[tuple[int, StagedImage]], *, on_stream: bool) -> None:
         parts = sorted(
             {one.place for _, one in images if isinstance(one.place, PinnedPart)}, key=lambda part: part.start
         )
@@ -194,15 +197,29 @@ class CudaUploads:
         alike: dict[_Kind, list[tuple[int, ...]]] = {}
         for number, one in images:
             base = addresses[one.place] if isinstance(one.place, PinnedPart) else one.place.data_ptr()
-            alike.setdefault((one.rows, one.columns, one.yuv is not None), []).append(_about(one, base, number))
-        count = len(images)
-        self._numbers[slot, :count] = [about for group in alike.values() for about in group]
-        self._about_there[slot, :count].copy_(self._about[slot, :count], non_blocking=True)
+            alike.setdefault(_kind_of(one), []).append(_about(one, base, number))
         for start, end, at in runs:
             pixels[at : at + end - start].copy_(self._pinned.tensor(start, end), non_blocking=True)
-        at = 0
+        count, most = len(images), len(self._numbers[slot])
+        # What the graph cuts beyond the last one is for nothing, in microseconds; two launches take the host 200.
+        nearly_all = on_stream and len(alike) == 1 and 2 * count > most
+        graphs = self._graphs.get(next(iter(alike))) if nearly_all else None
+        abouts = [about for group in alike.values() for about in group]
+        if graphs is None:
+            self._numbers[slot][:count] = abouts
+            self._resize(slot, alike)
+        else:
+            self._numbers[slot][:] = abouts + abouts[-1:] * (most - count)
+            graphs.most[slot].replay()
+
+    def _resize(self, slot: int, alike: Mapping[_Kind, Sequence[object]]) -> None:
+        """Resize images, of whose kinds there are so many behind each other."""
+        from saccade.engine.kernels.inputs.resize import resize_all
+
+        count, at = sum(map(len, alike.values())), 0
+        self._about_there[slot][:count].copy_(self._about[slot][:count], non_blocking=True)
         for (rows, columns, yuv), group in alike.items():
-            about_these = self._about_there[slot, at : at + len(group)]
+            about_these = self._about_there[slot][at : at + len(group)]
             resize_all(about_these, rows, columns, self.crops[slot], yuv=yuv)
             at += len(group)
 
@@ -228,7 +245,7 @@ class CudaUploads:
 
     def _capture(self, kind: _Kind) -> None:
         """Capture the graphs of images of a kind, one for each slot, on the current stream."""
-        from saccade.engine.kernels.inputs.pinned import fetch_image
+        from saccade.engine.kernels.inputs.pinned import fetch, fetch_image
         from saccade.engine.kernels.inputs.resize import weights_of
 
         rows, columns, _ = kind
@@ -237,10 +254,23 @@ class CudaUploads:
             ticket[_ABOUT] = ticket.data_ptr()
             about, pixels = (torch.empty(_TICKET, dtype=torch.int64, device=self._device) for _ in range(2))
             fetch_image(ticket, about[:_ABOUT], pixels.view(torch.uint8))
+            numbers = [torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)]
+            fetch(*numbers)
             self._aside.synchronize()
         self._read += weights_of(rows, columns, self._size, self._size, self._device)
-        work = [partial(self._fetch_and_cut, slot, kind) for slot in range(len(self.crops))]
-        self._graphs[kind] = [captured(one, self._memory) for one in work]
+        alone, most = (
+            [captured(partial(work, slot, kind), self._memory) for slot in range(len(self.crops))]
+            for work in (self._fetch_and_cut, self._cut_most)
+        )
+        self._graphs[kind] = _Graphs(alone, most)
+
+    def _cut_most(self, slot: int, kind: _Kind) -> None:
+        from saccade.engine.kernels.inputs.pinned import fetch
+        from saccade.engine.kernels.inputs.resize import resize_all
+
+        rows, columns, yuv = kind
+        fetch(self._about[slot].view(torch.int32), self._about_there[slot].view(torch.int32))
+        resize_all(self._about_there[slot], rows, columns, self.crops[slot], yuv=yuv)
 
     def _fetch_and_cut(self, slot: int, kind: _Kind) -> None:
         from saccade.engine.kernels.inputs.pinned import fetch_image
@@ -250,6 +280,10 @@ class CudaUploads:
         about, size = self._about_alone[slot, :_ABOUT], -(-bytes_of(*kind) // ALIGNED) * ALIGNED
         fetch_image(self._tickets[slot], about, self._alone[slot, :size])
         resize_all(about.unsqueeze(0), rows, columns, self.crops[slot], yuv=yuv)
+
+
+def _kind_of(image: StagedImage) -> _Kind:
+    return image.rows, image.columns, image.yuv is not None
 
 
 def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:

@@ -90,6 +90,16 @@ def test_an_image_alone_is_the_crop_that_it_is_among_others(device: torch.device
     uploads.cut(1, [(place, one) for place, one in enumerate(together) if one], current).synchronize()
     for got, image in zip(uploads.crops[1].cpu().numpy(), images[1:4], strict=True):
         assert np.array_equal(got[None], crops_of(image, (1, 1)))
+    alike = [noise(36, 64, seed) for seed in (6, 7, 8)]
+    for count in (3, 2, 1):  # of three; the rest is as it was
+        staged_alike = [uploads.stage(image) for image in alike[:count]]
+        uploads.crops[0].fill_(7)
+        torch.cuda.synchronize()
+        with mock.patch.object(uploads, "_resize", side_effect=AssertionError):
+            uploads.cut(0, [(place, one) for place, one in enumerate(staged_alike) if one], current).synchronize()
+        got = uploads.crops[0].cpu().numpy()
+        assert np.array_equal(got[:count], np.concatenate([crops_of(image, (1, 1)) for image in alike[:count]]))
+        assert (got[count:] == 7).all()
     uploads.close()
 
 
