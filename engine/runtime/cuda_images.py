@@ -90,7 +90,9 @@ class CudaImageEncoder:
         single, yuv = tiling == (1, 1), isinstance(image, YuvImage)
         if single:  # also if it is not needed yet: it takes a second
             self._uploads.compile_for(rows, columns, yuv=yuv)
-        if not (isinstance(image, YuvImage) and image.y.is_cuda) and (not single or self._idle()):
+        # Of those that come while the device is idle only the first: the interpreter takes twice as long for it.
+        apart = not single or (self._idle() and self._tiled.unused)
+        if apart and not (isinstance(image, YuvImage) and image.y.is_cuda):
             prepared = self._tiled.send(image, tiling)
         if single and prepared is None:
             prepared = self._uploads.stage(image)

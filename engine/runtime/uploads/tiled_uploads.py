@@ -104,6 +104,11 @@ class TiledUploads:
         self._read: list[torch.Tensor] = []  # by the graphs
         self._helpers = ThreadPoolExecutor(_HELPERS, "saccade-copy")
 
+    @property
+    def unused(self) -> bool:
+        """Whether no image that was sent is kept any more."""
+        return len(self._free) == _PLACES
+
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
         """Copy an image that is not on the device, send it and cut it; None if it is too large, or no place is free.
 
