@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import cycle
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.engine.results import Result
 from saccade.engine.tasks import Detect
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
 from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.sources import RgbImage
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,24 +110,42 @@ def time_throughput(
         for image in images[:3]:
             engine.submit(image, [task]).result()
         for streams in counts:
-            waits: list[float] = []
-            found: list[int] = []
-            turn, stop = count(), time.perf_counter() + seconds
-
-            def stream(turn: count[int] = turn, stop: float = stop) -> None:
-                while (begun := time.perf_counter()) < stop:
-                    result = engine.submit(images[next(turn) % len(images)], [task]).result()
-                    waits.append(1e3 * (time.perf_counter() - begun))  # noqa: B023 - ended before the next row
-                    found.append(len(result.detections))  # noqa: B023
-
-            threads = [threading.Thread(target=stream, name=f"bench-{i}") for i in range(streams)]
             begun, used = time.perf_counter(), time.process_time()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            waits, found = _answer(engine, task, cycle(images), streams, begun + seconds)
             passed, used = time.perf_counter() - begun, time.process_time() - used
             boxes = objects or float(np.mean(found))
             p50, p99 = np.percentile(waits, [50, 99])
             rows.append(ThroughputRow(streams, len(waits) / passed, float(p50), float(p99), 1e3 * used / len(waits)))
         return ThroughputBench(engine.model.name, engine.model.device, dtypes_of(engine), *size, boxes, tuple(rows))
+
+
+def _answer(
+    engine: Engine, task: Detect, images: Iterator[RgbImage], streams: int, stop: float
+) -> tuple[list[float], list[int]]:
+    """Milliseconds that each image took, and the objects found, with so many under way until a moment.
+
+    One thread hands in the next image of every stream. A thread for each, which waits for its answer, is a load of its
+    own: of `nano` on an H200 32 of them had 1,745 to 1,771 images a second answered, where one has 2,606 to 2,790.
+    """
+    over: SimpleQueue[tuple[float, Future[Result]]] = SimpleQueue()
+
+    def submit() -> None:
+        begun = time.perf_counter()
+        engine.submit(next(images), [task]).call_when_done(lambda future: over.put((begun, future)))
+
+    waits: list[float] = []
+    found: list[int] = []
+    for _ in range(streams):
+        submit()
+    under_way = streams
+    while under_way:
+        begun, future = over.get()
+        result = future.result()
+        now = time.perf_counter()
+        waits.append(1e3 * (now - begun))
+        found.append(len(result.detections))
+        if now < stop:
+            submit()
+        else:
+            under_way -= 1
+    return waits, found
