@@ -263,10 +263,9 @@ class CudaExecutor:
     # ---- prefill
 
     def _prefill(self, slot: int, step: Step[PreparedImage]) -> None:
-        rows = step.sequences
+        rows, held = step.sequences, self._slots[slot]
         # Keeps the device busy for milliseconds, in which the rest is put together.
         self._images.encode(slot, step.images, self._compute.stream)
-        held = self._slots[slot]
         prompts = self._prefills.fill(slot, step, held.drafted)
         whole = bucket_of(self._batch_sizes, len(rows))
         self._steps.fill_sampled(slot, rows, whole)  # behind another copy: one between two graphs takes longer
@@ -290,8 +289,7 @@ class CudaExecutor:
         """What `_prefill_graphs` do, for long prompts. Kernels are compiled anew for an input that is not aligned."""
         ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
-        n = len(step.imaged)
-        if n:
+        if n := len(step.imaged):
             runner = self._adapted(self._prefills.device["image_adapters"][:n]) if adapted else self._runner
             runner.prefill(*self._prefixes(n), None, positions, owners, self._tables)
         runner = self._adapted(self._upload(prompts.adapter_slots)) if adapted else self._runner
@@ -314,8 +312,10 @@ class CudaExecutor:
 
     def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings of the first n images, bos first, and their pages."""
-        bos = self.model.text.embed(self._bos).expand(n, 1, -1)
-        return torch.cat([bos, self._images.tokens[:n]], dim=1), self._prefills.device["prefixes"][:n]
+        tokens = self._images.tokens[:n]
+        x = tokens.new_empty(n, 1 + tokens.shape[1], tokens.shape[2])
+        x[:, :1], x[:, 1:] = self.model.text.embed(self._bos), tokens  # `torch.cat` takes 66 µs for 8 images
+        return x, self._prefills.device["prefixes"][:n]
 
     def _adapted(self, slots: torch.Tensor) -> Runner:
         """A runner for the rows of the next call, with adapters in these slots."""
