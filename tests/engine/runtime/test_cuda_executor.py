@@ -352,7 +352,8 @@ def test_drafts_change_no_answer(model: str) -> None:
             after = engine.counters()
             assert after["draft_values_accepted_total"] > before["draft_values_accepted_total"]
             steps = after["steps_decode_total"] - before["steps_decode_total"]
-            assert steps < (0.2 if model == "nano" else 1.0) * plain["steps_decode_total"]
+            # Those of several streams are no more than if each were by itself, however they come together.
+            assert steps < len(streams) * (0.2 if model == "nano" else 1.0) * plain["steps_decode_total"]
         burst = [[engine.submit(image, tasks, stream=key) for key in keys] for image in shown]
         for one, futures in zip(wanted, burst, strict=True):
             assert [places(future.result()) for future in futures] == [one] * len(keys)
