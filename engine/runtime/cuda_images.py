@@ -3,8 +3,8 @@
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Most images that are one crop are uploaded together, see `cuda_uploads`; others, and one for which an idle device waits,
-by the submitting thread, see `tiled_uploads`. Knows nothing of prompts or steps.
+Most images that are one crop are uploaded together, see `cuda_uploads`; others, and the first for which an idle device
+waits, by the submitting thread, see `tiled_uploads`. Knows nothing of prompts or steps.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class CudaImageEncoder:
         single, yuv = tiling == (1, 1), isinstance(image, YuvImage)
         if single:  # also if it is not needed yet: it takes a second
             self._uploads.compile_for(rows, columns, yuv=yuv)
-        # Of those that come while the device is idle only the first: the interpreter takes twice as long for it.
-        apart = not single or (self._idle() and self._tiled.unused)
+        # By itself only while no other is: that takes the interpreter twice as long as to stage it.
+        apart = not single or (self._idle() and self._tiled.all_free)
         if apart and not (isinstance(image, YuvImage) and image.y.is_cuda):
             prepared = self._tiled.send(image, tiling)
         if single and prepared is None:

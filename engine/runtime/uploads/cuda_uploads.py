@@ -6,7 +6,7 @@
 To send and resize one image by itself takes the interpreter 150 µs and the driver's lock six times, of which a small
 model on an H200 has less than 400 µs an image. One that is alone, for which the device waits, is a graph: its first
 kernel fetches the image and what is known of it from pinned memory. A 640×360 frame in FP8 takes an H200 14.0 ms to
-five boxes with that, and 14.2 without. Nearly as many alike as there may be are sent by runs and resized by a graph.
+five boxes with that, and 14.2 without. Of a prefill that is nearly full of images alike all are resized by one graph.
 Knows nothing of what crops are for.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +34,7 @@ _MOST_GRAPHS = 32  # sizes; graphs are kept, as one that runs cannot be dropped
 _ABOUT = 13  # as `kernels.inputs.resize.ABOUT`
 _RGB = (0,) * (_ABOUT - 2)
 _TICKET = 16  # more than those
+_SPARE = 8  # images that a graph may resize for nothing
 
 _Kind = tuple[int, int, bool]
 """Rows and columns of an image, and whether it is YUV."""
@@ -41,7 +42,7 @@ _Kind = tuple[int, int, bool]
 
 @dataclass(slots=True, frozen=True)
 class _Graphs:
-    """Of images of a kind, for each slot: of one that is alone, and of as many as there may be."""
+    """Of images of a kind, for each slot: of one that is alone, and of as many as there may be, if these can be had."""
 
     alone: list[torch.cuda.CUDAGraph]
     most: list[torch.cuda.CUDAGraph]
@@ -201,11 +202,11 @@ class CudaUploads:
         for start, end, at in runs:
             pixels[at : at + end - start].copy_(self._pinned.tensor(start, end), non_blocking=True)
         count, most = len(images), len(self._numbers[slot])
-        # What the graph cuts beyond the last one is for nothing, in microseconds; two launches take the host 200.
-        nearly_all = on_stream and len(alike) == 1 and 2 * count > most
-        graphs = self._graphs.get(next(iter(alike))) if nearly_all else None
+        # What the graph resizes beyond the last one is for nothing, but the host's two launches take longer: 0.2 ms.
+        nearly_full = on_stream and len(alike) == 1 and most - count < min(count, _SPARE)
+        graphs = self._graphs.get(next(iter(alike))) if nearly_full else None
         abouts = [about for group in alike.values() for about in group]
-        if graphs is None:
+        if graphs is None or not graphs.most:
             self._numbers[slot][:count] = abouts
             self._resize(slot, alike)
         else:
@@ -233,36 +234,42 @@ class CudaUploads:
             with torch.cuda.stream(self.stream), torch.inference_mode():
                 compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
             if kind not in self._graphs and len(self._graphs) < _MOST_GRAPHS and bytes_of(*kind) <= _LARGEST:
-                try:
-                    with torch.cuda.stream(self._aside), torch.inference_mode():
-                        self._capture(kind)
-                except RuntimeError as error:  # torch has no memory, or the driver: it is cut as those not alone
-                    log.warning("an image of %d x %d alone is sent without a graph: %s", columns, rows, error)
-                    self._memory = torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
+                with torch.cuda.stream(self._aside), torch.inference_mode():
+                    self._capture(kind)
             if len(self._compiled) >= _MOST_KNOWN:
                 self._compiled.clear()
             self._compiled.add(kind)
 
     def _capture(self, kind: _Kind) -> None:
-        """Capture the graphs of images of a kind, one for each slot, on the current stream."""
-        from saccade.engine.kernels.inputs.pinned import fetch, fetch_image
+        """Capture the graphs of images of a kind, as far as there is memory for them, on the current stream."""
         from saccade.engine.kernels.inputs.resize import weights_of
 
+        def for_each_slot(work: Callable[[int, _Kind], None]) -> list[torch.cuda.CUDAGraph]:
+            return [captured(partial(work, slot, kind), self._memory) for slot in range(len(self.crops))]
+
         rows, columns, _ = kind
-        if not self._graphs:  # compiles it, with an image that is nobody's
-            ticket = torch.zeros(_TICKET, dtype=torch.int64, pin_memory=True)
-            ticket[_ABOUT] = ticket.data_ptr()
-            about, pixels = (torch.empty(_TICKET, dtype=torch.int64, device=self._device) for _ in range(2))
-            fetch_image(ticket, about[:_ABOUT], pixels.view(torch.uint8))
-            numbers = [torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)]
-            fetch(*numbers)
-            self._aside.synchronize()
-        self._read += weights_of(rows, columns, self._size, self._size, self._device)
-        alone, most = (
-            [captured(partial(work, slot, kind), self._memory) for slot in range(len(self.crops))]
-            for work in (self._fetch_and_cut, self._cut_most)
-        )
-        self._graphs[kind] = _Graphs(alone, most)
+        try:
+            if not self._graphs:
+                self._compile_fetches()
+            self._read += weights_of(rows, columns, self._size, self._size, self._device)
+            alone = for_each_slot(self._fetch_and_cut)
+            self._graphs[kind] = _Graphs(alone, [])
+            self._graphs[kind] = _Graphs(alone, for_each_slot(self._cut_most))
+        except RuntimeError as error:  # torch has no memory, or the driver: they are cut as those of several kinds are
+            log.warning("images of %d x %d are sent with fewer graphs: %s", columns, rows, error)
+            self._memory = torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
+
+    def _compile_fetches(self) -> None:
+        """Compile what fetches, with an image and numbers that are nobody's."""
+        from saccade.engine.kernels.inputs.pinned import fetch, fetch_image
+
+        ticket = torch.zeros(_TICKET, dtype=torch.int64, pin_memory=True)
+        ticket[_ABOUT] = ticket.data_ptr()
+        about, pixels = (torch.empty(_TICKET, dtype=torch.int64, device=self._device) for _ in range(2))
+        fetch_image(ticket, about[:_ABOUT], pixels.view(torch.uint8))
+        numbers = [torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)]
+        fetch(*numbers)
+        self._aside.synchronize()
 
     def _cut_most(self, slot: int, kind: _Kind) -> None:
         from saccade.engine.kernels.inputs.pinned import fetch

@@ -105,8 +105,8 @@ class TiledUploads:
         self._helpers = ThreadPoolExecutor(_HELPERS, "saccade-copy")
 
     @property
-    def unused(self) -> bool:
-        """Whether no image that was sent is kept any more."""
+    def all_free(self) -> bool:
+        """Whether no image has a place."""
         return len(self._free) == _PLACES
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:

@@ -35,7 +35,9 @@ def test_crops_are_those_that_the_host_cuts() -> None:
             prepared = executor.prepare(image)
             assert isinstance(prepared, TiledImage)
             assert (prepared.lease is None) == (image is decoded or image.shape[1] == 2000)
-            del prepared  # while it is kept, the next one that is a single crop waits for others
+            one = executor.prepare(shown[5])  # a single crop waits for others while an image has a place
+            assert isinstance(one, StagedImage if prepared.lease else TiledImage)
+            del prepared, one
         for start in (0, 1):
             several = [executor.prepare(image) for image in shown[start:]]
             assert sum(one.lease is not None for one in several if isinstance(one, TiledImage)) == 4

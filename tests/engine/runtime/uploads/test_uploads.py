@@ -16,6 +16,7 @@ from PIL import Image
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime.cuda_images import cut_crops_into
+from saccade.engine.runtime.uploads import cuda_uploads
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
 from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads
 from tests.support.engine import noise
@@ -90,16 +91,56 @@ def test_an_image_alone_is_the_crop_that_it_is_among_others(device: torch.device
     uploads.cut(1, [(place, one) for place, one in enumerate(together) if one], current).synchronize()
     for got, image in zip(uploads.crops[1].cpu().numpy(), images[1:4], strict=True):
         assert np.array_equal(got[None], crops_of(image, (1, 1)))
-    alike = [noise(36, 64, seed) for seed in (6, 7, 8)]
-    for count in (3, 2, 1):  # of three; the rest is as it was
-        staged_alike = [uploads.stage(image) for image in alike[:count]]
-        uploads.crops[0].fill_(7)
+    uploads.close()
+
+
+@pytest.mark.parametrize("make", [noise, yuv])
+@pytest.mark.parametrize(
+    ("places", "graph"), [((0, 1, 2, 3), True), ((3, 1, 2), True), ((1, 0), False), ((0,), True), ((2,), False)]
+)
+def test_images_alike_are_resized_by_a_graph(
+    device: torch.device, make: Callable[[int, int, int], Pixels], places: tuple[int, ...], graph: bool
+) -> None:
+    """As many as there may be are four; the other crops stay as they are."""
+    uploads, current = CudaUploads(device, 2, 4, SIDE), torch.cuda.current_stream()
+    uploads.compile_for(36, 64, yuv=make is yuv)
+    images = {place: make(36, 64, place) for place in places}
+    for slot in (0, 1):
+        uploads.crops[slot].fill_(7)
+        staged = [(place, uploads.stage(image)) for place, image in images.items()]
         torch.cuda.synchronize()
-        with mock.patch.object(uploads, "_resize", side_effect=AssertionError):
-            uploads.cut(0, [(place, one) for place, one in enumerate(staged_alike) if one], current).synchronize()
-        got = uploads.crops[0].cpu().numpy()
-        assert np.array_equal(got[:count], np.concatenate([crops_of(image, (1, 1)) for image in alike[:count]]))
-        assert (got[count:] == 7).all()
+        with mock.patch.object(uploads, "_resize", side_effect=uploads._resize) as resize:
+            uploads.cut(slot, [(place, one) for place, one in staged if one], current).synchronize()
+        assert resize.called is not graph
+        for place, got in enumerate(uploads.crops[slot].cpu().numpy()):
+            assert np.array_equal(
+                got[None], crops_of(images[place], (1, 1)) if place in images else np.full_like(got, 7)[None]
+            )
+    uploads.close()
+
+
+@pytest.mark.parametrize("captures", [0, 1, 2, 3, 4])
+def test_images_come_without_graphs_there_is_no_memory_for(device: torch.device, captures: int) -> None:
+    """An image alone has its graphs even if those of many cannot be had."""
+    left = iter(range(captures))
+
+    def some(work: Callable[[], None], memory: object) -> object:
+        if next(left, None) is None:
+            raise RuntimeError("CUDA error: out of memory")  # as the driver says it: no OutOfMemoryError
+        return capture(work, memory)
+
+    capture: Callable[..., object] = cuda_uploads.captured
+    uploads, current = CudaUploads(device, 2, 2, SIDE), torch.cuda.current_stream()
+    with mock.patch.object(cuda_uploads, "captured", some):
+        uploads.compile_for(36, 64, yuv=False)
+    images = [noise(36, 64, seed) for seed in (1, 2)]
+    for shown, needed in ((images, 4), (images[:1], 2)):
+        staged = [uploads.stage(image) for image in shown]
+        with mock.patch.object(uploads, "_resize", side_effect=uploads._resize) as resize:
+            uploads.cut(0, [(place, one) for place, one in enumerate(staged) if one], current).synchronize()
+        assert resize.called is (captures < needed)
+        got = uploads.crops[0].cpu().numpy()[: len(shown)]
+        assert np.array_equal(got, np.concatenate([crops_of(image, (1, 1)) for image in shown]))
     uploads.close()
 
 
@@ -118,12 +159,14 @@ def test_crops_of_any_place_are_those_of_pillow(device: torch.device, monkeypatc
         several = [*shown[start:], *shown[:start]]
         sent = [tiled.send(image, tiling) for image, tiling in several]
         assert [one is None for one in sent] == [False] * 4 + [True], "there are four places"
+        assert not tiled.all_free
         for one, (image, tiling) in zip(sent[:4], several[:4], strict=True):
             assert one is not None
             one.ready.synchronize()
             assert len(one.pixels) == crop_count(tiling)
             assert np.array_equal(one.pixels.cpu().numpy(), crops_of(image, tiling))
         del sent, one
+        assert tiled.all_free
     tiled.close()
 
 
