@@ -10,10 +10,11 @@ from saccade.engine.kernels.fp8_format import LARGEST
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 _LARGEST = tl.constexpr(LARGEST)
-# Of a row; of one in parts, which are all under way at once; and of one of few rows in parts. With 8 in place of 2 the
-# encoder's rows, 1,152 wide, of 8 images take an H200 17.3 µs in FP8 in place of 16.7, and 15.0 in place of 13.2 where
-# they are in its cache.
-_WARPS, _PART_WARPS, _FEW_WARPS = 2, 8, 16
+# Of a row: where rows are few, the parts that each is summed from are all under way at once; where they are many; and
+# of many in one part, no wider than `_NARROW`. With 8 in place of 2 the encoder's rows of 8 images, 1,152 wide, take an
+# H200 17.3 µs in FP8 in place of 16.7, and 15.0 in place of 13.2 where they are in its cache.
+_FEW_WARPS, _WARPS, _NARROW_WARPS = 16, 8, 2
+_NARROW = 2048
 _FEW = 64
 
 
@@ -99,6 +100,7 @@ def add_layernorm(
     rows, dim = x.shape
     out = x if norm is None else torch.empty_like(x) if normed is None else normed
     split_k = 0 if delta is None else 1 if delta.ndim == 2 else len(delta)
+    warps = _FEW_WARPS if rows <= _FEW else _NARROW_WARPS if split_k < 2 and dim <= _NARROW else _WARPS
     _add_layernorm_kernel[(rows,)](
         x,
         x if delta is None else delta,
@@ -118,7 +120,7 @@ def add_layernorm(
         PLAIN=plain is not None,
         EPS=1e-5 if norm is None else norm.eps,
         PDL=pdl,
-        num_warps=_FEW_WARPS if rows <= _FEW else _WARPS if split_k < 2 else _PART_WARPS,
+        num_warps=warps,
         **pdl_options(pdl and early),
     )
     return out
