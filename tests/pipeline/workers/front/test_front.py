@@ -260,6 +260,8 @@ def test_an_event_goes_on_when_its_worker_is_killed(running: Running) -> None:
     assert running.ask("/streams/hall/rules", "PUT", {"rules": []})[0] == 200
     wait_for(lambda: bool(of("end")), LONG_S)
     wait_for(lambda: any(one["type"] == "media" and one["event"] == begin["id"] for one in heard), LONG_S)
+    # It is heard before it is written.
+    wait_for(lambda: running.ask(f"/events/{begin['id']}")[1]["end_time"] is not None, LONG_S)
     running.front.events._publish = publish
     assert [one["id"] for one in (*of("begin"), *of("end"))] == [begin["id"]] * 2
     found = running.ask(f"/events/{begin['id']}")[1]
