@@ -207,39 +207,63 @@ def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
     return falling[min(round(objects * len(scores)), len(falling) - 1)]
 
 
+class ClosedLoop:
+    """Requests of all streams, from one thread.
+
+    A thread for each stream, which waits for its answer, is a load of its own: of `nano` on an H200 32 of them had
+    1,745 to 1,771 images a second answered, where one has 2,606 to 2,790.
+
+    Args:
+        engine: answers them.
+        jobs: what is asked, again and again.
+
+    Attributes:
+        n_open: requests under way.
+    """
+
+    def __init__(self, engine: Engine, jobs: Sequence[Job]) -> None:
+        self._engine, self._jobs = engine, cycle(jobs)
+        self._over: queue.SimpleQueue[tuple[float, Future[Result]]] = queue.SimpleQueue()
+        self.n_open = 0
+
+    def submit(self) -> None:
+        """Ask for the next."""
+        begun, (image, task) = time.perf_counter(), next(self._jobs)
+        self._engine.submit(image, [task]).call_when_done(lambda future: self._over.put((begun, future)))
+        self.n_open += 1
+
+    def take(self, timeout: float | None = None) -> tuple[float, Result]:
+        """Seconds that the next answer took, and it. Waits for it.
+
+        Raises:
+            queue.Empty: if it is not there within `timeout` seconds.
+        """
+        begun, future = self._over.get(timeout=timeout)
+        self.n_open -= 1
+        result = future.result()
+        return time.perf_counter() - begun, result
+
+
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
     """Keep `streams` requests under way, for a while unmeasured and then for `seconds`; add what was seen."""
-    over: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()
-    waiting = cycle(jobs)
-    n_open = 0
+    loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
         """Submit the next as answers come, until then and at least so many."""
         while answers > 0 or time.perf_counter() < until:
-            take()
-            submit()
+            loop.take(_LONG_S)
+            loop.submit()
             answers -= 1
-
-    def take() -> None:
-        nonlocal n_open
-        over.get(timeout=_LONG_S).result()
-        n_open -= 1
-
-    def submit() -> None:
-        nonlocal n_open
-        image, task = next(waiting)
-        engine.submit(image, [task]).add_done_callback(over.put)
-        n_open += 1
 
     with engine.tracing() as trace:  # from the warm-up on: a step's period starts at the end of the one before it
         for _ in range(streams):
-            submit()
+            loop.submit()
         turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
         before, started = engine.counters(), time.perf_counter()
         turn(started + seconds)
         after, ended = engine.counters(), time.perf_counter()
-    while n_open:
-        take()
+    while loop.n_open:
+        loop.take(_LONG_S)
     wait_for_rest(engine)
     grown = {key: after[key] - before[key] for key in after}
     measured.steps += [step for step in step_times(trace) if started < step.end <= ended]
