@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -48,16 +48,28 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
     return PlainRunner(model, cache)
 
 
-def cuda_features(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Features of normalized crops on CUDA, as `VisionEncoder.features`; a detector's layers are replaced in place."""
+class CropEncoder(Protocol):
+    """The part of a `VisionEncoder` that takes a GPU's time."""
+
+    def features(self, crops: torch.Tensor) -> torch.Tensor:
+        """See `VisionEncoder.features`."""
+        ...
+
+    def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+        """See `VisionEncoder.project`."""
+        ...
+
+
+def cuda_vision(model: Model) -> CropEncoder:
+    """A model's vision encoder on CUDA; a detector's layers, and a projection's, are replaced in place."""
     if isinstance(model, Moondream) and kernels.available(model.device):
         if isinstance(model.vision, DetectorTower):
             _pack_detector(model.vision, model.dtype)
         from saccade.engine.backends.packed import vision
 
         if vision.supports(model):
-            return vision.PackedVision(model).features
-    return model.vision.features
+            return vision.PackedVision(model)
+    return model.vision
 
 
 def _pack_detector(tower: DetectorTower, dtype: torch.dtype) -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine import kernels
-from saccade.engine.backends.select import cuda_features
+from saccade.engine.backends.select import cuda_vision
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
@@ -55,7 +55,7 @@ class CudaImageEncoder:
         self._idle = idle
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
-        self._features = cuda_features(model)
+        self._encoder = cuda_vision(model)
         self._uploads = CudaUploads(device, depth, most, vision.crop_size)
         self._feature_graphs: Graphs = {}
         self._join_graphs: Graphs = {}
@@ -178,11 +178,11 @@ class CudaImageEncoder:
     def _encode_crops(self, n: int, single: bool) -> None:
         crops = self._vision.normalize(self._crops[:n])
         if self._drafting is None:
-            features = self._features(crops)
+            features = self._encoder.features(crops)
         else:  # it sees no more than one crop of an image
             features, self.objects[:n] = self._drafting.features_and_drafts(crops)
         if single:
-            self.tokens[:n] = self._vision.project(features, features)
+            self.tokens[:n] = self._encoder.project(features, features)
         else:
             self._crop_features[:n] = features
 

@@ -47,12 +47,21 @@ class _FusedMlp(nn.Module):
         super().__init__()
         self.fc1, self.fc2 = mlp.fc1, mlp.fc2
         assert isinstance(self.fc1, nn.Linear)
+        whole, tiles = self.fc1.weight.detach().float().chunk(2, dim=1)
         self._into = PackedLinear(self.fc1.weight, self.fc1.bias, Fp8.NONE)
+        self._into_twice = PackedLinear((whole + tiles).to(self.fc1.weight.dtype), self.fc1.bias, Fp8.NONE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As `Mlp.forward`."""
+        return self._after(self._into, x)
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        """The same of x beside itself, in half of the first product: 174 µs for 328 of 8 images on an H200."""
+        return self._after(self._into_twice, x)
+
+    def _after(self, into: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(self.fc2, nn.Linear)
-        out: torch.Tensor = self.fc2(self._into.linear_gelu(x.reshape(-1, x.shape[-1])))
+        out: torch.Tensor = self.fc2(into.linear_gelu(x.reshape(-1, x.shape[-1])))
         return out.view(*x.shape[:-1], -1)
 
 
@@ -78,8 +87,9 @@ class PackedVision:
             config.n_tokens, config.enc_dim, config.enc_ff_dim
         )
         self._fp8 = model.fp8 and possible
-        model.vision.set_submodule("proj_mlp", _FusedMlp(model.vision.proj_mlp))
         with torch.no_grad():
+            self._projection = _FusedMlp(model.vision.proj_mlp)
+            model.vision.set_submodule("proj_mlp", self._projection)
             # Of 588 values a patch cuBLAS takes its kernels of Ampere, 60 µs for 8 images on an H200.
             patch = model.vision.patch_emb
             self._patch_bias, width = patch.bias, patch.in_features
@@ -105,6 +115,10 @@ class PackedVision:
         last = self._tower.post_ln
         assert isinstance(last, nn.LayerNorm)
         return add_layernorm(flat, before, last).view(count, tokens, dim)
+
+    def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+        """As `VisionTower.project`; of an image whose only crop is both, given as the same tensor, in less time."""
+        return self._projection.twice(whole) if tiles is whole else self._tower.project(whole, tiles)
 
     def _patches(self, crops: torch.Tensor) -> torch.Tensor:
         """As `VisionTower.patches`, with zeros behind each patch's values."""

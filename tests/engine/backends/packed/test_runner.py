@@ -337,9 +337,13 @@ def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
     crops = torch.randint(0, 256, (3, 126, 126, 3), dtype=torch.uint8, device="cuda")
     pixels = normalize(crops, torch.bfloat16)
     features = model.vision.features(pixels)
-    tokens = model.vision.project(features, features)
-    assert far(PackedVision(model).features(pixels), features) < limit
-    assert far(model.vision.project(features, features), tokens) < 0.01  # now with its GELU in the product
+    others = features.flip(0)
+    alone, beside = model.vision.project(features, features), model.vision.project(features, others)
+    packed = PackedVision(model)
+    assert far(packed.features(pixels), features) < limit
+    assert far(packed.project(features, features), alone) < 0.01  # with half of the weights
+    assert far(packed.project(features, others), beside) < 0.01  # with its GELU in the product
+    assert far(model.vision.project(features, others), beside) < 0.01  # as images of several crops are joined
 
 
 @torch.inference_mode()
