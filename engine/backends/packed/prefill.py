@@ -156,19 +156,24 @@ class PrefillOps:
         if last and self._few and layer.experts is None:
             heads.both = self.x.new_empty(len(self.x), blocks.text.dim + blocks.text.ff_dim)
             attended = heads.both[:, : blocks.text.dim]
-        # The prompts' takes 14 µs for its few rows, an image's 20. Where experts run beside both there is no room.
-        beside = self._beside if len(qkv) > at and layer.experts is None and not last else None
-        if len(qkv) > at:
-            temperature, prompt = self._temperature(layer, heads, slice(at, None)), qkv[at:]
-            answered = attended if last else attended[at:]
-            if beside is not None:
-                beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
-                blocks.attention.attend(prompt, *self._prompts, cache, answered, write=False, temperature=temperature)
+        temperature, prompts = self._temperature(layer, heads, slice(at, None)), qkv[at:]
+
+        def attend_prompts(out: torch.Tensor) -> None:
+            if len(prompts):
+                rows = self._prompts
+                blocks.attention.attend(prompts, *rows, cache, out, write=False, temperature=temperature)
+
         if last:
+            attend_prompts(attended)
             return None, attended
-        whole = attended[:at]
-        first = blocks.image_attention.attend(qkv[:at], whole)
+        # An image's takes 20 µs, the prompts' 14 for its few rows. Where experts run beside both there is no room.
+        beside = self._beside if len(prompts) and layer.experts is None else None
+        if beside is not None:
+            beside.wait_stream(torch.cuda.current_stream())
+        # The images' first, or the prompts' has the place: prefills of 8 images in FP8 take 16.5 ms so, 16.8 otherwise.
+        first = blocks.image_attention.attend(qkv[:at], whole := attended[:at])
+        with torch.cuda.stream(beside):
+            attend_prompts(attended[at:])
         if beside is not None:
             torch.cuda.current_stream().wait_stream(beside)
         return None if first is whole else first, attended
