@@ -97,6 +97,7 @@ class ImageRequest(Generic[ImageT]):
             that is not the scheduler's.
         window: number of the part of the image that it is, the whole is 0.
         waiting: what `admission` knows of it until it is over.
+        live: it is of a stream whose newer requests replace those that wait; once it is admitted.
         measured: it is known to fit, and holds the kept prefix that it reads.
         admitted: it has pages and batch slots.
         over: `done` has been called.
@@ -117,6 +118,7 @@ class ImageRequest(Generic[ImageT]):
     prepare: abc.Callable[[], ImageT] | None = None
     window: int = 0
     waiting: object = None
+    live: bool = False
     measured: bool = False
     admitted: bool = False
     over: bool = False

@@ -144,6 +144,7 @@ class Admission(Generic[ImageT]):
         stream, parts = waiting.stream, waiting.parts
         assert parts
         part = parts.popleft()
+        part.live = stream.settings.newest
         stream.credit -= 1
         if waiting.begun_at is None:
             waiting.begun_at = now

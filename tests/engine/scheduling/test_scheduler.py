@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from saccade.engine.errors import DeadlineError
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import NO_SLOT, Adapter, AdapterSlots
+from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.output_state import BoxesOutput, ObjectsOutput, PointsOutput
 from saccade.engine.scheduling.resources import PagePool
 from saccade.engine.scheduling.scheduler import RequestTooLargeError, Scheduler
@@ -234,13 +235,15 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
             assert got == wanted
 
 
-@pytest.mark.parametrize(("together", "decodes"), [(4, 9), (1, 3)])
-def test_decode_steps_come_between_prefills(together: int, decodes: int) -> None:
-    """More of them while too few images wait to fill a prefill."""
+@pytest.mark.parametrize(("together", "live", "decodes"), [(4, True, 9), (4, False, 9), (1, True, 3), (1, False, 2)])
+def test_decode_steps_come_between_prefills(together: int, live: bool, decodes: int) -> None:
+    """More of them while too few images wait to fill a prefill, and for answers about frames that will be old."""
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, together)
+    scheduler.admission.configure("stream", StreamSettings(newest=live))
 
     def add() -> None:
-        scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(-1, 20, 20))], lambda request, error: None))
+        request = ImageRequest(0, [Sequence[int]((1,), TextOutput(-1, 20, 20))], lambda request, error: None)
+        scheduler.add(request, "stream")
 
     add()
     kinds = []

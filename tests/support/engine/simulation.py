@@ -83,7 +83,7 @@ class Frame:
         self.camera = sim.cameras[number]
         self.deadline = at + self.camera.deadline_s
         self.launched_at = math.nan
-        self.planned = self.over = False
+        self.planned = self.over = self.replaced = False
 
     def plan(self) -> Sequence[ImageRequest[Frame]]:
         assert not self.over
@@ -96,8 +96,11 @@ class Frame:
 
     def end(self, error: BaseException) -> None:
         self._finish(error)
+        self.replaced = True
 
     def _finish(self, error: BaseException | None) -> None:
+        if self.replaced:  # its part ends behind it, if it was planned already and had no room
+            return
         assert not self.over, "ended twice"
         self.over = True
         self._ended(self, error)
