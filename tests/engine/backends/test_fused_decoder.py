@@ -11,6 +11,7 @@ from saccade.engine.backends.dense_cache import DenseCache
 from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.models.moondream.text import Block, TextDecoder
 from tests.support.engine import TINY, TINY_3, one_thread, random_model
+from tests.support.engine.onednn import needs_bfloat16
 
 PAGE = 5  # the prefix of 17 leaves a part of its last page unused
 PREFIX = TINY.text.prefix_attn
@@ -83,6 +84,7 @@ def test_joined_weights_are_held_once_and_change_no_output() -> None:
         assert torch.allclose(text(x, positions), MODEL.text(x, positions), atol=1e-5)
 
 
+@needs_bfloat16
 @torch.inference_mode()
 def test_prefixes_can_be_rounded_and_nothing_else() -> None:
     model = copy.deepcopy(MODEL)

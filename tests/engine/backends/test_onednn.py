@@ -7,8 +7,7 @@ from torch import nn
 from saccade.engine.backends.onednn import FusedMlp, Linear, fuse
 from saccade.engine.models.moondream.layers import Mlp
 from tests.support.engine import TINY, random_model
-
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+from tests.support.engine.onednn import needs_onednn
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -11,8 +11,8 @@ from saccade.engine.backends.onednn import fuse
 from saccade.engine.backends.packed_picodet import PackedPicoDet, fast_dtype
 from saccade.engine.models.moondream.picodet import PicoDet
 from tests.support import REPO
+from tests.support.engine.onednn import needs_bfloat16, needs_onednn
 
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 SHAPES = [(1, 3, 64, 64), (2, 3, 64, 64), (1, 3, 96, 32), (3, 3, 160, 224)]
 
 
@@ -39,7 +39,7 @@ def test_a_packed_detector_says_the_same_of_any_crops(detector: PicoDet, shape: 
             assert torch.allclose(getattr(got, name), getattr(wanted, name), atol=1e-5), name
 
 
-@needs_onednn
+@needs_bfloat16
 @torch.inference_mode()
 def test_in_bfloat16_it_errs_by_rounding_only(detector: PicoDet) -> None:
     crops = crops_of((2, 3, 96, 64))
@@ -50,7 +50,7 @@ def test_in_bfloat16_it_errs_by_rounding_only(detector: PicoDet) -> None:
 
 
 @needs_onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
 def test_a_tower_is_given_it_in_the_wanted_dtype(dtype: torch.dtype) -> None:
     class Tower(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from saccade.engine.backends.packed_picodet import PackedPicoDet
 from saccade.engine.backends.replay import RECORDED_AFTER, Replay
 from saccade.engine.models.moondream.picodet import PicoDet
-
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+from tests.support.engine.onednn import HAS_BFLOAT16, needs_onednn
 
 
 class Counted:
@@ -49,7 +47,8 @@ def test_what_cannot_be_recorded_is_called_as_before() -> None:
 def test_a_replayed_detector_says_the_same_to_the_bit() -> None:
     torch.manual_seed(0)
     plain = PicoDet(5, 2).eval().requires_grad_(False)
-    once, often = PackedPicoDet(plain, torch.bfloat16), PackedPicoDet(plain, torch.bfloat16)
+    dtype = torch.bfloat16 if HAS_BFLOAT16 else torch.float32
+    once, often = PackedPicoDet(plain, dtype), PackedPicoDet(plain, dtype)
     for number in range(RECORDED_AFTER + 3):
         crops = torch.randn(1, 3, 64, 96).to(memory_format=torch.channels_last)
         got = often(crops)
