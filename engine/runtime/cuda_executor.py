@@ -48,8 +48,7 @@ from saccade.engine.scheduling.output_state import Sampled
 from saccade.engine.scheduling.step import Step, StepKind
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-# As is a prefill in tokens of prompts; more run without a graph. 48 are 6 of each of 8 images, with which they fill the
-# tiles of a product: in FP8 16.4 ms for 16.8 with 64.
+# As is a prefill in tokens of prompts; more run without a graph. 48 of 8 images fill products' tiles (16.4 ms for 16.8)
 PROMPT_TOKEN_SIZES = (8, 16, 32, 48, 64, 128, 256, MAX_PROMPT_TOKENS)
 _COORDS, _SIZES, _TEXT, _DRAFTED = 1, 2, 4, 8  # what a graph samples, as bits; whether the host says what is fed
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}

@@ -10,7 +10,10 @@ import torch
 
 from saccade.engine import Engine
 from saccade.engine.image import Pixels, YuvImage, as_array
+from saccade.engine.models.moondream.config import VisionConfig
+from saccade.engine.models.moondream.image_crops import make_crops, tiling_of
 from saccade.engine.runtime.cuda_executor import CudaExecutor
+from saccade.engine.runtime.cuda_images import cut_crops
 from saccade.engine.runtime.uploads.cuda_uploads import StagedImage
 from saccade.engine.runtime.uploads.tiled_uploads import TiledImage
 from tests.support.engine import GOLDEN, noise
@@ -50,3 +53,14 @@ def test_crops_are_those_that_the_host_cuts() -> None:
                 assert np.array_equal(one.pixels.cpu().numpy(), wanted.pixels[: len(one.pixels)])
                 assert len(one.pixels) == (1 if one.tiling == (1, 1) else len(wanted.pixels))
             del several, one
+
+
+@pytest.mark.parametrize("size", [(360, 640), (640, 360), (100, 90), (20, 45), (378, 378), (720, 1280), (1080, 1920)])
+def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None:
+    config = VisionConfig()
+    image = noise(*size)
+    wanted, tiling = make_crops(image, config)
+    assert tiling_of(*size, config) == tiling
+    margin = config.overlap_margin * config.enc_patch_size
+    got = cut_crops(torch.from_numpy(image).cuda(), tiling, config.crop_size, margin).cpu().numpy()
+    np.testing.assert_array_equal(got, wanted[:1] if tiling == (1, 1) else wanted)

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.nn import functional as F
 
 from saccade.engine.backends.lora import AdapterBank
@@ -25,12 +23,12 @@ from saccade.engine.models.moondream.config import (
     TextConfig,
     VisionConfig,
 )
-from saccade.engine.models.moondream.image_crops import make_crops, normalize, tiling_of
+from saccade.engine.models.moondream.image_crops import normalize
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
 from saccade.engine.phase import Phase
 from saccade.engine.scheduling.adapter_slots import Adapter
-from tests.support.engine import noise, random_model
+from tests.support.engine import random_model
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
 pytestmark = [
@@ -278,7 +276,7 @@ def test_rows_with_adapters_agree_with_the_modules(fp8: bool, limit: float, expe
     for number, block in enumerate(text.blocks):
         for part in parts:
             out, inner = block.get_submodule(part).weight.shape
-            matrices = torch.randn(4, inner) * 0.05, torch.randn(out, 4) * 0.1
+            matrices = torch.randn(4, inner) * 0.05, torch.randn(out, 4) * 0.2
             weights[number, part] = matrices[0].to(pair.model.device), matrices[1].to(pair.model.device)
     bank.fill(2, Adapter("a", weights))
     plain, packed = (runner.with_adapters(bank, numbers([2, 0, 2])) for runner in (pair.plain, pair.packed))
@@ -377,27 +375,3 @@ def test_rows_are_quantized_as_weights_are() -> None:
     bias = torch.randn(160, device="cuda", dtype=torch.bfloat16)
     wanted = dequantize(*quantized, torch.float32) @ dequantize(packed, scale, torch.float32).t() + bias.float()
     assert far(linear(*quantized, packed, scale, bias), wanted) < 0.01
-
-
-@pytest.mark.parametrize("size", [(360, 640), (640, 360), (100, 90), (20, 45), (378, 378), (720, 1280), (1080, 1920)])
-def test_crops_are_those_of_the_cpu_byte_for_byte(size: tuple[int, int]) -> None:
-    from saccade.engine.runtime.cuda_images import cut_crops
-
-    config = VisionConfig()
-    image = noise(*size)
-    wanted, tiling = make_crops(image, config)
-    assert tiling_of(*size, config) == tiling
-    margin = config.overlap_margin * config.enc_patch_size
-    got = cut_crops(torch.from_numpy(image).cuda(), tiling, config.crop_size, margin).cpu().numpy()
-    np.testing.assert_array_equal(got, wanted[:1] if tiling == (1, 1) else wanted)
-
-
-def test_coefficients_are_whole_and_add_up() -> None:
-    from saccade.engine.kernels.inputs.resize import coefficients
-
-    for before, after in ((640, 378), (20, 378), (1920, 1176)):
-        first, weights = coefficients(before, after)
-        assert first.dtype == weights.dtype == np.int32
-        assert np.abs(weights.sum(1) - (1 << 22)).max() <= weights.shape[1]
-        flat = Image.fromarray(np.full((4, before, 3), 200, np.uint8)).resize((after, 4), Image.Resampling.LANCZOS)
-        assert np.asarray(flat).min() == 200

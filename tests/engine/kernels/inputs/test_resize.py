@@ -84,3 +84,14 @@ def test_a_size_is_compiled_once_wherever_its_images_are(yuv: bool, monkeypatch:
     for first in range(3):
         resize_all(about[first:], 40, 72, out, yuv=yuv)
     assert len(compiled) == known > 0
+
+
+def test_coefficients_are_whole_and_add_up() -> None:
+    from saccade.engine.kernels.inputs.resize import coefficients
+
+    for before, after in ((640, 378), (20, 378), (1920, 1176)):
+        first, weights = coefficients(before, after)
+        assert first.dtype == weights.dtype == np.int32
+        assert np.abs(weights.sum(1) - (1 << 22)).max() <= weights.shape[1]
+        flat = Image.fromarray(np.full((4, before, 3), 200, np.uint8)).resize((after, 4), Image.Resampling.LANCZOS)
+        assert np.asarray(flat).min() == 200
