@@ -13,6 +13,9 @@ there is none.
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -22,6 +25,9 @@ from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
 from saccade.engine.models.protocol import Model
+
+log = logging.getLogger(__name__)
+_LIMIT = 0.01  # ‖difference‖ / ‖wanted‖ of a right product: bfloat16 rounds by 0.002
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,9 +60,64 @@ def supports_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def supports_fp8_gemm(device: torch.device) -> bool:
-    """Whether torch multiplies FP8 by FP8 with a scale for each row: from Hopper on, where it was tried."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def supports_fp8_gemm(device: torch.device, rows: int, *widths: int) -> bool:
+    """Whether `fp8_linear` takes so many rows and weights of these widths, on a GPU from Hopper on where it runs."""
+    return rows >= 16 and all(width % 16 == 0 for width in widths) and _multiplies_fp8(device)
+
+
+@cache
+def _multiplies_fp8(device: torch.device) -> bool:
+    """Whether `fp8_linear` gives what it should: torch says nowhere for which GPUs it can have scales of rows."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    dice = torch.Generator().manual_seed(0)
+    rows, weight = (quantize(torch.randn(n, 64, generator=dice).to(device)) for n in (32, 48))
+    wanted = dequantize(*rows, torch.float32) @ dequantize(*weight, torch.float32).t()
+    try:
+        got = fp8_linear(*rows, *weight, torch.zeros(48, dtype=torch.bfloat16, device=device)).float()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+    else:
+        far = float((got - wanted).norm() / wanted.norm())
+        if far < _LIMIT:
+            return True
+        reason = f"it is wrong by {far:.2g}"
+    log.warning("images take longer in FP8, as its products do not run on %s: %s", device, reason)
+    return False
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A linear layer with FP8 on both sides, in bfloat16, by cuBLASLt.
+
+    Scales of rows leave it one tile, 128 x 128. With those of whole tensors it takes 26.9 µs instead of 28.8 out of a
+    text block for one image and 5.2 instead of 7.2 out of the tower's attention, in sum about 0.3 ms of an image.
+
+    Args:
+        x: (rows, inputs) e4m3, as `supports_fp8_gemm` allows.
+        scales: (rows,) float32.
+        weight: (outputs, inputs) e4m3.
+        scale: (outputs,) float32.
+        bias: (outputs,) bfloat16.
+        out: (rows, outputs) bfloat16, where the result goes.
+    """
+    # torch has no public name for it yet.
+    return torch._scaled_mm(
+        x,
+        weight.t(),
+        scales.unsqueeze(1),
+        scale.unsqueeze(0),
+        bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+        out=out,
+    )
 
 
 @torch.no_grad()

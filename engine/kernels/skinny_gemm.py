@@ -165,7 +165,7 @@ def skinny_gemm(
         BLOCK_M=block_m,
         BLOCK_N=shape.block_n,
         BLOCK_K=shape.block_k,
-        STAGES=max(1, min(shape.stages, _shared_memory(x.device) // tile)),
+        STAGES=max(1, min(shape.stages, shared_memory(x.device) // tile)),
         SCALED=scale is not None,
         BIAS=bias is not None,
         GELU=apply_gelu,
@@ -180,7 +180,7 @@ def skinny_gemm(
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Bytes that a program may have."""
     if device.type != "cuda":  # Triton's interpreter
         return 1 << 20

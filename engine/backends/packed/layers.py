@@ -21,7 +21,7 @@ from saccade.engine.kernels.experts import one_row, router
 from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.kernels.paged_attention import PagedAttention
-from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
+from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join, share
@@ -132,7 +132,7 @@ class PackedExperts:
         if of_rows is None:
             grouped_product(inner, rows, self._fc2, parts, scale=fc2)
         else:
-            quantized, scales = fp8_kernels.quantize_rows(inner, None)
+            quantized, scales = quantize_rows(inner, None)
             grouped_product(quantized, rows, self._fc2, parts, x_scales=scales, scale=fc2)
 
 
@@ -179,6 +179,11 @@ class PackedBlocks:
     """
 
     def __init__(self, model: Moondream, cache: PagedCache) -> None:
+        # torch reads it once, at a process's first product by cuBLASLt; what a user has set stays. With a workspace it
+        # is cleared before many products: prefills of 1 / 8 images in FP8 take 2.78 / 16.96 ms, without 2.71 / 16.70.
+        # In bf16 32 streams are answered 190.5 times a second and without 192.3: that is worth the 0.3 ms of 18.2 that
+        # a frame alone takes longer.
+        os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
         text = self.text = model.config.text
         self.heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
         self.top = 0 if text.moe is None else text.moe.experts_per_token
@@ -186,16 +191,8 @@ class PackedBlocks:
         self.tau_parts = temperature.temperature_parts(self.heads) if text.tau else 0
         wide = text.dim + text.ff_dim
         self.fp8 = model.fp8 and supports_fp8(model.device)
-        self.fp8_rows = (
-            self.fp8
-            and supports_fp8_gemm(model.device)
-            and fp8_kernels.supports(cache.prefix_length, text.dim, self.heads, text.ff_dim)
-        )
-        # torch reads it once, at a process's first product by cuBLASLt; what a user has set stays. With a workspace it
-        # is cleared before many products: prefills of 1 / 8 images in FP8 take 2.78 / 16.96 ms, without 2.71 / 16.70.
-        # In bf16 32 streams are answered 190.5 times a second and without 192.3: that is worth the 0.3 ms of 18.2 that
-        # a frame alone takes longer.
-        os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
+        widths = text.dim, self.heads, text.ff_dim
+        self.fp8_rows = self.fp8 and supports_fp8_gemm(model.device, cache.prefix_length, *widths)
         kept = Fp8.ROWS_TOO if self.fp8_rows else Fp8.WEIGHTS if self.fp8 else Fp8.NONE
         self.splits = gemm.split_k_for(wide, self.fp8)
         self.skinny = gemm.supports(self.heads + text.ff_dim, text.dim) and gemm.supports(text.dim, wide, self.splits)

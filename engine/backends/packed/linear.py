@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.backends.quantization import quantize
+from saccade.engine.backends.quantization import fp8_linear, quantize
 from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.fp8_format import E4M3
-from saccade.engine.kernels.prefill import fp8_linear as kernels
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
 from saccade.engine.models.moondream.layers import Mlp
 
@@ -64,7 +63,7 @@ class PackedLinear:
         part = slice(start, stop)
         if scales is not None:
             assert self.scale is not None
-            return kernels.linear(values, scales, self.weight[part], self.scale[part], self.bias[part], out)
+            return fp8_linear(values, scales, self.weight[part], self.scale[part], self.bias[part], out)
         assert self.half is not None
         if out is None:
             return F.linear(values, self.half[part], self.bias[part])

@@ -12,7 +12,7 @@ from saccade.engine.backends.packed.layers import PackedBlocks, PackedExperts, P
 from saccade.engine.backends.packed.linear import Rows, add_layernorm_rows
 from saccade.engine.backends.paged_cache import LayerCache
 from saccade.engine.kernels.paged_attention import Temperature
-from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
+from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 
@@ -196,14 +196,14 @@ class PrefillOps:
             if few:
                 out.few(seen, self.before[0])
             else:
-                out.linear(fp8_kernels.quantize_rows(seen, None, first) if fp8 else (seen, None), out=self.before[0])
+                out.linear(quantize_rows(seen, None, first) if fp8 else (seen, None), out=self.before[0])
         elif few:
             self._add_few(layer, normed, gelu)
         elif fp8:
             pre_gelu = normed.wide[:, blocks.heads :]
             if normed.prompts is not None:
                 pre_gelu = layer.into.linear(normed.prompts, start=blocks.heads)
-            self.before = out.linear(fp8_kernels.quantize_rows(seen, pre_gelu, first))
+            self.before = out.linear(quantize_rows(seen, pre_gelu, first))
         else:
             if gelu is None:
                 gelu = layer.into.linear_gelu(normed.normed[0], start=blocks.heads)

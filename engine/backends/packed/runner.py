@@ -40,7 +40,7 @@ from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.experts.router import Routes, router_products
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
-from saccade.engine.kernels.prefill import fp8_linear as fp8_kernels
+from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_products
 from saccade.engine.models.moondream.model import Moondream
@@ -351,7 +351,7 @@ class _ManyRowsOps(_TokenOps):
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: tuple[Rows, torch.Tensor]) -> None:
         self._adapt_out(layer, seen)
         fp8, (rows, plain) = self._runner._blocks.fp8_rows, normed
-        values = fp8_kernels.quantize_rows(seen, None) if fp8 else (seen, None)
+        values = quantize_rows(seen, None) if fp8 else (seen, None)
         if layer.experts is None:
             self.before = layer.out.linear(values)
             return

@@ -13,7 +13,7 @@ from saccade.engine.backends.packed.image_attention import ImageAttention
 from saccade.engine.backends.packed.linear import Fp8, PackedLinear, add_layernorm_rows
 from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
-from saccade.engine.kernels.prefill import fp8_linear as kernels
+from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower
 
@@ -83,10 +83,8 @@ class PackedVision:
             config.enc_dim // config.enc_n_heads,
             config.n_tokens,
         )
-        possible = supports_fp8_gemm(model.device) and kernels.supports(
-            config.n_tokens, config.enc_dim, config.enc_ff_dim
-        )
-        self._fp8 = model.fp8 and possible
+        widths = config.enc_dim, config.enc_ff_dim
+        self._fp8 = model.fp8 and supports_fp8_gemm(model.device, config.n_tokens, *widths)
         with torch.no_grad():
             self._projection = _FusedMlp(model.vision.proj_mlp)
             model.vision.set_submodule("proj_mlp", self._projection)
@@ -106,9 +104,9 @@ class PackedVision:
             heads = layer.qkv.linear(add_layernorm_rows(flat, before, layer.ln1, self._fp8))
             seen = self._attention.attend(heads)
             if self._fp8:
-                attended = layer.proj.linear(kernels.quantize_rows(seen, None))
+                attended = layer.proj.linear(quantize_rows(seen, None))
                 wide = layer.fc1.linear(add_layernorm_rows(flat, attended, layer.ln2, True))
-                before = layer.fc2.linear(kernels.quantize_rows(None, wide))
+                before = layer.fc2.linear(quantize_rows(None, wide))
             else:
                 attended = layer.proj.linear((seen, None))
                 before = layer.fc2.linear((layer.fc1.linear_gelu(add_layernorm(flat, attended, layer.ln2)), None))

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from saccade.engine.kernels.activation import exact_gelu
+from saccade.engine.kernels.skinny_gemm import shared_memory
 
 _COUNTED = 64  # blocks of rows whose choices are counted at a time: an image's and its prompt's are fewer
 
@@ -58,7 +59,8 @@ _SHAPES_OF_MANY = {
     (False, False): Shape(128, 256, 64, 3, 8, tma=True),
     (False, True): Shape(128, 256, 128, 3, 8, tma=True),
 }
-_OLDER = {  # what GPUs without TMA have shared memory for
+_LARGE = 200 << 10  # bytes of shared memory: Hopper's, and that of Blackwell in data centres, both of which have TMA
+_SMALL = {  # what all other GPUs have shared memory for
     (True, False): Shape(128, 64, 64, 3, 8),
     (True, True): Shape(128, 64, 128, 3, 8),
     (False, False): Shape(128, 64, 64, 4, 8),
@@ -346,9 +348,9 @@ def grouped_product(
 def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape:
     """How to cut up a product of so many rows for an expert, in the mean."""
     if each > 64:
-        hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        shapes = _OLDER if not hopper else _SHAPES if each <= _MANY else _SHAPES_OF_MANY
+        small = device.type != "cuda" or shared_memory(device) < _LARGE
+        shapes = _SMALL if small else _SHAPES if each <= _MANY else _SHAPES_OF_MANY
         return shapes[first, fp8]
     # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
-    shape = _OLDER[first, fp8]
+    shape = _SMALL[first, fp8]
     return shape._replace(block_m=64 if each > 16 else 16, warps=4)

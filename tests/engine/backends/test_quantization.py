@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from saccade.engine import Engine
-from saccade.engine.backends.quantization import LARGEST, dequantize, quantize, round_to_fp8
+from saccade.engine.backends import quantization
+from saccade.engine.backends.quantization import LARGEST, dequantize, fp8_linear, quantize, round_to_fp8
 from saccade.engine.errors import EngineError
 from saccade.engine.evaluation.random_model import random_engine
 from saccade.engine.models.moondream.text import Block
@@ -52,6 +55,42 @@ def test_the_blocks_of_a_model_are_rounded_and_the_rest_is_not() -> None:
         assert isinstance(block, Block)
         out = torch.cat([block.attn.proj.weight, block.mlp.fc2.weight], dim=1)
         torch.testing.assert_close(dequantize(*quantize(out), out.dtype), out)
+
+
+def refuses(*_: object, **__: object) -> torch.Tensor:
+    raise RuntimeError("Only multiplication of row-major and column-major matrices is supported by cuBLASLt")
+
+
+def forgets_a_scale(x: torch.Tensor, scales: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    return fp8_linear(x, torch.ones_like(scales), *others)
+
+
+@pytest.mark.parametrize(
+    ("product", "capability", "sizes", "wanted"),
+    [
+        (fp8_linear, (9, 0), (730, 2048, 8192), True),
+        (fp8_linear, (12, 0), (730, 2048, 8192), True),
+        (fp8_linear, (8, 9), (730, 2048, 8192), False),
+        (fp8_linear, (9, 0), (15, 2048, 8192), False),
+        (fp8_linear, (9, 0), (730, 2048, 8200), False),
+        (refuses, (12, 0), (730, 2048, 8192), False),
+        (forgets_a_scale, (12, 0), (730, 2048, 8192), False),
+    ],
+)
+def test_products_in_fp8_are_tried_before_they_are_used(
+    product: Callable[..., torch.Tensor],
+    capability: tuple[int, int],
+    sizes: tuple[int, ...],
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    quantization._multiplies_fp8.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(quantization, "fp8_linear", product)
+    assert quantization.supports_fp8_gemm(torch.device("cpu"), *sizes) is wanted
+    assert len(caplog.records) == (product is not fp8_linear)
+    quantization._multiplies_fp8.cache_clear()
 
 
 def test_an_engine_names_its_dtype_and_answers_alike() -> None:

@@ -49,7 +49,7 @@ def packed(
 
     monkeypatch.setattr(layers, "supports_fp8", lambda device: True)
     for module in (layers, vision):
-        monkeypatch.setattr(module, "supports_fp8_gemm", lambda device: rows)
+        monkeypatch.setattr(module, "supports_fp8_gemm", lambda *_: rows)
     blocks = layers.PackedBlocks(model, PagedCache(model, 16, 16))
     return blocks, vision.PackedVision(model)
 

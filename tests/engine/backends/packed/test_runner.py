@@ -15,7 +15,14 @@ from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.packed import image_attention
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner
-from saccade.engine.backends.quantization import dequantize, dequantize_kv, quantize, quantize_kv, round_to_fp8
+from saccade.engine.backends.quantization import (
+    dequantize,
+    dequantize_kv,
+    fp8_linear,
+    quantize,
+    quantize_kv,
+    round_to_fp8,
+)
 from saccade.engine.models.moondream.config import (
     ExpertsConfig,
     MoondreamConfig,
@@ -364,7 +371,7 @@ def test_products_of_few_rows(rows: int, split_k: int, fp8: bool) -> None:
 
 @torch.inference_mode()
 def test_rows_are_quantized_as_weights_are() -> None:
-    from saccade.engine.kernels.prefill.fp8_linear import linear, quantize_rows
+    from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 
     plain, pre_gelu = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
     joined = torch.cat([plain.float(), F.gelu(pre_gelu.float(), approximate="tanh")], dim=1)
@@ -374,4 +381,4 @@ def test_rows_are_quantized_as_weights_are() -> None:
     packed, scale = quantize(torch.randn(160, 416, device="cuda"))
     bias = torch.randn(160, device="cuda", dtype=torch.bfloat16)
     wanted = dequantize(*quantized, torch.float32) @ dequantize(packed, scale, torch.float32).t() + bias.float()
-    assert far(linear(*quantized, packed, scale, bias), wanted) < 0.01
+    assert far(fp8_linear(*quantized, packed, scale, bias), wanted) < 0.01
