@@ -14,7 +14,7 @@ from saccade.engine import Engine, EngineError, Gaze, ModelFilesError
 from saccade.engine.evaluation.golden import check
 from saccade.engine.evaluation.golden_engine import read_image
 from tests.support import REPO
-from tests.support.engine import GOLDEN, GOLDEN_3, one_thread
+from tests.support.engine import GOLDEN, GOLDEN_3, one_thread, write_golden_case
 
 EXACT = {"tiling", "crops", "boxes", "points", "texts"}
 CLOSE = {"image embeddings", "hidden states", "logits"}
@@ -35,16 +35,7 @@ def alone() -> Iterator[None]:
 @pytest.fixture
 def one(tmp_path: Path) -> Path:
     """The first golden case alone, to be tampered with."""
-    folder = tmp_path / "golden"
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copyfile(GOLDEN / name, folder / name)
-    shutil.copytree(GOLDEN / "images", folder / "images")
-    cases = json.loads((GOLDEN / "cases.json").read_text())
-    (folder / "cases.json").write_text(json.dumps(cases[:1]))
-    arrays = load_file(GOLDEN / "arrays.safetensors")
-    save_file({name: t for name, t in arrays.items() if name.startswith("0.")}, folder / "arrays.safetensors")
-    return folder
+    return write_golden_case(tmp_path / "golden")
 
 
 def alter_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

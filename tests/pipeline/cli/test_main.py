@@ -18,10 +18,9 @@ from saccade.pipeline.core.config.file import load
 from saccade.pipeline.core.errors import one_line
 from tests.support import REPO
 from tests.support.command import LONG_S, Command, environment, run_saccade, start_saccade
-from tests.support.engine import TINY, one_thread, random_model, write_model
+from tests.support.engine import GOLDEN, TINY, random_model, write_golden_case, write_model
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
-GOLDEN = REPO / "tests" / "data" / "golden-tiny"
 
 MakeClip = Callable[..., Path]
 
@@ -247,8 +246,8 @@ def test_benches_compute_in_the_dtype_given_and_report_it(
 
 
 def test_a_reference_is_compared_in_another_dtype(tmp_path: Path, saccade: Command) -> None:
-    with one_thread():
-        done = saccade("golden", GOLDEN, "--dtype", "fp8", "--tolerance", "0.001", cwd=tmp_path)
+    case = write_golden_case(tmp_path / "golden")
+    done = saccade("golden", case, "--dtype", "fp8", "--tolerance", "0.001", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     table = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()}
     assert table["crops"][-2:] == ["0", "ok"]

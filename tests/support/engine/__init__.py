@@ -14,6 +14,7 @@ from tests.support.engine.material import (
     random_model,
     same,
     square,
+    write_golden_case,
     write_model,
     write_pack,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "random_model",
     "same",
     "square",
+    "write_golden_case",
     "write_model",
     "write_pack",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import io
 import json
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from saccade.engine import Detect, Engine, Result
 from saccade.engine.models.moondream.config import (
@@ -163,6 +164,19 @@ def label(image: int, split: str = "val", **groups: Any) -> dict[str, Any]:
         "unknown": groups.get("unknown", []),
         "maybe": groups.get("maybe", {}),
     }
+
+
+def write_golden_case(folder: Path) -> Path:
+    """The first case of the golden set alone, in a new folder, which is returned."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(GOLDEN / name, folder / name)
+    shutil.copytree(GOLDEN / "images", folder / "images")
+    cases = json.loads((GOLDEN / "cases.json").read_text())
+    (folder / "cases.json").write_text(json.dumps(cases[:1]))
+    arrays = load_file(GOLDEN / "arrays.safetensors")
+    save_file({name: t for name, t in arrays.items() if name.startswith("0.")}, folder / "arrays.safetensors")
+    return folder
 
 
 def write_pack(
