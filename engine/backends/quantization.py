@@ -27,7 +27,7 @@ from saccade.engine.models.moondream.text import Block
 from saccade.engine.models.protocol import Model
 
 log = logging.getLogger(__name__)
-_LIMIT = 0.01  # ‖difference‖ / ‖wanted‖ of a right product: bfloat16 rounds by 0.002
+_LIMIT = 0.02  # ‖difference‖ / ‖wanted‖ of a right product: bfloat16 rounds by 0.002, sums on a GPU by less than 0.01
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,10 +71,10 @@ def _multiplies_fp8(device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < (9, 0):
         return False
     dice = torch.Generator().manual_seed(0)
-    rows, weight = (quantize(torch.randn(n, 64, generator=dice).to(device)) for n in (32, 48))
+    rows, weight = (quantize(torch.randn(n, 256, generator=dice).to(device)) for n in (164, 2560))
     wanted = dequantize(*rows, torch.float32) @ dequantize(*weight, torch.float32).t()
     try:
-        got = fp8_linear(*rows, *weight, torch.zeros(48, dtype=torch.bfloat16, device=device)).float()
+        got = fp8_linear(*rows, *weight, torch.zeros(2560, dtype=torch.bfloat16, device=device)).float()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
     else:
