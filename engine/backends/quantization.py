@@ -1,10 +1,11 @@
 """Weights in FP8 (e4m3) with a float32 scale for each output; keys and values with a float16 scale for each vector.
 
-The linear layers of the text decoder's and the vision encoder's blocks, experts too, are rounded so, and kernels read
-8 bits for each weight instead of 16. Rounding a model leaves the numbers in bfloat16, with which its own modules
-compute the same; packing it for a GPU from Hopper on replaces these (`packed.layers`), and on Ada, whose prefills
-multiply in bfloat16, keeps both, but of experts, whose kernels widen FP8 as they read it. The rest (embeddings, norms,
-biases, routers, temperatures, region heads, output head) is small or delicate and stays.
+The linear layers of the text decoder's and the vision encoder's blocks, experts too, are rounded so, and kernels read 8
+bits for each weight instead of 16. Rounding a model leaves the numbers in bfloat16, with which its own modules compute
+the same; packing it replaces these where a GPU multiplies FP8 by FP8 (`supports_fp8_gemm`, `packed.layers`), and
+elsewhere, as on Ada, whose prefills multiply in bfloat16, keeps both, but of experts, whose kernels widen FP8 as they
+read it. The rest (embeddings, norms, biases, routers, temperatures, region heads, output head) is small or delicate and
+stays.
 
 A scale makes the largest of a key's numbers exact, as many models have one dimension far larger than the others: with
 one of 100 beside normal ones, attention over 760 such keys is off by 4 %, without a scale by 28; by 4 either way where
@@ -75,7 +76,9 @@ def _multiplies_fp8(device: torch.device) -> bool:
     wanted = dequantize(*rows, torch.float32) @ dequantize(*weight, torch.float32).t()
     try:
         got = fp8_linear(*rows, *weight, torch.zeros(2560, dtype=torch.bfloat16, device=device)).float()
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except torch.OutOfMemoryError:  # says nothing of the GPU
+        raise
+    except (RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
     else:
         far = float((got - wanted).norm() / wanted.norm())

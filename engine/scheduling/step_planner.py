@@ -18,9 +18,10 @@ steps: the p99 of the latency at 32 streams of 4 frames a second; images a secon
 | 9 | 163 ms, 150 | 89 ms, 150 |
 | 3 while 8 wait, else 9 | | 101 ms, 165 |
 
-That is one start of the cameras; with others the last row's p99 is 110 to 125 ms, and an H200 had 75. With 2 for 3, 32
-streams that wait for each answer get 194.0 images a second for 193.2 on one H200, 269.4 for 268.0 in FP8; of 64 cameras
-that offer twice what it can, 5 % more frames would be answered, each 186 ms after it came instead of 150 (simulated).
+That is one start of the cameras; with others the last row's p99 is 110 to 125 ms, and an H200 had 66. With 2 for 3, 32
+streams that wait for each answer get 194.0 images a second for 193.2 on one H200, 269.4 for 268.0 in FP8; for 64
+cameras that offer twice what it can, an answer would come 210 ms after its frame instead of 179 (simulated; 171 and 135
+in FP8).
 """
 
 from __future__ import annotations

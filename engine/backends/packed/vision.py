@@ -41,7 +41,10 @@ def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
 
 
 class _FusedMlp(nn.Module):
-    """An `Mlp` whose GELU is in its first product's kernel, 55 µs less for 8 images on an H200; shares the layers."""
+    """An `Mlp` whose GELU is in its first product's kernel, 55 µs less for 8 images on an H200.
+
+    It shares the layers, and has 19 MB of Moondream 2 for `twice`.
+    """
 
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()

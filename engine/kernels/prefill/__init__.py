@@ -1,1 +1,1 @@
-"""Triton kernels of a prefill, whose rows are many: FP8 on both sides of products."""
+"""Triton kernels of a prefill, whose rows are many: attention of images and prompts, and rows in FP8."""

@@ -64,7 +64,8 @@ class MoondreamCosts:
         tokens, dim = vision.n_tokens, vision.enc_dim
         block = tokens * dim * (4 * dim + 2 * vision.enc_ff_dim) + 2 * tokens * tokens * dim
         patches = tokens * dim * vision.enc_patch_size**2 * vision.in_channels
-        project = tokens * vision.proj_inner_dim * (2 * dim + vision.proj_out_dim)
+        both = dim if crops == 1 else 2 * dim  # features of the image and of its tiles, where these are not the same
+        project = tokens * vision.proj_inner_dim * (both + vision.proj_out_dim)
         return 2 * (crops * (vision.enc_n_layers * block + patches) + project + layers)
 
     def _moe(self, layer: int) -> ExpertsConfig | None:

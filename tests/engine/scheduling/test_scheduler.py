@@ -188,15 +188,20 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
             assert got == wanted
 
 
-@pytest.mark.parametrize(("together", "live", "decodes"), [(4, True, 9), (4, False, 9), (1, True, 3), (1, False, 2)])
-def test_decode_steps_come_between_prefills(together: int, live: bool, decodes: int) -> None:
-    """More of them while too few images wait to fill a prefill, and for answers about frames that will be old."""
+@pytest.mark.parametrize(
+    ("together", "live", "decodes"),
+    [(4, [True], 9), (4, [False], 9), (1, [True], 3), (1, [False], 2), (2, [False, True], 3), (2, [False, False], 2)],
+)
+def test_decode_steps_come_between_prefills(together: int, live: list[bool], decodes: int) -> None:
+    """More of them while too few images wait to fill a prefill, and for any answer about a frame that will be old."""
     scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, together)
-    scheduler.admission.configure("stream", StreamSettings(newest=live))
+    for newest in (False, True):
+        scheduler.admission.configure(newest, StreamSettings(newest=newest))
 
     def add() -> None:
-        request = ImageRequest(0, [Sequence[int]((1,), TextOutput(-1, 20, 20))], lambda request, error: None)
-        scheduler.add(request, "stream")
+        for newest in live:
+            request = ImageRequest(0, [Sequence[int]((1,), TextOutput(-1, 20, 20))], lambda request, error: None)
+            scheduler.add(request, newest)
 
     add()
     kinds = []
@@ -211,11 +216,12 @@ def test_decode_steps_come_between_prefills(together: int, live: bool, decodes: 
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32), together=st.integers(1, 4), depth=st.integers(1, 2))
-def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int) -> None:
+@given(seed=st.integers(0, 2**32), together=st.integers(1, 4), depth=st.integers(1, 2), live=st.booleans())
+def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int, live: bool) -> None:
     """There is room for all. Images come in bursts as fast as they are prefilled, and faster; texts are long."""
     dice = random.Random(seed)
-    scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together)
+    scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together, drafts=False)
+    scheduler.admission.configure("stream", StreamSettings(newest=live, in_flight=10_000))
     launched = deque[Step[int]]()
     waiting: dict[int, int] = {}  # images that wait, and the step by which they are to be prefilled
     last: dict[Sequence[int], int] = {}  # sequences and the step that they were last part of
@@ -223,7 +229,7 @@ def test_under_load_neither_starves_the_other(seed: int, together: int, depth: i
     for now in range(150):
         for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
             sequences = [Sequence[int]((1,), TextOutput(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
-            scheduler.add(ImageRequest(image, sequences, lambda request, error: None))
+            scheduler.add(ImageRequest(image, sequences, lambda request, error: None), "stream")
             waiting[image] = now + 10 * -(-(len(waiting) + 1) // together)
             image += 1
         step = scheduler.next_step()
