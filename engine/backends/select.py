@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,7 +17,10 @@ from saccade.engine.backends.plain_runner import PlainRunner, Runner
 from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.picodet import PicoDet
-from saccade.engine.models.protocol import Model, TextDecoder
+from saccade.engine.models.protocol import Model, TextDecoder, VisionEncoder
+
+if TYPE_CHECKING:
+    from saccade.engine.backends.packed.vision import PackedVision
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +51,8 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
     return PlainRunner(model, cache)
 
 
-class CropEncoder(Protocol):
-    """The part of a `VisionEncoder` that takes a GPU's time."""
-
-    def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """See `VisionEncoder.features`."""
-        ...
-
-    def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """See `VisionEncoder.project`."""
-        ...
-
-
-def cuda_vision(model: Model) -> CropEncoder:
-    """A model's vision encoder on CUDA; a detector's layers, and a projection's, are replaced in place."""
+def cuda_vision(model: Model) -> VisionEncoder | PackedVision:
+    """What encodes and projects crops on CUDA; a detector's layers, and a projection's, are replaced in place."""
     if isinstance(model, Moondream) and kernels.available(model.device):
         if isinstance(model.vision, DetectorTower):
             _pack_detector(model.vision, model.dtype)
