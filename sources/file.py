@@ -26,6 +26,7 @@ from saccade.sources.frame import Frame
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
 from saccade.sources.rgb import RgbConverter, orientation_of
 from saccade.sources.timestamps import Timeline
+from saccade.sources.video_stream import NoVideoError, choose_video
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class FileSource(Source):
             begun = time.perf_counter()
             # The container belongs to this iteration alone: close() must not free what another thread decodes with.
             with self._container() as container:
-                stream = video_stream(container, self._path)
+                stream = _video_of(container, self._path)
                 if seek is not None and not _seek(container, stream, seek):
                     continue
                 frames = self._decode(container, stream)
@@ -211,13 +212,13 @@ class FileSource(Source):
         if container is None:
             wanted = self._hwaccel == "cuda" or self.gpu is not None
             container = self._open(gpu_decoding(self._hwaccel, self.gpu) if wanted else None)
-            stream = video_stream(container, self._path)
+            stream = _video_of(container, self._path)
             # Latency does not matter for a file, so both kinds of threading are allowed; live sources must not use
             # FRAME, which holds back one frame a thread.
             stream.thread_type = "AUTO"
             if self._paced:
                 stream.codec_context.thread_count = 1 if stream.codec_context.is_hwaccel else _PACED_THREADS
-        elif not _seek(container, video_stream(container, self._path), self._origin):
+        elif not _seek(container, _video_of(container, self._path), self._origin):
             raise SourceError(f"{self._path} cannot be read again from its beginning")
         try:
             yield container
@@ -244,7 +245,7 @@ class FileSource(Source):
 
     def _probe(self, container: InputContainer) -> None:
         """Fill `info` from the headers and the first frame, which also proves that the file can be decoded."""
-        stream = video_stream(container, self._path)
+        stream = _video_of(container, self._path)
         first = next(self._decode(container, stream), None)
         self._corrupt = 0
         if first is None:
@@ -304,21 +305,11 @@ def check_readable(path: Path) -> None:
         raise SourceError(f"{path} cannot be read: permission denied")
 
 
-def video_stream(container: InputContainer, path: Path) -> av.VideoStream:
-    """The first stream of moving frames, or `SourceError` when there is none or no decoder for it.
-
-    Cover art in a music file is no video; nor is a text file, which FFmpeg's `tty` reader would render.
-    """
-    cover = av.stream.Disposition.attached_pic
-    streams = [s for s in container.streams.video if not s.disposition & cover]
-    if container.format.name == "tty":
-        raise SourceError(f"{path} is a text file, not a video")
-    if not streams:
-        held = ", ".join(sorted({s.type for s in container.streams})) or "nothing"
-        raise SourceError(f"{path} has no video stream (it holds {held})")
-    if streams[0].codec_context is None:
-        raise SourceError(f"{path}: no decoder for its video is installed; convert it to H.264 first")
-    return streams[0]
+def _video_of(container: InputContainer, path: Path) -> av.VideoStream:
+    try:
+        return choose_video(container)
+    except NoVideoError as error:
+        raise NoVideoError(f"{path} {error}") from None
 
 
 def _cut_off(stream: av.VideoStream, path: Path) -> int:

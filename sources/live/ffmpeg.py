@@ -29,8 +29,10 @@ from saccade.sources.live.pacer import Pacer
 from saccade.sources.live.packets import PacketListener, PacketTap
 from saccade.sources.live.reconnect import SILENCE_S
 from saccade.sources.urls import redact
+from saccade.sources.video_stream import NoVideoError, choose_video
 
 _OPEN_S = 10.0  # HLS requests a playlist, a variant and a segment first
+_SEGMENTED = ("hls", "dash")  # frames come in one burst a segment
 _READY = 2  # frames decoded ahead; a live stream drops the older
 _WAKE_S = 0.1
 # Half a second of probing; FFmpeg's own 5 s are for files whose sound track begins late. Not `fflags=nobuffer`, which
@@ -46,13 +48,11 @@ class FfmpegInput:
         target: address or device.
         format: FFmpeg's name of the format, where it cannot be detected.
         options: its options.
-        paced: whether frames arrive in bursts and are to be spread over the time they stand for.
     """
 
     target: str
     format: str | None = None
     options: Mapping[str, str] = field(default_factory=lambda: dict(_PROBE))
-    paced: bool = False
 
     def __repr__(self) -> str:
         return f"FfmpegInput({redact(self.target)!r})"  # a traceback or log must not show the password
@@ -61,7 +61,7 @@ class FfmpegInput:
     def of_url(cls, url: str, *, follow_redirects: bool = True) -> FfmpegInput:
         """How to open an address that is not RTSP."""
         options = _PROBE if follow_redirects else {**_PROBE, "max_redirects": "0"}
-        return cls(url, options=options, paced=url.partition("?")[0].lower().endswith(".m3u8"))
+        return cls(url, options=options)
 
     @classmethod
     def of_rtsp(cls, url: str, transport: str) -> FfmpegInput:
@@ -235,12 +235,10 @@ class FfmpegConnection:
 
     def _read(self, container: InputContainer) -> None:
         what = redact(self._address.target)
-        if not container.streams.video:
-            held = ", ".join(sorted({s.type for s in container.streams})) or "nothing"
-            raise LiveError("codec unsupported", f"{what} has no video (it offers {held})")
-        stream = container.streams.video[0]
-        if stream.codec_context is None:
-            raise LiveError("codec unsupported", f"{what}: no decoder for its video is installed")
+        try:
+            stream = choose_video(container)
+        except NoVideoError as error:
+            raise LiveError("codec unsupported", f"{what} {error}") from None
         set_live(stream.codec_context)
         self._codec = stream.codec_context.name
         self._rate = stream.average_rate or stream.guessed_rate
@@ -248,7 +246,8 @@ class FfmpegConnection:
         with self._changed:
             self._opened = True
             self._changed.notify_all()
-        self._decode(container, stream, paced=self._address.paced or recording, recording=recording)
+        paced = recording or container.format.name in _SEGMENTED
+        self._decode(container, stream, paced=paced, recording=recording)
         if recording:
             raise StreamEndedError
         raise LiveError("connection failed", f"{what}: the stream has ended")

@@ -23,6 +23,7 @@ from av.video.frame import PictureType, VideoFrame
 from av.video.stream import VideoStream
 
 from saccade.sources.live.packets import CodedPacket
+from saccade.sources.video_stream import NoVideoError, choose_video
 
 CLOCK = Fraction(1, 90000)
 _COPIED = ("h264", "hevc", "av1", "vp9")  # of files, which have what an MP4 needs of them
@@ -179,8 +180,11 @@ def copy_clip(source: Path, begin: float, end: float, path: Path) -> float:
         OSError, FFmpegError: if one of the files cannot be read or written.
     """
     with av.open(f"file:{source}", metadata_errors="replace") as shown:
-        taken = shown.streams.video[0]
-        if taken.codec_context is None or taken.time_base is None:
+        try:
+            taken = choose_video(shown)
+        except NoVideoError as error:
+            raise ValueError(f"{source} {error}") from None
+        if taken.time_base is None:
             raise ValueError("its video cannot be read")
         with suppress(av.error.FFmpegError):  # else from the beginning
             shown.seek(max(0, round(Fraction(begin) / taken.time_base)), stream=taken, backward=True)

@@ -1,0 +1,77 @@
+"""Chooses the video stream of a container, for files, live addresses and clips alike.
+
+Knows nothing of where the container comes from.
+"""
+
+from __future__ import annotations
+
+import re
+
+from av.container import InputContainer
+from av.stream import Discard, Disposition
+from av.video.stream import VideoStream
+
+from saccade.sources.errors import SourceError
+
+_COVERS = Disposition.attached_pic | Disposition.timed_thumbnails
+_IMPAIRED = Disposition.hearing_impaired | Disposition.visual_impaired
+_IMAGE_CODECS = frozenset({"bmp", "gif", "jpeg2000", "jpegls", "mjpeg", "png", "tiff", "webp"})
+_TAG_TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # how Matroska writes the duration of one track
+
+
+class NoVideoError(SourceError):
+    """A container holds no video that can be decoded. The message completes "NAME …"."""
+
+
+def choose_video(container: InputContainer) -> VideoStream:
+    """The stream that a player would show. All other streams are discarded: they are not read, or not even fetched.
+
+    The rules are those of FFmpeg's `av_find_best_stream`, and size where the flags say nothing. Best is a stream that
+    moves, is not for the impaired, is flagged as default, has the most pixels and the highest bit rate; of equals it
+    is the first. Cover art and timed thumbnails are no video, nor are parts of another stream, such as tiles.
+
+    Raises:
+        NoVideoError: if there is none, or no decoder for it.
+    """
+    shown = [stream for stream in container.streams.video if not stream.disposition & _COVERS]
+    if container.format.name == "tty":  # FFmpeg would render any text
+        raise NoVideoError("is a text file, not a video")
+    if not shown:
+        held = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+        raise NoVideoError(f"has no video stream (it holds {held})")
+    whole = [stream for stream in shown if not stream.disposition & Disposition.dependent]
+    if not whole and len(shown) > 1:
+        raise NoVideoError(f"is a picture in {len(shown)} tiles that cannot be put together; convert it to JPEG first")
+    usable = [stream for stream in whole or shown if stream.codec_context is not None]
+    if not usable:
+        raise NoVideoError("has video that no installed decoder reads; convert it to H.264 first")
+    chosen = max(usable, key=_rank)  # max returns the first of equals
+    for stream in container.streams:
+        stream.discard = Discard.default if stream is chosen else Discard.all
+    return chosen
+
+
+def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
+    flags = stream.disposition
+    return (
+        _movement(stream),
+        not flags & _IMPAIRED,
+        bool(flags & Disposition.default),
+        stream.codec_context.width * stream.codec_context.height,
+        stream.codec_context.bit_rate or 0,
+    )
+
+
+def _movement(stream: VideoStream) -> int:
+    """2 if it has more than one frame as far as known, 0 if it has one, 1 for an image codec without any count.
+
+    Many programs write a cover as a video track of one frame, without a flag.
+    """
+    count = float(stream.frames)
+    rate = float(stream.average_rate or stream.guessed_rate or 0)
+    tag = _TAG_TIME.match(stream.metadata.get("DURATION", ""))
+    if not count and tag and rate:
+        count = (int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])) * rate
+    if 0 < count < 1.5 or stream.disposition & Disposition.still_image:
+        return 0
+    return 1 if not count and stream.codec_context.name in _IMAGE_CODECS else 2
