@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING
 from saccade.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from saccade.pipeline.core import (
-        ConfigError,
-        Output,
-        QueuePolicy,
-        Report,
-        Run,
-        RunConfig,
-        RunFailed,
-        StreamConfig,
-        StreamError,
-        Streams,
-        StreamStatus,
-        load,
-    )
+    from saccade.pipeline.config import RunConfig, StreamConfig
+    from saccade.pipeline.config.file import load
+    from saccade.pipeline.config.queue_policy import QueuePolicy
+    from saccade.pipeline.errors import ConfigError, RunFailed, StreamError
+    from saccade.pipeline.runtime.output import Output
+    from saccade.pipeline.runtime.run import Run
+    from saccade.pipeline.runtime.stats import Report
+    from saccade.pipeline.runtime.streams import Streams, StreamStatus
     from saccade.pipeline.server import Demo, HttpServer
     from saccade.pipeline.session import Session, opened_session
 
@@ -51,20 +45,14 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "core": [
-            "ConfigError",
-            "Output",
-            "QueuePolicy",
-            "Report",
-            "Run",
-            "RunConfig",
-            "RunFailed",
-            "StreamConfig",
-            "StreamError",
-            "StreamStatus",
-            "Streams",
-            "load",
-        ],
+        "config": ["RunConfig", "StreamConfig"],
+        "config.file": ["load"],
+        "config.queue_policy": ["QueuePolicy"],
+        "errors": ["ConfigError", "RunFailed", "StreamError"],
+        "runtime.output": ["Output"],
+        "runtime.run": ["Run"],
+        "runtime.stats": ["Report"],
+        "runtime.streams": ["StreamStatus", "Streams"],
         "server": ["Demo", "HttpServer"],
         "session": ["Session", "opened_session"],
     },

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from saccade.engine.errors import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config import ListedStream, Prompts, RunConfig
-from saccade.pipeline.core.config.edit import save_settings
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError, StreamError
-from saccade.pipeline.core.run_tasks import change_prompts, tasks_for
+from saccade.pipeline.config import ListedStream, Prompts, RunConfig
+from saccade.pipeline.config.edit import save_settings
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.events.settings import RuleSettings
 from saccade.pipeline.events.stage import event_stage
+from saccade.pipeline.runtime.tasks import change_prompts, tasks_for
 from saccade.pipeline.server.rules_api import change_rules, check_rules
 from saccade.pipeline.session import Session
 from saccade.sinks import SinkError

@@ -23,7 +23,7 @@ from saccade.engine.results import Result
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Detect, Query
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 
 if TYPE_CHECKING:

@@ -13,23 +13,23 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import CheckSource, OpenedStream, load_engine, open_stream
-from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, parse_place
-from saccade.pipeline.core.errors import ConfigError, RunFailed
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_names import free_name
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig, parse_place
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.config.stream_names import free_name
+from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import Change, read_event
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import StoreError
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stream import CheckSource, OpenedStream, load_engine, open_stream
+from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.targets import HEATMAP, Target, check_targets, open_output, targets_of
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
-from saccade.pipeline.sink_targets import HEATMAP, Target, check_targets, open_output, targets_of
 from saccade.sinks import SupportsEvents
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources.http.auth import HttpAuth

@@ -35,8 +35,8 @@ ORDER = {
     "guard display jsonl messaging video websocket | factory",
     "engine": "errors image phase results | config kernels models vocabulary result_future | scheduling text_stream | "
     "backends tasks encoded_image | runtime | model_loader start | submitter | engine training | evaluation",
-    "pipeline": "settings | analytics | events | core | search | server | sink_targets | session | reload | "
-    "workers | bench | cli",
+    "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | server | session | "
+    "reload | workers | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
 to its left. The package's own `__init__` stands above all of them."""

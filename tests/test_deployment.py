@@ -12,7 +12,7 @@ import typer.main
 import yaml
 
 from saccade.pipeline.cli.main import app
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.config.file import load
 from tests.support import REPO
 
 CHART = REPO / "configs" / "helm"

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import (
     Job,
@@ -28,7 +29,6 @@ from saccade.pipeline.bench.load_generator import (
     run_closed_loop,
     wait_for_rest,
 )
-from saccade.pipeline.core.assets import DEMO_CLIP
 
 if TYPE_CHECKING:
     from saccade.engine import Engine

@@ -8,7 +8,7 @@ from itertools import islice
 import cv2
 import numpy as np
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.sources import RgbImage, open_source
 
 MAX_COUNT = 64  # prompts at a time, as the engine has batch slots

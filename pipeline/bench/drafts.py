@@ -19,9 +19,9 @@ from saccade.engine.phase import Phase
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.output_state import BoxesOutput, FedValue, OutputState, Sampled
 from saccade.engine.tasks import Detect
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import open_engine
-from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.sources import RgbImage, open_source
 
 if TYPE_CHECKING:

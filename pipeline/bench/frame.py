@@ -13,8 +13,8 @@ import numpy as np
 
 from saccade.engine.tasks import Detect
 from saccade.pipeline.bench.common import images_of
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.run_tasks import tasks_for
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.runtime.tasks import tasks_for
 
 if TYPE_CHECKING:
     from saccade.engine import Engine

@@ -16,7 +16,7 @@ import av
 import av.error
 import numpy as np
 
-from saccade.pipeline.core.build import open_once
+from saccade.pipeline.runtime.stream import open_once
 from saccade.sources import RgbImage, Source, SourceError
 
 CLOCK_BITS = 32

@@ -23,7 +23,7 @@ from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.engine.tasks import Detect
-from saccade.pipeline.core.build import for_life
+from saccade.pipeline.runtime.stream import for_life
 from saccade.sources import RgbImage
 
 if TYPE_CHECKING:

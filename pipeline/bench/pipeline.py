@@ -19,12 +19,12 @@ from websockets.sync.client import connect
 
 from saccade.engine import ModelInfo
 from saccade.engine.results import Result
-from saccade.pipeline.core.build import load_engine
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.run_tasks import tasks_for
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.stream import load_engine
+from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sinks import CallbackSink, Latency
 from saccade.sinks.websocket.server import WebSocketSink
 from saccade.sources import Frame, open_source

@@ -14,9 +14,9 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from saccade.engine.tasks import Detect
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import OPEN_LABELS, open_engine
-from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.sources import RgbImage
 
 if TYPE_CHECKING:

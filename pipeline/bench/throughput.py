@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.engine.tasks import Detect
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import ClosedLoop, Job, dtypes_of, open_engine
-from saccade.pipeline.core.assets import DEMO_CLIP
 
 if TYPE_CHECKING:
     from saccade.engine import Engine

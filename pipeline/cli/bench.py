@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
-from saccade.pipeline.core.assets import DEMO_CLIP
 
 Objects = Annotated[
     int | None,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from typer import TyperException
 
-from saccade.pipeline.core.errors import ConfigError, RunFailed, StreamError, one_line
+from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
 
 BAD_INPUT = 2
 FAILED = 1

@@ -82,7 +82,7 @@ def search(
     from saccade.pipeline.cli.commands.search import search as run_search
     from saccade.pipeline.cli.commands.search import search_at
     from saccade.pipeline.cli.formatting import counting
-    from saccade.pipeline.core.errors import ConfigError
+    from saccade.pipeline.errors import ConfigError
     from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
 
     try:

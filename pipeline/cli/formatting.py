@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TimeRemainingColumn
 
-from saccade.pipeline.core.stats import Report
+from saccade.pipeline.runtime.stats import Report
 
 if TYPE_CHECKING:
     from saccade.engine.evaluation.detection import Evaluation

@@ -18,9 +18,9 @@ from rich.text import Text
 from saccade.pipeline.cli.error_report import take_warnings
 from saccade.pipeline.cli.formatting import progress_bar
 from saccade.pipeline.cli.signals import EndingSignals
-from saccade.pipeline.core.stream_manager import StreamStatus, status_of
-from saccade.pipeline.core.stream_run import Run
 from saccade.pipeline.reload import ConfigReloader, FileReloader, FileStamp
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.streams import StreamStatus, status_of
 from saccade.pipeline.session import Session
 
 POLL_S = 0.1

@@ -24,7 +24,7 @@ from saccade.pipeline.cli.options import (
     with_settings,
 )
 from saccade.pipeline.cli.sections import sections
-from saccade.pipeline.core.errors import ConfigError, RunFailed
+from saccade.pipeline.errors import ConfigError, RunFailed
 
 _PANELS = {
     key: heading.capitalize()
@@ -92,8 +92,8 @@ def run(
     from saccade.pipeline.cli.signals import EndingSignals
     from saccade.pipeline.cli.trace_file import check_file, traced
     from saccade.pipeline.reload import ConfigReloader
+    from saccade.pipeline.runtime.targets import shown_targets
     from saccade.pipeline.session import opened_session
-    from saccade.pipeline.sink_targets import shown_targets
 
     check_file(trace)
     if settings.ray is not None:

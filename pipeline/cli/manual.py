@@ -10,7 +10,7 @@ import textwrap
 import yaml
 
 from saccade.pipeline.cli.sections import sections
-from saccade.pipeline.core.config import RunConfig, flags_of
+from saccade.pipeline.config import RunConfig, flags_of
 
 _WIDTH = 120
 _HEADER = """\

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from saccade.pipeline.core.config import RunConfig, flags_of, takes_commas
+from saccade.pipeline.config import RunConfig, flags_of, takes_commas
 
 Command = Callable[..., Any]
 Settings = dict[str, Any]
@@ -74,7 +74,7 @@ def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
     Raises:
         ConfigError: if a value is invalid.
     """
-    from saccade.pipeline.core.config.file import load
+    from saccade.pipeline.config.file import load
 
     return load(config, given)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from saccade.pipeline.analytics.settings import AnalyticsSettings
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.config.cluster import ClusterSettings
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.config.cluster import ClusterSettings
 from saccade.pipeline.events.settings import EventSettings
 
 _SECTIONS = {

@@ -31,8 +31,8 @@ import yaml
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from saccade.pipeline.core.config.file import explain, first_mistake
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.settings import Names, Text
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.http.tokens import read_token

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from saccade.pipeline.analytics.analyze import AnalyzeStage, analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.streams_api import read_body, run_of
 from saccade.sources.http.auth import HttpAuth, refusal
 

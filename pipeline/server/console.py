@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from saccade.engine.errors import EngineError
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import Prompts
-from saccade.pipeline.core.config.file import explain, first_mistake
-from saccade.pipeline.core.errors import ConfigError, StreamError
-from saccade.pipeline.core.run_tasks import change_prompts, prompts_of
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import Prompts
+from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.runtime.tasks import change_prompts, prompts_of
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.static_files import FILES, file_route
@@ -41,7 +41,7 @@ from saccade.sources.webrtc.signaling import SILENCE_S
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
-    from saccade.pipeline.core.stream_manager import Streams
+    from saccade.pipeline.runtime.streams import Streams
 
 _LONGEST_NAME = 200
 _FRAME_S = 5.0  # that a frame is waited for

@@ -18,14 +18,14 @@ from aiohttp import web
 
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.analyze import AnalyzeStage
-from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.config import Prompts, StreamConfig
-from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.run_tasks import prompts_of, tasks_for
-from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import Prompts, StreamConfig
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.errors import StreamError
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stream import add_stream
+from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.tasks import prompts_of, tasks_for
 from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.sinks import CallbackSink, Latency, make_record

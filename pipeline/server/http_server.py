@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.errors import ConfigError, one_line
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
+from saccade.pipeline.runtime.stream import add_stream
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.search import Progress, Searched, search_events
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.analytics_api import AnalyticsApi

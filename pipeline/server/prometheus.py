@@ -13,8 +13,8 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from saccade.pipeline.core.stats import BUCKETS_MS
-from saccade.pipeline.core.stream_manager import Streams, StreamStatus
+from saccade.pipeline.runtime.stats import BUCKETS_MS
+from saccade.pipeline.runtime.streams import Streams, StreamStatus
 from saccade.sinks import SinkStatus
 
 _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]

@@ -22,15 +22,15 @@ from aiohttp import web
 from saccade.engine import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config.edit_rules import text_of_rules
-from saccade.pipeline.core.config.file import RuleList, read_rules
-from saccade.pipeline.core.errors import ConfigError, TextError
-from saccade.pipeline.core.run_tasks import check_asked, missing_tasks
-from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config.edit_rules import text_of_rules
+from saccade.pipeline.config.file import RuleList, read_rules
+from saccade.pipeline.errors import ConfigError, TextError
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.settings import RuleSettings, check_places
 from saccade.pipeline.events.stage import EventStage, event_stage
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.tasks import check_asked, missing_tasks
 from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, read_body, run_of
 from saccade.pipeline.settings import PlacedError
 from saccade.sources.http.auth import HttpAuth, read_text, refusal

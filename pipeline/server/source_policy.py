@@ -19,7 +19,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qs, urlsplit
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.sources import SourceError
 from saccade.sources.http.tokens import is_loopback
 from saccade.sources.urls import RtspAddress

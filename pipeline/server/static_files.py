@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from saccade.pipeline.core.assets import PAGES
+from saccade.pipeline.asset_files import PAGES
 
 FILES = {"/": PAGES / "index.html"} | {
     f"/{path.relative_to(PAGES).as_posix()}": path

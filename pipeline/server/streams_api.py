@@ -29,13 +29,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.core.build import CheckSource
-from saccade.pipeline.core.config import Changes, StreamConfig
-from saccade.pipeline.core.config.file import explain, first_mistake
-from saccade.pipeline.core.errors import ConfigError, StreamError
-from saccade.pipeline.core.run_tasks import change_prompts, change_share, prompts_of, settings_of
-from saccade.pipeline.core.stream_manager import Streams, StreamStatus, status_of
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import Changes, StreamConfig
+from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stream import CheckSource
+from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
+from saccade.pipeline.runtime.tasks import change_prompts, change_share, prompts_of, settings_of
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.prometheus import Metrics
@@ -56,7 +56,7 @@ class AddStream(Protocol):
     """Opens and starts a stream."""
 
     def __call__(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
-        """As `saccade.pipeline.core.build.add_stream`."""
+        """As `saccade.pipeline.runtime.stream.add_stream`."""
 
 
 class Api:

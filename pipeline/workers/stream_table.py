@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.stream_names import check_free, free_name
+from saccade.pipeline.config.stream_names import check_free, free_name
+from saccade.pipeline.errors import StreamError
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import Message, StreamReport

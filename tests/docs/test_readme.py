@@ -34,7 +34,7 @@ from saccade.engine import Engine
 from saccade.pipeline import HttpServer, Streams, load
 from saccade.pipeline.cli.main import app, main
 from saccade.pipeline.cli.options import load_settings, settings_in, sources_in
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.config import RunConfig
 from saccade.sinks import make_record
 from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sources import open_source

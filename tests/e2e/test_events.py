@@ -12,8 +12,8 @@ from typing import Any
 import av
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config.file import load
 from saccade.pipeline.session import opened_session
 from tests.support.browser import needs_chromium, tab
 from tests.support.cameras.faulty import FaultyCamera, coded_clip

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from saccade.engine import Detect, Engine
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
 from saccade.sinks.websocket.server import WebSocketSink
 from saccade.sources import open_source
 from tests.support import REPO

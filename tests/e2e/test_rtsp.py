@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline.bench.ingest import burnt_in_age_ms, time_ingest
-from saccade.pipeline.core.bounded_queue import NEWEST, BoundedQueue, QueueClosed
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed
 from saccade.sources import Frame, LiveError, LiveSource, open_source
 from tests.support import cameras
 from tests.support.cameras import LONG_S, Camera, Watcher, wait_for

@@ -16,8 +16,8 @@ import pytest
 from saccade.engine.tasks import Detect
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.settings import EventSettings
 from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.reload import ConfigReloader

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.session import opened_session
 from tests.support.clips import MakeClip

@@ -15,8 +15,8 @@ import cv2
 import pytest
 
 from saccade.engine import Engine
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 from saccade.pipeline.search import search_events

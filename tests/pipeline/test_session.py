@@ -23,12 +23,12 @@ from rich.console import Console
 
 from saccade.engine.model_loader import DTYPES
 from saccade.pipeline.cli.live_view import table_of
-from saccade.pipeline.core.build import load_engine
-from saccade.pipeline.core.config import RunConfig, StreamConfig
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError, StreamError
+from saccade.pipeline.config import RunConfig, StreamConfig
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.runtime.stream import load_engine
+from saccade.pipeline.runtime.targets import shown_targets
 from saccade.pipeline.session import Session, opened_session
-from saccade.pipeline.sink_targets import shown_targets
 from saccade.sinks import SinkError
 from tests.support import REPO
 from tests.support.command import Command, start_saccade

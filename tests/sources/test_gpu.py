@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.engine_stream import yuv_image
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.runtime.engine_stream import yuv_image
 from saccade.sources import SourceError, open_source
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context
 from saccade.sources.live.decoder import Decoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from av.video.reformatter import VideoReformatter
 
-from saccade.pipeline.core.engine_stream import yuv_image
+from saccade.pipeline.runtime.engine_stream import yuv_image
 from saccade.sources.planes import planes_of
 from saccade.sources.rgb import RgbConverter
 

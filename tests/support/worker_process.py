@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 
 SETTINGS = {

@@ -19,8 +19,8 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError, RunFailed
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.session import opened_session
 
 _COLUMNS, _ROWS = 16, 4  # of zones

@@ -19,10 +19,10 @@ import numpy as np
 
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.tasks import Detect
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
-from saccade.pipeline.core.assets import DEMO_CLIP
 from saccade.sources import RgbImage
 
 if TYPE_CHECKING:

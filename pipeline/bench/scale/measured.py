@@ -15,8 +15,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from saccade.pipeline.core.config import ListedStream, RunConfig
-from saccade.pipeline.core.errors import RunFailed
+from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.errors import RunFailed
 from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.process.process_worker import processors
 
@@ -121,7 +121,7 @@ def time_scale(
         ConfigError, EngineError, SourceError: if something it names cannot be used.
         RunFailed: if no stream comes up within a minute, or a killed worker does not come back.
     """
-    from saccade.pipeline.core.build import open_stream  # brings FFmpeg
+    from saccade.pipeline.runtime.stream import open_stream  # brings FFmpeg
 
     stream = settings.each()[0]
     with open_stream(stream) as opened:

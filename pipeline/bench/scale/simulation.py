@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.workers.placement import Placement, Settings, StreamNeed, WorkerSlot
 from saccade.pipeline.workers.protocol import StreamReport, WorkerReport
 

@@ -10,10 +10,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from saccade.pipeline.core.config import ListedStream
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError, RunFailed
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError, RunFailed
+from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.session import opened_session
 from saccade.sources import open_source
 

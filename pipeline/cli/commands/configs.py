@@ -6,10 +6,10 @@ from importlib.resources import files
 
 from saccade.engine.models.model_files import read_names
 from saccade.engine.vocabulary import Vocabulary
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.manual import manual
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.errors import ConfigError
 from saccade.sources import check_source, redact
 
 _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"

@@ -9,8 +9,8 @@ import webbrowser
 from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.cli.live_view import follow
 from saccade.pipeline.cli.signals import EndingSignals
-from saccade.pipeline.core.build import load_engine
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.http_server import tls_of, token_of
 from saccade.pipeline.session import Session

@@ -103,8 +103,8 @@ def examine_model(name: str) -> Iterator[Finding]:
     from saccade.engine import Engine
     from saccade.engine.evaluation.region_readings import compare_readings
     from saccade.engine.model_loader import open_model
+    from saccade.pipeline.asset_files import DEMO_CLIP
     from saccade.pipeline.bench.common import images_of
-    from saccade.pipeline.core.assets import DEMO_CLIP
 
     try:
         loaded, info, _ = open_model(name, "auto", None)

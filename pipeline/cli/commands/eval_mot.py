@@ -12,10 +12,10 @@ from saccade.pipeline.analytics.mot.evaluate import score, track
 from saccade.pipeline.analytics.mot.files import MotError, Rows, Sequence, read_sequences, write_rows
 from saccade.pipeline.analytics.mot.metrics import Counts
 from saccade.pipeline.analytics.tracker import TrackerSettings
-from saccade.pipeline.core.build import load_engine
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.run_tasks import tasks_for
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.stream import load_engine
+from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sources import open_source
 
 _ALL = "all"

@@ -10,12 +10,12 @@ from PIL import Image
 
 from saccade.engine.results import Result, Text
 from saccade.pipeline.cli.formatting import show_preparation
-from saccade.pipeline.core.build import load_engine
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.run_tasks import tasks_for
-from saccade.pipeline.core.stats import latency_of
-from saccade.pipeline.sink_targets import check_targets, targets_of
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.stats import latency_of
+from saccade.pipeline.runtime.stream import load_engine
+from saccade.pipeline.runtime.targets import check_targets, targets_of
+from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sinks import Latency, SinkError, draw, make_record
 from saccade.sources import Frame, SourceError, open_source
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from saccade.pipeline.core.build import open_once
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.stream import open_once
 from saccade.sources import Frame, LiveSource, StreamStats
 from saccade.sources.rtp import PLAUSIBLE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from saccade.pipeline.cli.commands.configs import check_labels
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.config.file import load
 
 
 def check(path: Path) -> str:

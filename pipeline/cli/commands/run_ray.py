@@ -20,9 +20,9 @@ from saccade.pipeline.cli.commands.run_workers import Reports, show_changes, sho
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED
 from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.reload import FileStamp
 from saccade.pipeline.workers.front.front import CLOSE_S
 from saccade.pipeline.workers.protocol import Message, StreamReport

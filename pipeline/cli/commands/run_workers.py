@@ -18,9 +18,9 @@ from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, take_warnings
 from saccade.pipeline.cli.formatting import summary
 from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.stats import Report
-from saccade.pipeline.sink_targets import shown_targets
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.runtime.stats import Report
+from saccade.pipeline.runtime.targets import shown_targets
 from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
 from saccade.pipeline.workers.front.reload import FrontReloader
 from saccade.pipeline.workers.protocol import Message, StreamReport

@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-from saccade.pipeline.core.build import load_engine
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import ConfigError, one_line
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader, StoreError
+from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.search import Found, Progress, Searched, search_events
 from saccade.pipeline.server.api.events_query import filters_of
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.metadata import version
 from typing import Any
 
-from saccade.pipeline.core.config import parse_place
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config import parse_place
+from saccade.pipeline.errors import ConfigError
 from saccade.sources.http.tokens import is_loopback, read_token
 
 Message = MutableMapping[str, Any]

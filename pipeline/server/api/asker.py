@@ -22,7 +22,7 @@ from saccade.engine.results import Result, Text
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Caption, Query
-from saccade.pipeline.core.config.file import explain, first_mistake
+from saccade.pipeline.config.file import explain, first_mistake
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.sources.frame import RgbImage
 from saccade.sources.http.auth import read_text, refusal

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.sources.http.auth import refusal
 

@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from aiohttp import web
 
 from saccade.engine.errors import EngineError
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.search import Progress, Searched
 from saccade.pipeline.server.api.events_query import query_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from saccade.pipeline.core.errors import one_line
+from saccade.pipeline.errors import one_line
 
 
 class EventStream:

@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from saccade.engine.results import Result
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.static_files import FILES, file_route
 from saccade.pipeline.server.whep.server import WhepServer
 from saccade.sinks import Latency, SinkError
+from saccade.sinks.base import SourceHints
 from saccade.sinks.urls import Address, Options
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
@@ -108,8 +109,8 @@ class ViewerSink:
         self._server.close()
 
 
-def open_whep(target: str) -> ViewerSink:
-    """Open the sink that `whep:PORT` or `whep://HOST:PORT?token=…` asks for.
+def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
+    """Open the sink that `whep:PORT` or `whep://HOST:PORT?token=…` asks for; it takes no `hints`.
 
     Raises:
         SinkError: if it is neither, or cannot be opened.

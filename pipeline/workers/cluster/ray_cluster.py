@@ -12,7 +12,7 @@ import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from saccade.pipeline.core.errors import ConfigError, one_line
+from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE
 from saccade.pipeline.workers.cluster.store_actor import end_stores
 from saccade.pipeline.workers.cluster.supervisor_actor import GROUP, SUPERVISOR, SupervisorActor

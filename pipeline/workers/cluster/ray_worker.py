@@ -20,7 +20,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from saccade.pipeline.core.errors import one_line
+from saccade.pipeline.errors import one_line
 from saccade.pipeline.workers.cluster.relay import Relay
 from saccade.pipeline.workers.cluster.store_actor import store_here
 from saccade.pipeline.workers.process.memory import available_bytes, room_for, rss_bytes

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from saccade.pipeline.core.errors import ConfigError, one_line
+from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import StoreError
 from saccade.pipeline.workers.machines.store_server import StoreServer

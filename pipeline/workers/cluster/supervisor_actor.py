@@ -23,8 +23,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_placement_group
 
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.errors import StreamError, one_line
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.errors import StreamError, one_line
 from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, actor_of
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState

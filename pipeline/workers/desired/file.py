@@ -13,7 +13,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.workers.desired.state import DesiredState
 
 _SCHEMA = """

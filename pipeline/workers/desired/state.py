@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from saccade.pipeline.core.stream_names import check_name
+from saccade.pipeline.config.stream_names import check_name
 
 Config = Mapping[str, Any]
 """The configuration of a stream, as the values of a `ListedStream`: its source, prompts, zones, rules, sinks."""

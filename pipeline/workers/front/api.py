@@ -18,9 +18,9 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import Prompts, ShareSettings
-from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import Prompts, ShareSettings
+from saccade.pipeline.errors import StreamError
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.static_files import FILES, file_route
 from saccade.pipeline.server.streams_api import OPEN_S, read_stream

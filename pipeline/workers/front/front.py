@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from saccade.engine.errors import EngineError
-from saccade.pipeline.core.config import ListedStream, RunConfig, StreamConfig, parse_place
-from saccade.pipeline.core.errors import ConfigError, RunFailed
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stream_names import free_name
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig, parse_place
+from saccade.pipeline.config.stream_names import free_name
+from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.targets import HEATMAP, WHEP, Target, check_targets, open_output, targets_of
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.session import max_bytes_of, opened_store
-from saccade.pipeline.sink_targets import HEATMAP, WHEP, Target, check_targets, open_output, targets_of
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder

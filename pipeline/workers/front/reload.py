@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config import ListedStream, RunConfig
-from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.errors import StreamError
 from saccade.pipeline.reload import EditedRegions, EditedRules, FileReloader, run_differences, stream_differences
-from saccade.pipeline.sink_targets import targets_of
+from saccade.pipeline.runtime.targets import targets_of
 from saccade.pipeline.workers.front.front import Front, streams_of, worker_values
 from saccade.pipeline.workers.rolling import RollError
 from saccade.pipeline.workers.supervisor import Supervisor

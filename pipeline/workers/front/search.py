@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.search import AT_ONCE, Place, Progress, Searched, search
 from saccade.pipeline.server.api.events_search import MAX_ASKED

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from saccade.pipeline.core.build import OpenedStream
-from saccade.pipeline.core.errors import StreamError, one_line
+from saccade.pipeline.errors import StreamError, one_line
+from saccade.pipeline.runtime.stream import OpenedStream
 from saccade.pipeline.workers.protocol import Message
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from saccade.pipeline.core.config import ListedStream
-from saccade.pipeline.sink_targets import Target
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.runtime.targets import Target
 
 
 def keep_outputs(name: str, config: ListedStream, each: list[Target]) -> None:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from saccade.engine.results import Result
-from saccade.pipeline.core.delivery import Delivery, OutputDelivery
-from saccade.pipeline.core.output import Output
+from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
+from saccade.pipeline.runtime.output import Output
 from saccade.sinks import Latency, SinkClosedError
 from saccade.sources import Frame
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from saccade.engine.errors import EngineClosedError, EngineError
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import media_path
 from saccade.pipeline.search import SnapshotAsker
 from saccade.sources.http.auth import refusal

@@ -22,21 +22,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.build import OpenedStream
-from saccade.pipeline.core.config import ListedStream, RunConfig
-from saccade.pipeline.core.errors import one_line
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.run_tasks import settings_of
-from saccade.pipeline.core.stream_manager import Streams, status_of
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.errors import one_line
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import read_event
 from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stream import OpenedStream
+from saccade.pipeline.runtime.streams import Streams, status_of
+from saccade.pipeline.runtime.targets import Target
+from saccade.pipeline.runtime.tasks import settings_of
 from saccade.pipeline.server.source_policy import SourcePolicy
 from saccade.pipeline.session import Session
-from saccade.pipeline.sink_targets import Target
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.placement import demand
 from saccade.pipeline.workers.process.channel import Channel
@@ -150,7 +150,7 @@ class _WorkerProcess:
         if threads:
             torch.set_num_threads(threads)  # where it is loaded already
         device = device_of(device, self._settings["index"], torch.cuda.device_count())
-        from saccade.pipeline.core.build import load_engine
+        from saccade.pipeline.runtime.stream import load_engine
 
         engine = stack.enter_context(load_engine(config.model_copy(update={"device": device})))
         ask = stack.enter_context(load_engine(config.ask)) if config.ask else None

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pytest
 
 import saccade.engine.models
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.events.machine import RESUME_S
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 from tests.support.cameras import free_port

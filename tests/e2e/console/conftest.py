@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.build import open_stream
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config.file import load
 from saccade.pipeline.reload import ConfigReloader
+from saccade.pipeline.runtime.stream import open_stream
 from saccade.pipeline.session import Session, opened_session
 from tests.support.cameras import free_port
 from tests.support.engine import TINY, random_model, write_model

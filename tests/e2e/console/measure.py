@@ -26,9 +26,9 @@ import av
 from saccade.engine import Engine
 from saccade.engine.results import Box, Detections, Points, Result
 from saccade.pipeline import HttpServer, Output, Streams
-from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
-from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.config import Prompts, StreamConfig
+from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
+from saccade.pipeline.config import Prompts, StreamConfig
+from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.sinks import CallbackSink, Latency

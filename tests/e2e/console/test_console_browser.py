@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from saccade.engine import Engine
-from saccade.pipeline.core.assets import DEMO_CLIP, PAGES
-from saccade.pipeline.core.config import Prompts, StreamConfig
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
+from saccade.pipeline.config import Prompts, StreamConfig
+from saccade.pipeline.config.file import load
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.pipeline.session import opened_session

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.config.file import load
 from tests.e2e.console.conftest import Console
 from tests.e2e.console.test_console_browser import violations
 from tests.e2e.console.test_demo_browser import SEEN, press, words

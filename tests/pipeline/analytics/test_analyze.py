@@ -19,7 +19,7 @@ from saccade.pipeline import Streams, load, opened_session
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import CountLog, Totals
 from saccade.pipeline.analytics.settings import AnalyticsSettings
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.prometheus import Metrics
 from saccade.sinks import Latency

@@ -22,7 +22,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.settings import AnalyticsSettings
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.sources import Frame, open_source
 from tests.support.sinks.results import live_frame
 

@@ -13,7 +13,7 @@ from saccade.engine.results import Box, Detections, Points, Result
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import Heat, HeatmapStage
 from saccade.pipeline.analytics.settings import AnalyticsSettings
-from saccade.pipeline.core.stats import Stats
+from saccade.pipeline.runtime.stats import Stats
 from saccade.sinks import Latency, SinkError
 from saccade.sinks.messaging.events import observations_of
 from saccade.sinks.overlay import draw

@@ -15,7 +15,7 @@ from saccade.engine import Engine
 from saccade.engine.tasks import Detect
 from saccade.pipeline import ConfigError, Output, RunConfig, Streams, load, opened_session
 from saccade.pipeline.analytics import GATES, STAGES
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.sinks import JsonlSink
 from saccade.sources import open_source
 from saccade.sources.replay import ReplaySource

@@ -12,7 +12,7 @@ from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline import load, opened_session
 from saccade.pipeline.analytics import STAGES
 from saccade.pipeline.analytics.track import TrackStage
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.sinks.overlay.scene import Trail
 from tests.support.sinks.results import live_frame
 

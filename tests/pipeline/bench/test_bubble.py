@@ -11,6 +11,7 @@ from saccade.engine import Engine
 from saccade.engine.evaluation.random_model import random_engine
 from saccade.engine.models.moondream.random_weights import random_model
 from saccade.engine.runtime.trace import Span, Trace
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.bubble import BubbleBench, measure_row
 from saccade.pipeline.bench.common import images_of, parse_counts
 from saccade.pipeline.bench.load_generator import (
@@ -25,8 +26,7 @@ from saccade.pipeline.bench.load_generator import (
 )
 from saccade.pipeline.bench.prompts import PromptsBench, measure_prompts
 from saccade.pipeline.cli.trace_file import check_file, traced
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.sources import RgbImage
 from tests.support.engine import TINY, one_thread
 

@@ -8,7 +8,7 @@ import pytest
 from saccade.engine import EngineError
 from saccade.pipeline.bench.cameras import fair_shares, jain, time_questions
 from saccade.pipeline.bench.common import parse_range, parse_weights
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from tests.support.command import run_saccade
 from tests.support.engine import TINY, random_model, write_model
 

@@ -4,7 +4,7 @@ import pytest
 
 from saccade.pipeline.bench.common import parse_small
 from saccade.pipeline.bench.drafts import ClipRow, ScriptedRow, time_drafts, time_scripted
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from tests.support import REPO
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"

@@ -7,7 +7,7 @@ import pytest
 
 from saccade.engine import ModelInfo
 from saccade.pipeline.bench.pipeline import _figures
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from tests.support.command import run_saccade
 
 MODEL = ModelInfo("nano", Path(), 1, None, ("detect",), "cpu", "bfloat16")

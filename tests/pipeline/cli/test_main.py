@@ -12,10 +12,10 @@ import av
 import pytest
 from PIL import Image
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import RunConfig, flags_of
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import one_line
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import RunConfig, flags_of
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import one_line
 from tests.support import REPO
 from tests.support.command import LONG_S, Command, environment, run_saccade, start_saccade
 from tests.support.engine import GOLDEN, TINY, random_model, write_golden_case, write_model

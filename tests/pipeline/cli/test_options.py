@@ -10,7 +10,7 @@ from click import Parameter
 
 from saccade.pipeline.cli.main import app
 from saccade.pipeline.cli.sections import sections
-from saccade.pipeline.core.config import RunConfig, flags_of
+from saccade.pipeline.config import RunConfig, flags_of
 from tests.support.command import Command
 
 NOT_SETTINGS = {"config", "trace", "quiet", "help"}

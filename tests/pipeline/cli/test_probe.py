@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from saccade.pipeline.bench.ingest import burnt_in_age_ms, time_ingest
 from saccade.pipeline.cli.commands.probe import examine
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.sources import SourceError
 from tests.support.clips import MakeClip
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import av
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from tests.support.command import LONG_S, environment
 
 # The command with a stage that takes its time, as a user would add one.

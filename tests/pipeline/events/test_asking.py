@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from saccade.engine import DeadlineError, Engine
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.pipeline.analytics.analyze import AnalyzeStage
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.asking import MAX_ASKED, Asker, ModelAskEngine, crop
 from saccade.pipeline.events.questions import FRAME, Question
 from saccade.pipeline.events.record import Change, History, RuleList

@@ -16,8 +16,8 @@ import pytest
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
 from saccade.pipeline import ConfigError, Streams, load, opened_session
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import Prompts
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import Prompts
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.whep.sink import open_whep
@@ -59,7 +59,7 @@ def test_probes_need_no_token_and_give_no_detail(streams: Streams, monkeypatch: 
 
 
 def test_a_stuck_model_is_alive_but_not_ready(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.pipeline.core.stream_manager._STUCK_S", -1.0)
+    monkeypatch.setattr("saccade.pipeline.runtime.streams._STUCK_S", -1.0)
     server = HttpServer(streams, port=0)
     try:
         streams.add("clip", open_source(DEMO_CLIP), [Detect("person")])

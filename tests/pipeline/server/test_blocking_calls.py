@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.build import CheckSource, add_stream
-from saccade.pipeline.core.config import StreamConfig
-from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stream import CheckSource, add_stream
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server import streams_api
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.http_server import HttpServer

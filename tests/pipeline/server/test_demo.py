@@ -19,9 +19,9 @@ import av
 import pytest
 
 from saccade.engine import Engine
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import Prompts, StreamConfig
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import Prompts, StreamConfig
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.static_files import FILES
 from tests.support.command import Command, start_saccade

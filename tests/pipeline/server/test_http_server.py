@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
-from saccade.pipeline.core.config import parse_place
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.config import parse_place
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.sources import open_source
 from saccade.sources.http import app_server as listening

@@ -9,10 +9,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.engine import Engine
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.config import StreamConfig
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.runtime.stream import add_stream
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.prometheus import Metrics
 from tests.support import REPO
 from tests.support.webrtc import until

@@ -12,10 +12,10 @@ from urllib.error import HTTPError
 import pytest
 
 from saccade.engine import Engine
-from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.config import StreamConfig
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.stream import add_stream
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer

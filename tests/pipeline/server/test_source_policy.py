@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline import ConfigError, HttpServer, Streams
-from saccade.pipeline.core.assets import DEMO_CLIP
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support.cameras.scripted import Call, Request, ScriptedCamera

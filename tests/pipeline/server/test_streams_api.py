@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.build import add_stream
-from saccade.pipeline.core.config import StreamConfig
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.runtime.stream import add_stream
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support import REPO

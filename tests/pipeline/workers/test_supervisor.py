@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.errors import StreamError
 from saccade.pipeline.workers import quarantine, states, supervisor
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.states import RefusedError

@@ -12,7 +12,7 @@ from saccade.pipeline.analytics.mot.evaluate import track
 from saccade.pipeline.analytics.mot.files import MotError, read_rows, read_sequences, write_rows
 from saccade.pipeline.analytics.tracker import TrackerSettings
 from saccade.pipeline.cli.main import app
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from tests.pipeline.analytics.scenes import straight, watch
 
 PATHS = [straight((0.1, 0.5), (0.9, 0.5), 4), straight((0.9, 0.2), (0.1, 0.8), 4, hidden=(1, 1.5))]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.scale.measured import Row, ScaleTimes, frames_counted, quantile_ms, time_scale
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import RunConfig
+from saccade.pipeline.config import RunConfig
 
 
 def test_workers_are_measured_and_one_is_killed() -> None:

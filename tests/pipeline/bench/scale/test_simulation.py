@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from saccade.pipeline.bench.scale.simulation import RATES, ScaleForecast, Scenario, simulate
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from tests.support.command import run_saccade
 
 SMALL = Scenario(cameras=200, gpus=8, gpus_each=2, workers_each=2, hours=0.5, worker_failures=40, machine_failures=20)

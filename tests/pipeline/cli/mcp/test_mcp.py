@@ -20,13 +20,13 @@ import pytest
 from PIL import Image
 
 from saccade.engine import Engine
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.mcp.api_client import ApiClient
 from saccade.pipeline.cli.mcp.serve import serve
 from saccade.pipeline.cli.mcp.tools import make_server
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config import Prompts, StreamConfig
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config import Prompts, StreamConfig
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.session import Session, opened_session
 from tests.support import REPO

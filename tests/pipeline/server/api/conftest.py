@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from saccade.engine import Engine
-from saccade.pipeline.core.assets import PAGES
-from saccade.pipeline.core.stream_manager import Streams
+from saccade.pipeline.asset_files import PAGES
+from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from tests.support.engine.material import TINY, write_model
 

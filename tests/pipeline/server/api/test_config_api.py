@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.config.file import load
 from saccade.pipeline.reload import ConfigReloader
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.session import opened_session

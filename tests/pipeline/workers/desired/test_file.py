@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState
 from tests.support import REPO

@@ -18,8 +18,8 @@ import av
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config.file import load
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.workers.front.front import Front, opened_front

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from saccade.pipeline.core.config import ListedStream
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.workers.front.front import opened_front
 from saccade.pipeline.workers.front.reload import FrontReloader
 

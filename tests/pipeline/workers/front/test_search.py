@@ -21,8 +21,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.engine import Engine
-from saccade.pipeline.core.assets import DEMO_CLIP
-from saccade.pipeline.core.config.file import load
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config.file import load
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.server.http_server import HttpServer

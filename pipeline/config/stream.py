@@ -11,9 +11,9 @@ from pydantic import field_validator
 
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.stages import GATES, STAGES, check_names
-from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config.prompts import Prompts, ShareSettings
-from saccade.pipeline.core.stream_names import check_name
+from saccade.pipeline.config.prompts import Prompts, ShareSettings
+from saccade.pipeline.config.queue_policy import QueuePolicy
+from saccade.pipeline.config.stream_names import check_name
 from saccade.pipeline.events.settings import EventSettings
 from saccade.pipeline.settings import Address, Names, Seconds, Text, setting
 

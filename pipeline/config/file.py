@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from saccade.pipeline.analytics.settings import LineSettings, ZoneSettings
-from saccade.pipeline.core.config import ListedStream, RunConfig, flags_of
-from saccade.pipeline.core.errors import ConfigError, TextError
+from saccade.pipeline.config import ListedStream, RunConfig, flags_of
+from saccade.pipeline.errors import ConfigError, TextError
 from saccade.pipeline.events.settings import Rules, RuleSettings
 from saccade.pipeline.settings import PlacedError
 

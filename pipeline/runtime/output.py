@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.config.queue_policy import QueuePolicy
+from saccade.pipeline.errors import StreamError
 from saccade.sinks import Sink, SinkGuard
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.pipeline.core.held_frames import HeldFrames, is_newer
+from saccade.pipeline.runtime.held_frames import HeldFrames, is_newer
 from saccade.sources import Frame, Source
 from tests.support.cameras import wait_for
 

@@ -1,9 +1,9 @@
 """The configuration of a run: every setting, and the YAML file that has them (`config.file`, `config.edit`)."""
 
-from saccade.pipeline.core.config.http import parse_place
-from saccade.pipeline.core.config.prompts import Changes, Prompts, ShareSettings
-from saccade.pipeline.core.config.run import STREAM, RunConfig, flags_of, takes_commas
-from saccade.pipeline.core.config.stream import ListedStream, StreamConfig
+from saccade.pipeline.config.http import parse_place
+from saccade.pipeline.config.prompts import Changes, Prompts, ShareSettings
+from saccade.pipeline.config.run import STREAM, RunConfig, flags_of, takes_commas
+from saccade.pipeline.config.stream import ListedStream, StreamConfig
 
 __all__ = [
     "STREAM",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from saccade.pipeline.core.stats import Captured, captured
+from saccade.pipeline.runtime.stats import Captured, captured
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
-from saccade.pipeline.core.stats import BUCKETS_MS, Stats
+from saccade.pipeline.runtime.stats import BUCKETS_MS, Stats
 from saccade.sinks import Latency
 from saccade.sources import CaptureClock, Frame
 
@@ -74,7 +74,7 @@ def test_a_file_is_not_old_for_having_been_read_ahead() -> None:
 def test_what_was_long_ago_is_not_now(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = Stats()
     clock = [1000.0]
-    monkeypatch.setattr("saccade.pipeline.core.stats.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("saccade.pipeline.runtime.stats.time.monotonic", lambda: clock[0])
     for _ in range(21):
         stats.note_result(frame(), result(0), Latency())
         clock[0] += 0.1

@@ -26,11 +26,12 @@ from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededEr
 from saccade.engine.results import Result
 from saccade.engine.scheduling.task import Task
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
-from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy, Taken
-from saccade.pipeline.core.delivery import Delivery, OutputDelivery
-from saccade.pipeline.core.engine_stream import EngineStream, Flights, InFlight, Share
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stats import Captured, Report, Stats, latency_of
+from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
+from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
+from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
+from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.stats import Captured, Report, Stats, latency_of
 from saccade.sinks import SinkStatus
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model

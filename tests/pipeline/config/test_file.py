@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from saccade.pipeline.cli.manual import manual
-from saccade.pipeline.core.config import RunConfig
-from saccade.pipeline.core.config.file import load
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.config.file import load
+from saccade.pipeline.errors import ConfigError
 from saccade.sources import redact
 from tests.support import REPO
 

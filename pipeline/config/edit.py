@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from saccade.pipeline.analytics.settings import LineSettings, Regions, ZoneSettings
-from saccade.pipeline.core.config.edit_rules import with_rules
-from saccade.pipeline.core.errors import ConfigError
+from saccade.pipeline.config.edit_rules import with_rules
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.settings import RuleSettings
 
 _POINTS = {"zones": "polygon", "lines": "points"}

@@ -11,9 +11,9 @@ from typing import Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from saccade.pipeline.core.config.cluster import ClusterSettings
-from saccade.pipeline.core.config.http import HttpSettings
-from saccade.pipeline.core.config.stream import ListedStream, StreamConfig
+from saccade.pipeline.config.cluster import ClusterSettings
+from saccade.pipeline.config.http import HttpSettings
+from saccade.pipeline.config.stream import ListedStream, StreamConfig
 from saccade.pipeline.events.settings import KeepSettings, check_places
 from saccade.pipeline.settings import Address, PlacedError, Text, setting, split_names
 

@@ -5,54 +5,21 @@ Knows nothing of what it carries: frames on their way to the engine, results on 
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from saccade.pipeline.config.queue_policy import QueuePolicy
+
 T = TypeVar("T")
 
-WhenFull = Literal["wait", "drop oldest"]
 DropCause = Literal["full", "closed"]
 """Why an item was lost: a newer one took its place, or the queue was closed with the item still inside."""
-
-_MAX_SIZE = 1000  # frames: 3 GB of 1280x720
 
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error
     """Nothing can be put in any more, or nothing is left to take."""
-
-
-@dataclass(slots=True, frozen=True)
-class QueuePolicy:
-    """How many items a queue holds and what happens to one too many."""
-
-    size: int
-    when_full: WhenFull
-
-    @classmethod
-    def parse(cls, text: str) -> QueuePolicy:
-        """Read `wait` (the producer waits), `newest` (only the newest is kept) or `keep N` (the newest N are kept).
-
-        Raises:
-            ValueError: if the text is none of these.
-        """
-        words = text.strip().lower()
-        if words == "wait":
-            return WAIT
-        if words == "newest":
-            return NEWEST
-        if (match := re.fullmatch(r"keep\s+(\d{1,4})", words)) and 1 <= int(match[1]) <= _MAX_SIZE:
-            return cls(int(match[1]), "drop oldest")
-        raise ValueError(
-            f"'{text}' is not a queue policy: use 'wait', 'newest' or 'keep N' with N from 1 to {_MAX_SIZE}"
-        )
-
-
-# Four frames ride out the jitter of decoding; more would only cost memory (25 MB each at 4K).
-WAIT = QueuePolicy(4, "wait")
-NEWEST = QueuePolicy(1, "drop oldest")
 
 
 @dataclass(slots=True, frozen=True)

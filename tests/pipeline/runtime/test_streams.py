@@ -10,11 +10,11 @@ import pytest
 from saccade.engine import Engine
 from saccade.engine.results import Result
 from saccade.engine.tasks import Detect
-from saccade.pipeline.core.bounded_queue import NEWEST, WAIT
-from saccade.pipeline.core.errors import StreamError
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config.queue_policy import NEWEST, WAIT
+from saccade.pipeline.errors import StreamError
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.streams import Streams
 from saccade.sinks import Latency, SinkError
 from saccade.sources import Frame, LiveSource, Source, SourceError, open_source
 from saccade.sources.replay import ReplaySource
@@ -249,7 +249,7 @@ def test_the_status_of_a_camera_that_is_not_there(engine: Engine) -> None:
 
 
 def test_a_model_that_does_not_answer_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.pipeline.core.stream_manager._STUCK_S", 0.01)
+    monkeypatch.setattr("saccade.pipeline.runtime.streams._STUCK_S", 0.01)
     with Streams(engine) as streams:
         streams.add("door", clip(), PERSON, tiles=2)
         seen = []

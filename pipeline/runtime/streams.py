@@ -22,13 +22,13 @@ from saccade.engine.scheduling.task import Task
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
-from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.engine_stream import Share
-from saccade.pipeline.core.errors import StreamError, one_line
-from saccade.pipeline.core.output import Output, close_sinks
-from saccade.pipeline.core.stats import Report
-from saccade.pipeline.core.stream_names import check_free, free_name
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config.queue_policy import QueuePolicy
+from saccade.pipeline.config.stream_names import check_free, free_name
+from saccade.pipeline.errors import StreamError, one_line
+from saccade.pipeline.runtime.engine_stream import Share
+from saccade.pipeline.runtime.output import Output, close_sinks
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stats import Report
 from saccade.sinks import Sink, SinkStatus
 from saccade.sources import Frame, LiveSource, Source, State, redact
 

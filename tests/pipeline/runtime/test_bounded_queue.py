@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, BoundedQueue, QueueClosed, QueuePolicy, Taken
+from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
+from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 
 JOIN_S = 20  # far beyond what any of these needs; only so that a deadlock fails instead of hanging
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.core.config.edit import save_settings
-from saccade.pipeline.core.config.edit_rules import text_of_rules
-from saccade.pipeline.core.config.file import load, read_rules
-from saccade.pipeline.core.errors import ConfigError, TextError
+from saccade.pipeline.config.edit import save_settings
+from saccade.pipeline.config.edit_rules import text_of_rules
+from saccade.pipeline.config.file import load, read_rules
+from saccade.pipeline.errors import ConfigError, TextError
 from saccade.pipeline.events.settings import EventSettings, RuleSettings, check_places
 
 FILE = """\

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from saccade.engine.results import Result
-from saccade.pipeline.core.bounded_queue import WAIT, BoundedQueue, QueueClosed, QueuePolicy, Taken
-from saccade.pipeline.core.output import Output
+from saccade.pipeline.config.queue_policy import WAIT, QueuePolicy
+from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
+from saccade.pipeline.runtime.output import Output
 from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
 from saccade.sources import Frame
 

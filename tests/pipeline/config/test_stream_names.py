@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.pipeline.core.stream_names import check_name, free_name
+from saccade.pipeline.config.stream_names import check_name, free_name
 
 
 @pytest.mark.parametrize("name", ["door", "cam_1", "10.0.0.7-554-live", "Tür", "a" * 64])

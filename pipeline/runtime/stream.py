@@ -18,21 +18,21 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
-from saccade.pipeline.core.bounded_queue import QueuePolicy
-from saccade.pipeline.core.config import RunConfig, StreamConfig
-from saccade.pipeline.core.engine_stream import Share
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.held_frames import HeldFrames
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.run_tasks import names_of, set_asker, tasks_for
-from saccade.pipeline.core.stream_manager import Streams
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import RunConfig, StreamConfig
+from saccade.pipeline.config.queue_policy import QueuePolicy
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import GAP_S
 from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
+from saccade.pipeline.runtime.engine_stream import Share
+from saccade.pipeline.runtime.held_frames import HeldFrames
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.tasks import names_of, set_asker, tasks_for
 from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.replay import ReplaySource
 

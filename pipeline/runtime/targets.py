@@ -11,17 +11,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.pipeline.core.bounded_queue import NEWEST
-from saccade.pipeline.core.config import STREAM, RunConfig
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.output import Output
+from saccade.pipeline.config import STREAM, RunConfig
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.output import Output
 from saccade.sinks import DisplaySink, JsonlSink, Sink, open_sink
+from saccade.sinks.base import SourceHints
+from saccade.sinks.factory import SinkKind
 from saccade.sinks.urls import redact_target
 from saccade.sinks.video.segments import is_pattern
 from saccade.sources import Source
 
 HEATMAP = "--heatmap"  # written by a stage and opened by none, but a file that may overwrite another
 WHEP = "whep:"  # served by the pipeline, which no sink may import
+_WHEP_SINK = SinkKind("saccade.pipeline.server.whep.sink:open_whep")
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,9 +141,7 @@ def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
     if target.flag == "--jsonl":
         return JsonlSink(target.text)  # whatever its suffix is
     if target.text.startswith(WHEP):
-        from saccade.pipeline.server.whep.sink import open_whep  # imports aiortc, which no other output needs
-
-        return open_whep(target.text)
+        return _WHEP_SINK.open(target.text, SourceHints())
     if source is None:
         return open_sink(target.text)
     rate = source.info.average_rate

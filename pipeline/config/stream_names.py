@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from saccade.pipeline.core.errors import StreamError
+from saccade.pipeline.errors import StreamError
 
 _LIMIT = 64
 

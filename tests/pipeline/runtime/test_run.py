@@ -15,9 +15,9 @@ from saccade.engine.results import Result
 from saccade.engine.scheduling.step import StepKind
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Detect
-from saccade.pipeline.core.bounded_queue import NEWEST, WAIT, QueuePolicy
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
 from saccade.sinks import CallbackSink, JsonlSink, Latency, ReaderGoneError, SinkClosedError, SinkError
 from saccade.sources import Frame, Source, SourceError, open_source
 from saccade.sources.replay import ReplaySource

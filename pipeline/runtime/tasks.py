@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import TASKS, ObjectsTask
 from saccade.pipeline.analytics.analyze import analyze_stage
-from saccade.pipeline.core.config import Prompts, ShareSettings, StreamConfig
-from saccade.pipeline.core.errors import ConfigError
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.config import Prompts, ShareSettings, StreamConfig
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.asking import Asker, ModelAskEngine
 from saccade.pipeline.events.settings import EventSettings, RuleSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
+from saccade.pipeline.runtime.run import Run
 
 if TYPE_CHECKING:
     from saccade.engine import Engine

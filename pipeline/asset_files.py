@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_ASSETS = Path(__file__).parents[1] / "assets"
+_ASSETS = Path(__file__).parent / "assets"
 
 DEMO_CLIP = _ASSETS / "demo.mp4"
 """200 frames of 640x360 pixels at 10 a second, with people in them."""

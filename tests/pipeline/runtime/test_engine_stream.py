@@ -8,9 +8,9 @@ import pytest
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
-from saccade.pipeline.core.engine_stream import EngineStream, Share
-from saccade.pipeline.core.output import Output
-from saccade.pipeline.core.stream_run import Run
+from saccade.pipeline.runtime.engine_stream import EngineStream, Share
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
 from saccade.sinks import JsonlSink
 from saccade.sources import open_source
 from saccade.sources.replay import ReplaySource

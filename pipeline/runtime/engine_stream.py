@@ -20,7 +20,7 @@ from saccade.engine.result_future import ResultFuture
 from saccade.engine.results import Result
 from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.scheduling.task import Task
-from saccade.pipeline.core.bounded_queue import QueueClosed
+from saccade.pipeline.runtime.bounded_queue import QueueClosed
 from saccade.sources import Frame, YuvPlanes
 
 if TYPE_CHECKING:
