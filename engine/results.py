@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.distribution import install_command
+
 if TYPE_CHECKING:
     import supervision
 
@@ -81,9 +83,12 @@ class Detections:
         others keep their order.
 
         Raises:
-            ImportError: if supervision is not installed (`pip install saccade[supervision]`).
+            ImportError: if supervision is not installed; its message is the command that does.
         """
-        import supervision
+        try:
+            import supervision
+        except ImportError as error:
+            raise ImportError(f"supervision is not installed: {install_command('supervision')}") from error
 
         boxes = [box for box in self.boxes if not box.predicted]
         names = sorted({box.label for box in boxes})

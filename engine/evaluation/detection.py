@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from saccade.distribution import install_command
 from saccade.engine.engine import Engine
 from saccade.engine.errors import EngineError
 from saccade.engine.result_future import ResultFuture
@@ -210,7 +211,7 @@ def _coco() -> tuple[Any, Any]:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
-        raise EngineError("evaluation needs pycocotools: pip install 'saccade[eval]'") from error
+        raise EngineError(f"evaluation needs pycocotools: {install_command('eval')}") from error
     return COCO, COCOeval
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from saccade.distribution import VERSION
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.config import config_commands
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
@@ -59,9 +60,7 @@ def root(
 ) -> None:
     """Print the version or, without any command, the help."""
     if version:
-        from importlib.metadata import version as version_of
-
-        print(f"saccade {version_of('saccade')}")
+        print(f"saccade {VERSION}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from saccade.distribution import install_command
 from saccade.pipeline.settings import Text, setting
 
 
@@ -13,7 +14,7 @@ class ClusterSettings(BaseModel):
     ray: Text | None = setting(
         None,
         "Run the workers on this Ray cluster: its address, or auto.",
-        more="On as many machines as it can, each with this program installed: pip install 'saccade[ray]'. A "
+        more=f"On as many machines as it can, each with this program installed: {install_command('ray')}. A "
         "supervisor on this machine keeps what is to run, and outlives this command if that is killed.",
         metavar="ADDRESS",
     )

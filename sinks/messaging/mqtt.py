@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from saccade.distribution import install_command
 from saccade.engine.results import Result
 from saccade.sinks.backoff import backoff_s
 from saccade.sinks.base import CHANGES, SinkError, SinkStats, SourceHints
@@ -84,7 +85,7 @@ class MqttSink:
         try:
             import aiomqtt  # noqa: F401 - to report at once that it is missing
         except ImportError:
-            raise SinkError("mqtt:// needs aiomqtt: pip install 'saccade[mqtt]'") from None
+            raise SinkError(f"mqtt:// needs aiomqtt: {install_command('mqtt')}") from None
         self._address = Address.parse(target, PORTS, EXAMPLE)
         options = Options(target.partition("?")[2], self._address.shown)
         self._with_records = options.flag("records")

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from saccade.distribution import install_command
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.urls import RtspAddress, redact
 
@@ -110,7 +111,7 @@ def read_profiles(address: OnvifAddress) -> list[Profile]:
     try:
         import onvif  # an extra
     except ImportError:
-        raise SourceError("onvif:// needs an extra: pip install 'saccade[onvif]'") from None
+        raise SourceError(f"onvif:// needs an extra: {install_command('onvif')}") from None
     try:
         profiles = asyncio.run(asyncio.wait_for(_read(onvif, address), _TIMEOUT_S))
     except (TimeoutError, OSError) as error:

@@ -29,7 +29,7 @@ def test_results_are_values() -> None:
 
 
 def test_supervision_gets_pixels_scores_and_names() -> None:
-    pytest.importorskip("supervision", reason="supervision is not installed: pip install 'saccade[supervision]'")
+    pytest.importorskip("supervision", reason="the extra `supervision` is not installed")
     out = Detections(BOXES, 640, 360).to_supervision()
     assert out.xyxy == pytest.approx(np.array([[64, 72, 320, 216], [0, 0, 640, 360], [320, 180, 480, 360]]))
     assert out.confidence == pytest.approx(np.array([0.75, 0.5, 0.25]))
@@ -40,9 +40,7 @@ def test_supervision_gets_pixels_scores_and_names() -> None:
 
 
 def test_supervision_takes_an_empty_image() -> None:
-    supervision = pytest.importorskip(
-        "supervision", reason="supervision is not installed: pip install 'saccade[supervision]'"
-    )
+    supervision = pytest.importorskip("supervision", reason="the extra `supervision` is not installed")
     nothing = Detections((), 640, 360).to_supervision()
     assert len(nothing) == 0
     assert nothing.xyxy.shape == (0, 4)

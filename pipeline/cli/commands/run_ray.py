@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from saccade.distribution import install_command
 from saccade.engine.errors import EngineError
 from saccade.pipeline.cli.commands.run_workers import Reports, show_changes, show_finished, streams_table
 from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED
@@ -57,7 +58,7 @@ def run_on_ray(settings: RunConfig, config: Path | None, overrides: Mapping[str,
     try:
         from saccade.pipeline.workers.cluster.ray_cluster import RayCluster
     except ImportError:
-        raise ConfigError("--ray needs Ray: pip install 'saccade[ray]'") from None
+        raise ConfigError(f"--ray needs Ray: {install_command('ray')}") from None
     with EndingSignals() as signals, RayCluster(settings.ray) as cluster:
         made = cluster.place(settings.workers, settings.ray_cpus, settings.ray_gpus)
         signals.catch()

@@ -6,9 +6,9 @@ import asyncio
 import hmac
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib.metadata import version
 from typing import Any
 
+from saccade.distribution import VERSION, install_command
 from saccade.pipeline.config import parse_place
 from saccade.pipeline.errors import ConfigError
 from saccade.sources.http.tokens import is_loopback, read_token
@@ -35,7 +35,7 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "mcp":
             raise
-        raise ConfigError("this needs the package mcp: pip install 'saccade[mcp]'") from None
+        raise ConfigError(f"this needs the package mcp: {install_command('mcp')}") from None
     try:
         token = token or (read_token(token_file) if token_file else None)
         api = ApiClient(url, token)
@@ -47,7 +47,7 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
 
     async def run() -> None:
         async with api:
-            server = make_server(api, version("saccade"))
+            server = make_server(api, VERSION)
             if place:
                 await _serve_http(server, place, token)
             else:

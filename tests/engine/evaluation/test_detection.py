@@ -11,7 +11,7 @@ from saccade.engine import Box, Engine, EngineError
 from saccade.engine.evaluation.detection import DEFAULT_CONF, Evaluation, _empty_rate, _score, _Sheet, evaluate
 from tests.support.engine import SCREEN, label, noise, square, write_pack
 
-pytest.importorskip("pycocotools", reason="pycocotools is not installed: pip install 'saccade[eval]'")
+pytest.importorskip("pycocotools", reason="the extra `eval` is not installed")
 
 SIZE = 100  # every sheet is an image of 100 × 100, so that boxes can be thought of in per cent
 LEFT, RIGHT, BELOW = [0.0, 0.0, 20.0, 20.0], [60.0, 0.0, 80.0, 20.0], [0.0, 60.0, 20.0, 80.0]

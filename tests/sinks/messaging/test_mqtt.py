@@ -188,7 +188,7 @@ def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) ->
 
 def test_a_missing_aiomqtt_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiomqtt", None)
-    with pytest.raises(SinkError, match=r"pip install 'saccade\[mqtt\]'"):
+    with pytest.raises(SinkError, match=r"pip install 'saccade-live\[mqtt\]'"):
         open_sink("mqtt://host")
 
 
