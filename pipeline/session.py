@@ -6,6 +6,7 @@ signals.
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
 
 _EVERY = "every stream"
+
+log = logging.getLogger(__name__)
 
 
 class Session:
@@ -316,7 +319,7 @@ def max_bytes_of(config: RunConfig) -> int | None:
 
 @contextmanager
 def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
-    """The store that is configured; None if none is. `keep_open` as in `EventStore`.
+    """The store that is configured; None if none is, or the disk fails. `keep_open` as in `EventStore`.
 
     Raises:
         ConfigError: if it cannot be used.
@@ -329,7 +332,11 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
             Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes_of(config), keep_open=keep_open
         )
     except StoreError as error:
-        raise ConfigError(f"--store: {error}") from None
+        if not error.disk:
+            raise ConfigError(f"--store: {error}") from None
+        log.warning("--store: %s; nothing is stored until the next start", error)  # all else goes on
+        yield None
+        return
     with closing(store):
         yield store
 

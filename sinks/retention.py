@@ -1,14 +1,15 @@
 """Deletes the oldest of a sink's files: those past an age, and as many as are beyond a total size.
 
-Knows paths and sizes, not what is in the files.
+Ages count on a clock that nobody sets: a step of the wall clock deletes nothing. Knows paths and sizes, not what is in
+the files.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from saccade.sinks.urls import Options
@@ -18,7 +19,40 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 10.0  # between two checks while a file is written; ten thousand files take some 50 ms
 
 
-@dataclass(slots=True, frozen=True)
+def elapsed_s() -> float:
+    """Seconds on a clock that only grows, also while the machine sleeps where the system can tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class FileAges:
+    """How long ago files were written, on a clock that only grows. Pure: the caller passes the times.
+
+    The wall clock is believed once: for the files that are there at first. What comes or changes later is new then.
+    Files are known by their inodes, since they are renamed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, float]] | None = None  # when it changed: as the file has it, and when
+
+    def update(self, modified_at: Mapping[int, float], wall: float, now: float) -> dict[int, float]:
+        """The age of each file, in seconds.
+
+        Args:
+            modified_at: inode → when the file was written last, in Unix time.
+            wall: Unix time.
+            now: seconds on the clock that only grows.
+        """
+        before, self._known = self._known, {}
+        for inode, changed in modified_at.items():
+            if before is None:
+                self._known[inode] = changed, now - max(0.0, wall - changed)
+            else:
+                old = before.get(inode)
+                self._known[inode] = old if old is not None and old[0] == changed else (changed, now)
+        return {inode: now - at for inode, (_, at) in self._known.items()}
+
+
+@dataclass(slots=True)
 class Retention:
     """What is kept of the files that a sink has written.
 
@@ -29,6 +63,7 @@ class Retention:
 
     max_age_s: float | None = None
     max_bytes: int | None = None
+    _ages: FileAges = field(default_factory=FileAges, init=False, repr=False, compare=False)
 
     @classmethod
     def of_options(cls, options: Options, max_age_s: float | None) -> Retention:
@@ -53,11 +88,12 @@ class Retention:
                 status = path.stat()
             except OSError:
                 continue  # deleted meanwhile
-            found.append((status.st_mtime, path, status.st_size))
-        total = sum(max(size, room) if path == current else size for _, path, size in found)
+            found.append((path, status.st_mtime, status.st_size, status.st_ino))
+        ages = self._ages.update({inode: changed for _, changed, _, inode in found}, time.time(), elapsed_s())
+        total = sum(max(size, room) if path == current else size for path, _, size, _ in found)
         deleted = []
-        for modified_at, path, size in sorted(found):
-            too_old = self.max_age_s is not None and time.time() - modified_at > self.max_age_s
+        for path, _, size, inode in sorted(found, key=lambda one: (-ages[one[3]], one[1], one[0])):
+            too_old = self.max_age_s is not None and ages[inode] > self.max_age_s
             too_much = self.max_bytes is not None and total > self.max_bytes
             if path == current or not (too_old or too_much):
                 continue

@@ -14,7 +14,7 @@ ORDER = [
     ["errors", "planes"],
     ["frame"],
     ["urls"],
-    ["gpu", "image_file", "rgb", "timestamps"],
+    ["gpu", "rgb", "timestamps"],
     ["base"],
     ["file"],
     ["images", "replay"],

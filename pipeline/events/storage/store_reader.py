@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
-SCHEMA = """
+from saccade.pipeline.events.storage.database import NewerError, check_version
+
+_FIRST_SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
     row INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -33,13 +34,10 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_stored ON events (stored_at);
 CREATE INDEX IF NOT EXISTS events_expire ON events (expires_at) WHERE expires_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS events_kept ON events (stored_at) WHERE expires_at IS NULL;
 CREATE INDEX IF NOT EXISTS events_open ON events (row) WHERE end_time IS NULL;
 CREATE INDEX IF NOT EXISTS events_pending ON events (row) WHERE pending;
 CREATE INDEX IF NOT EXISTS events_bytes ON events (row, bytes) WHERE bytes > 0;
-CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (
-    stream, rule, label, zones, text, detail = column, prefix = '2 3 4 5 6 7 8'
-);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (stream, rule, label, zones, text, detail = column);
 CREATE TABLE IF NOT EXISTS tracks (
     stream TEXT NOT NULL, number INTEGER NOT NULL, label TEXT NOT NULL,
     first_time REAL NOT NULL, last_time REAL NOT NULL, top_score REAL NOT NULL, path TEXT NOT NULL,
@@ -53,8 +51,24 @@ CREATE TABLE IF NOT EXISTS minutes (
 CREATE INDEX IF NOT EXISTS minutes_start ON minutes (stream, start);
 CREATE INDEX IF NOT EXISTS minutes_stored ON minutes (stored_at);
 """
-"""`row` grows with `stored_at`; `zones` has each between bars; `expires_at` is set for rules with a time of their own;
-`pending` is 1 while media are being written; `path` is JSON, `[[time, x, y], …]`, `counts` a `Totals`."""
+_PREFIXES_AND_AGES = """
+DROP TABLE words;
+CREATE VIRTUAL TABLE words USING fts5 (
+    stream, rule, label, zones, text, detail = column, prefix = '2 3 4 5 6 7 8'
+);
+INSERT INTO words (rowid, stream, rule, label, zones, text) SELECT row, stream, rule, label, zones, text FROM events;
+ALTER TABLE events ADD COLUMN kept_from REAL NOT NULL DEFAULT 0;
+UPDATE events SET kept_from = stored_at;
+DROP INDEX IF EXISTS events_kept;
+CREATE INDEX events_kept ON events (kept_from) WHERE expires_at IS NULL;
+"""
+LADDER = (_FIRST_SCHEMA, _PREFIXES_AND_AGES)
+"""`row` grows with `stored_at`, which is Unix time that never falls: pages are in its order. `zones` has each between
+bars; `pending` is 1 while media are being written; `path` is JSON, `[[time, x, y], …]`, `counts` a `Totals`.
+
+Retention counts on a clock of the store's own, which is never set: `kept_from` of events, `stored_at` of tracks and
+minutes, and `expires_at`, which events of rules with a time of their own have. Version 1 was written with three
+schemas, which the second rung makes one: with and without prefixes of words, with and without `events_kept`."""
 
 MAX_LIMIT = 500
 _NEWEST = 20_000  # events whose rules are offered
@@ -65,6 +79,7 @@ _WITH_MEDIA = "SELECT row FROM events WHERE bytes > 0 UNION ALL SELECT row FROM 
 _FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
+NEWER = "a newer version of saccade has written it, which this one cannot read; update, or use another folder"
 _ID = re.compile(r"[\w.-]{1,100}")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -195,7 +210,16 @@ def finite(text: str, complaint: str) -> float:
 
 
 class StoreError(Exception):
-    """A store cannot be used. The message is one line for the user."""
+    """A store cannot be used. The message is one line for the user.
+
+    Args:
+        message: the line.
+        disk: whether the disk is at fault, and not what was asked for: the rest of Saccade can go on without a store.
+    """
+
+    def __init__(self, message: str, *, disk: bool = False) -> None:
+        super().__init__(message)
+        self.disk = disk
 
 
 class EventReader:
@@ -208,22 +232,24 @@ class EventReader:
     def __init__(self, folder: Path) -> None:
         self.media_folder = folder / "media"
         self._path = folder / "events.db"
-        self._readers: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+        self._readers: queue.SimpleQueue[tuple[int, sqlite3.Connection]] = queue.SimpleQueue()
+        self._generation = 0  # of the file: another one may take its place
 
     @classmethod
     def open(cls, folder: Path) -> EventReader:
         """Open a store that is there.
 
         Raises:
-            StoreError: if none is.
+            StoreError: if none is, or it cannot be read.
         """
         reader = EventReader(folder)
         if not reader._path.is_file():
             raise StoreError(f"{folder}: no events are stored there")
         try:
-            reader.search(EventQuery(limit=1))
-        except sqlite3.Error as error:
-            raise StoreError(f"{folder}: its events cannot be read: {error}") from None
+            check_version(reader._path, LADDER)
+        except NewerError:
+            raise StoreError(f"{folder}: {NEWER}") from None
+        reader.search(EventQuery(limit=1))
         return reader
 
     def search(self, query: EventQuery) -> list[dict[str, Any]]:
@@ -303,18 +329,33 @@ class EventReader:
         """Close every connection."""
         with suppress(queue.Empty):
             while True:
-                self._readers.get_nowait().close()
+                self._readers.get_nowait()[1].close()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for reading; raises StoreError where the file cannot be read."""
+        generation, db = self._generation, None
+        with suppress(queue.Empty):
+            while db is None:
+                opened, db = self._readers.get_nowait()
+                if opened != generation:
+                    db.close()
+                    db = None
         try:
-            db = self._readers.get_nowait()
-        except queue.Empty:
-            db = self._connect()
-        try:
+            db = db or self._connect()
             yield db
+        except sqlite3.Error as error:
+            if db is not None:
+                db.close()
+                db = None
+            self._found_unreadable(error, generation)
+            raise StoreError(f"{self._path.parent}: its events cannot be read: {error}", disk=True) from None
         finally:
-            self._readers.put(db)
+            if db is not None:
+                self._readers.put((generation, db))
+
+    def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
+        """Take note that a file could not be read; only who writes it can mend that."""
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)

@@ -14,6 +14,8 @@ Authentication is elsewhere (`saccade.pipeline.server.http_server`). Reading the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from aiohttp import web
 
@@ -22,6 +24,9 @@ from saccade.pipeline.events.storage.store_reader import MEDIA, StoreError, time
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.events_search import EventsSearchApi, SearchEvents
 from saccade.sources.http.auth import HttpAuth, refusal
+
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
 
 
 class EventsApi:
@@ -58,23 +63,23 @@ class EventsApi:
             query = query_of(dict(request.query))
         except ValueError as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        found = await asyncio.to_thread(self._store.page, query)
+        found = await _asked(self._store.page, query)
         # The time of storing and not the id: the last event of a page may be deleted before the next is asked for.
         after = repr(found[-1][1]) if len(found) == query.limit else None
         return web.json_response({"events": [record for record, _ in found], "after": after})
 
     async def _rules(self, request: web.Request) -> web.Response:
-        return web.json_response({"rules": await asyncio.to_thread(self._store.rules, request.query.get("stream"))})
+        return web.json_response({"rules": await _asked(self._store.rules, request.query.get("stream"))})
 
     async def _show(self, request: web.Request) -> web.Response:
-        record = await asyncio.to_thread(self._store.get, request.match_info["id"])
+        record = await _asked(self._store.get, request.match_info["id"])
         if record is None:
             raise no_event(request)
         return web.json_response(record)
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
         kind = request.path.rpartition("/")[2].partition(".")[0]
-        path = await asyncio.to_thread(self._store.media, request.match_info["id"], kind)
+        path = await _asked(self._store.media, request.match_info["id"], kind)
         if path is None:
             raise refusal(
                 web.HTTPNotFound, f"there is no {kind} of event '{request.match_info['id'][:80]}', or not yet"
@@ -83,10 +88,7 @@ class EventsApi:
         return web.FileResponse(path, headers={"Content-Type": types[kind], "Cache-Control": "private, max-age=60"})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        try:
-            deleted = await asyncio.to_thread(self._store.delete, request.match_info["id"])
-        except StoreError as error:
-            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
+        deleted = await _asked(self._store.delete, request.match_info["id"])
         if not deleted:
             raise no_event(request)
         return web.Response(status=204)
@@ -96,11 +98,19 @@ class EventsApi:
             since = time_of_text(request.query.get("since", "0"))
         except ValueError as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        minutes = await asyncio.to_thread(self._store.counts, request.match_info["name"], since)
+        minutes = await _asked(self._store.counts, request.match_info["name"], since)
         return web.json_response({"minutes": minutes})
 
     async def _preflight(self, request: web.Request) -> web.Response:
         return await self._auth.preflight(request, "GET, DELETE", "application/json")
+
+
+async def _asked(ask: Callable[_Given, _Answer], *given: _Given.args, **more: _Given.kwargs) -> _Answer:
+    """Ask the store, in a thread; a disk that fails or a damaged file is the server's trouble, told in one line."""
+    try:
+        return await asyncio.to_thread(ask, *given, **more)
+    except StoreError as error:
+        raise refusal(web.HTTPServiceUnavailable, str(error)) from None
 
 
 def no_event(request: web.Request) -> web.HTTPException:

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from saccade.pipeline.events.record import MinuteCounts, make_history_record
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.server.http_server import HttpServer
+from tests.pipeline.events.storage.test_database import spoil_pages
 from tests.pipeline.events.storage.test_store import EVENTS, event, put
+from tests.support.sinks.broker import wait_for
 
 
 @pytest.fixture
@@ -137,3 +140,16 @@ def test_events_need_the_token_where_there_is_one(store: EventStore) -> None:
         assert ask(f"{server.url}/events?token=sesame&limit=1")[0] == 200
     finally:
         server.close()
+
+
+def test_a_damaged_store_is_told_and_replaced(server: HttpServer, store: EventStore, tmp_path: Path) -> None:
+    for number in range(3000):
+        store.write(event(number))
+    store.close()
+    with closing(EventStore(tmp_path)) as damaged, closing(HttpServer(None, port=0, events=damaged)) as one:
+        damaged.flush()
+        spoil_pages(tmp_path / "events.db")
+        status, _, body = ask(f"{one.url}/events?q=person&limit=500")
+        assert (status, b"cannot be read" in body) == (503, True)
+        wait_for(lambda: ask(f"{one.url}/events")[0] == 200)
+        assert listed(one, "") == ([], None)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from saccade.pipeline.config import RunConfig
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import StoreError
+from saccade.pipeline.session import opened_store
 from tests.pipeline.events.storage.test_store import event, ids, put
 from tests.support.sinks.broker import wait_for
 from tests.support.sinks.disk import full_disk
@@ -47,3 +49,15 @@ def test_an_event_is_deleted_on_a_full_disk_while_others_wait(tmp_path: Path) ->
         assert store.delete("e0")
         wait_for(lambda: "e499" in ids(store))
         assert "e0" not in ids(store, limit=500)
+
+
+def test_a_disk_without_space_stops_the_store_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with full_disk(tmp_path / "disk", megabytes=4) as disk:
+        if not disk.mounted:
+            pytest.skip("no disk can be mounted here")
+        disk.fill()
+        with opened_store(RunConfig(source="x.mp4", detect=["person"], store=str(disk.folder / "store"))) as store:
+            assert store is None
+        assert "nothing is stored until the next start" in caplog.text
