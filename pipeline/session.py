@@ -215,6 +215,7 @@ class Session:
             add=self.add,
             access=access,
             events=self._store,
+            hub=self.events,
             ask=self._ask,
             routes=[*console.routes(), *self.config_api.routes(), *routes],
             public=console.public,

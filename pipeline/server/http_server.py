@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from saccade.pipeline.errors import ConfigError, one_line
+from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.runtime.stream import add_stream
@@ -66,6 +67,7 @@ class HttpServer(AppServer):
         allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
             the server, else nothing.
         events: whose events are served; None for none.
+        hub: whose lost changes are counted in the metrics; None for none.
         ask: searches them, and answers questions of clients; None for the engine of the streams.
         search: searches them instead.
         access: who may do what, instead of `token` and `origins`.
@@ -91,6 +93,7 @@ class HttpServer(AppServer):
         allow_sources: Sequence[str] = (),
         add: AddStream | None = None,
         events: EventStore | None = None,
+        hub: EventHub | None = None,
         ask: Engine | None = None,
         search: SearchEvents | None = None,
         access: HttpAuth | None = None,
@@ -104,7 +107,11 @@ class HttpServer(AppServer):
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
         if streams is not None:
-            application.add_routes(Api(streams, self._auth, add or partial(add_stream, streams), policy).routes())
+            counts: dict[str, Callable[[], int]] = {} if hub is None else {"hub": lambda: hub.dropped}
+            if events is not None:
+                counts["store"] = lambda: events.dropped
+            adding = add or partial(add_stream, streams)
+            application.add_routes(Api(streams, self._auth, adding, policy, counts).routes())
             application.add_routes(AnalyticsApi(streams, self._auth).routes())
             asker = Asker(streams.engine)
             talker = asker if ask is None else Asker(ask)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -25,10 +25,12 @@ class Metrics:
 
     Args:
         streams: whose streams and engine.
+        lost: where changes of events may be lost → how many were.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, lost: Mapping[str, Callable[[], int]] | None = None) -> None:
         self._streams = streams
+        self._lost = lost or {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -44,6 +46,14 @@ class Metrics:
         yield from _latencies(statuses)
         yield from _counts(statuses)
         yield from sink_metrics(self._streams.sink_statuses())
+        changes = CounterMetricFamily(
+            "saccade_event_changes_dropped",
+            "Beginnings, updates and ends of events lost because too many waited: hub for outputs, store for its disk",
+            labels=["where"],
+        )
+        for where, count in self._lost.items():
+            changes.add_metric([where], count())
+        yield changes
         counters = getattr(self._streams.engine, "counters", None)
         if counters is not None:
             yield from _engine(counters())

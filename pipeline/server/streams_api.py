@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -67,14 +67,22 @@ class Api:
         auth: answers preflight requests.
         add: opens and starts a stream.
         policy: which sources it may open.
+        lost: as in `Metrics`.
     """
 
-    def __init__(self, streams: Streams, auth: HttpAuth, add: AddStream, policy: SourcePolicy) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        auth: HttpAuth,
+        add: AddStream,
+        policy: SourcePolicy,
+        lost: Mapping[str, Callable[[], int]] | None = None,
+    ) -> None:
         self._streams = streams
         self._auth = auth
         self._add = add
         self._policy = policy
-        self._metrics = Metrics(streams)
+        self._metrics = Metrics(streams, lost)
         self._opening = BlockingCalls(_MAX_OPENING, OPEN_S)
         self._ending = BlockingCalls(_MAX_OPENING, _END_S)
         self._reopening = BlockingCalls(_MAX_OPENING, _END_S + OPEN_S)

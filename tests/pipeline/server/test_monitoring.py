@@ -34,6 +34,8 @@ def test_every_metric_asked_for_exists() -> None:
         run = add_stream(streams, StreamConfig.model_validate({"source": str(DEMO_CLIP), "name": "hall", **config}))
         until(lambda: run.report().frames > 2, seconds=60)
         families = list(text_string_to_metric_families(Metrics(streams).as_text().decode()))
+        lost = Metrics(streams, {"hub": lambda: 3, "store": lambda: 0}).as_text().decode()
+    assert 'saccade_event_changes_dropped_total{where="hub"} 3.0' in lost
     known = {family.name for family in families} | {sample.name for family in families for sample in family.samples}
     known |= {f"{family.name}_total" for family in families if family.type == "counter"}
     labels = {label for family in families for sample in family.samples for label in sample.labels}
