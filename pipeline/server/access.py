@@ -24,6 +24,7 @@ import secrets
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,7 +43,37 @@ log = logging.getLogger(__name__)
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 _READING = ("GET", "HEAD", "OPTIONS")
-_OPERATED = ("/zones", "/rules", "/rules/check", "/restart")  # the ends of what an operator may change
+_STREAM, _EVENT = "/streams/{name}", "/events/{id}"
+_ROUTES: dict[Role, dict[str, tuple[str, ...]]] = {
+    "operator": {
+        "GET": ("/events/search",),  # it is read, but has a model asked
+        "PATCH": (_STREAM,),
+        "PUT": (f"{_STREAM}/zones", f"{_STREAM}/rules"),
+        "POST": (
+            *(f"{_STREAM}/restart", f"{_STREAM}/rules/check", "/whip", "/v1/chat/completions"),
+            *("/v1/detect", "/v1/point", "/v1/query", "/v1/caption"),
+        ),
+        "DELETE": (f"{_STREAM}/zones", f"{_STREAM}/rules", _EVENT, "/whip/{session}"),
+    },
+    "viewer": {
+        "GET": (
+            *("/healthz", "/metrics", "/workers", "/config", "/model", "/names", "/v1/models"),
+            *(
+                "/streams",
+                _STREAM,
+                f"{_STREAM}/zones",
+                f"{_STREAM}/counts",
+                f"{_STREAM}/rules",
+                f"{_STREAM}/rules/state",
+            ),
+            *(f"{_STREAM}/rules/state", f"{_STREAM}/history", f"{_STREAM}/frame.jpg", f"{_STREAM}/heatmap.png"),
+            *("/events", "/events/rules", _EVENT, f"{_EVENT}/{{file}}"),
+        ),
+        "POST": ("/whep/{stream}",),
+        "DELETE": ("/whep/{stream}/{session}",),
+    },
+}
+"""The routes that a role may call, besides those of weaker ones. A route that is not here needs an admin."""
 _OF_ALL = ("/metrics", "/healthz", "/events", "/config", "/workers")  # which tell of every stream
 _OF_ASKED = ("/events", "/events/search", "/events/rules")  # of these, with `?stream=NAME` of that one alone
 
@@ -134,7 +165,7 @@ class Access(HttpAuth):
             challenge = {**cors, "WWW-Authenticate": "Bearer"}
             raise refusal(web.HTTPUnauthorized, "a bearer token is needed, and this is not it", challenge)
         request[CLIENT] = client
-        role = required_role(request)
+        role = required_role(request.method, request.rel_url.raw_path)
         if not client.may(role):
             raise refusal(web.HTTPForbidden, f"this needs the role {role}, and {client.name} is {client.role}", cors)
         names = [request.match_info[key] for key in ("name", "stream") if key in request.match_info]
@@ -195,17 +226,17 @@ def client_of(request: web.Request) -> Client:
     return client or Client(name="anyone", role="admin")
 
 
-def required_role(request: web.Request) -> Role:
-    """The least role for a request."""
-    path = request.path
-    if path == "/events/search":  # it is read, but has a model asked
-        return "operator"
-    if request.method in _READING or path.startswith("/whep/"):
-        return "viewer"
-    part = path.endswith(_OPERATED) and path.count("/") > 2  # and not of a stream that is called so
-    if part or path.startswith(("/v1/", "/whip", "/events/")):
-        return "operator"
-    return "operator" if request.method == "PATCH" else "admin"
+def required_role(method: str, path: str) -> Role:
+    """The least role for a request: the one that its route is listed for, else admin."""
+    for role, routes in _ROUTES.items():  # the operator's first: /events/search is no event
+        if any(_pattern(route).fullmatch(path) for route in routes.get("GET" if method == "HEAD" else method, ())):
+            return role
+    return "admin"
+
+
+@cache
+def _pattern(route: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(route)))
 
 
 def _tells_of_all(request: web.Request) -> bool:

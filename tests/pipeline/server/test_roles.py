@@ -10,6 +10,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
+from aiohttp import web
 
 from saccade.engine import Engine
 from saccade.pipeline.config import StreamConfig
@@ -37,6 +38,17 @@ audit: AUDIT
 """
 
 
+ADDED = (
+    *("/added", "/added/more/zones", "/streams/{name}/added", "/v1/added", "/events/added"),
+    "/whep/{stream}/added/more",
+)
+"""Routes that somebody adds without a thought of roles."""
+
+
+async def added(request: web.Request) -> web.Response:
+    return web.json_response({"secret": 1})
+
+
 class Server:
     def __init__(self, url: str, audit: Path) -> None:
         self.url, self.audit = url, audit
@@ -50,10 +62,13 @@ class Server:
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 text = response.read()
-                return response.status, json.loads(text) if "json" in response.headers.get("Content-Type", "") else None
+                return response.status, json.loads(text) if text and "json" in response.headers.get(
+                    "Content-Type", ""
+                ) else None
         except HTTPError as error:
             with error:
-                return error.code, json.load(error)
+                text = error.read()
+                return error.code, json.loads(text) if text else None
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.audit.read_text().splitlines()] if self.audit.exists() else []
@@ -71,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             streams,
             port=0,
             access=access,
-            routes=console.routes(),
+            routes=[*console.routes(), *(web.route("*", path, added) for path in ADDED)],
             public=console.public,
             on_cleanup=[console.whep.close],
         )
@@ -88,6 +103,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("GET", "/streams/hall", None, "viewer"),
         ("GET", "/metrics", None, "viewer"),
         ("GET", "/model", None, "viewer"),
+        ("HEAD", "/streams/hall", None, "viewer"),
+        ("GET", "/streams/hall/rules/state", None, "viewer"),
+        ("GET", "/streams/a%2Fb", None, "viewer"),
+        ("GET", "/config", None, "viewer"),
+        ("GET", "/v1/models", None, "viewer"),
         ("GET", "/events/search?q=car", None, "operator"),
         ("PATCH", "/streams/hall", {"conf": 0.4}, "operator"),
         ("PUT", "/streams/hall/zones", {"zones": {}}, "operator"),
@@ -97,6 +117,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("POST", "/streams", {"source": ""}, "admin"),
         ("DELETE", "/streams/nowhere", None, "admin"),
         ("DELETE", "/streams/zones", None, "admin"),  # a stream of that name
+        ("GET", "/added", None, "admin"),  # routes that name no role, whatever their method and their ends
+        ("HEAD", "/added", None, "admin"),
+        ("PATCH", "/added", None, "admin"),
+        ("PUT", "/added/more/zones", None, "admin"),
+        ("GET", "/streams/hall/added", None, "admin"),
+        ("GET", "/v1/added", None, "admin"),
+        ("POST", "/v1/added", None, "admin"),
+        ("POST", "/events/added", None, "admin"),
+        ("POST", "/whep/hall/added/more", None, "admin"),
     ],
 )
 def test_each_role_may_what_it_should(server: Server, method: str, path: str, body: Any, allowed: str) -> None:
