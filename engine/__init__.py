@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from saccade.engine.runtime.cpu_settings import limit_spinning
+from saccade.engine.cpu.threads import limit_spinning
 
 if TYPE_CHECKING:
+    from saccade.engine.api import Engine
     from saccade.engine.config import EngineConfig
+    from saccade.engine.core.streams import StreamSettings
     from saccade.engine.encoded_image import EncodedImage
-    from saccade.engine.engine import Engine
     from saccade.engine.errors import (
         AdapterError,
         DeadlineError,
@@ -30,15 +31,14 @@ if TYPE_CHECKING:
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
     from saccade.engine.results import Box, Detections, Grounding, Points, Reasoning, Result, Spot, Text, Timings
-    from saccade.engine.scheduling.admission import StreamSettings
-    from saccade.engine.scheduling.task import Task
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, register_task
+    from saccade.engine.tasks.task import Task
     from saccade.engine.text_stream import TextStream
 
 limit_spinning()  # here, as torch is loaded by whatever is imported next
 
 _HOMES = {
-    "engine": ("Engine",),
+    "api": ("Engine",),
     "encoded_image": ("EncodedImage",),
     "image": ("Image",),
     "errors": (
@@ -59,8 +59,8 @@ _HOMES = {
     "results": ("Box", "Detections", "Grounding", "Points", "Reasoning", "Result", "Spot", "Text", "Timings"),
     "text_stream": ("TextStream",),
     "config": ("EngineConfig",),
-    "scheduling.admission": ("StreamSettings",),
-    "scheduling.task": ("Task",),
+    "core.streams": ("StreamSettings",),
+    "tasks.task": ("Task",),
     "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "register_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -29,7 +29,7 @@ class EngineConfig:
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
         drafts: begin the answers about a stream's frame with those about the one before it, and those about any image
-            with what a detector has found in it, see `scheduling.drafts`. In float32 the answers are those without;
+            with what a detector has found in it, see `core.speculative`. In float32 the answers are those without;
             in half precision and FP8 a prefill rounds otherwise than a decode step, so that where two values are as
             likely but for a rounding, either may come out, as it may of a batch of another size.
         exact: on a CPU, a model whose tower is a detector computes all in the model's dtype, and sees what Pillow's

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from saccade.engine.core.adapters import Adapter
+from saccade.engine.core.step import KeptPrefix
 from saccade.engine.errors import AdapterError
 from saccade.engine.image import Image, LazyImage, Pixels, as_pixels
-from saccade.engine.scheduling.adapter_slots import Adapter
-from saccade.engine.scheduling.step import KeptPrefix
-from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks.task import Task
 
 
 class PrefixKeeper(Protocol):

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from saccade.engine.backends.quantization import round_to_fp8
+from saccade.engine.cpu.threads import one_thread
 from saccade.engine.errors import EngineError
 from saccade.engine.models import model_files, registry
 from saccade.engine.models.protocol import LoadedModel, SizedEncoder
-from saccade.engine.runtime.cpu_settings import one_thread
 from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
 

@@ -9,14 +9,14 @@ import torch
 from saccade.engine.backends.paged_cache import pages_for
 from saccade.engine.backends.quantization import supports_fp8
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.kv_pages import PagePool
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.cpu.threads import keep_freed_memory
 from saccade.engine.errors import EngineError
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
-from saccade.engine.runtime.cpu_settings import keep_freed_memory
 from saccade.engine.runtime.executor import Executor, Progress
-from saccade.engine.runtime.loop.step_loop import StepLoop
-from saccade.engine.scheduling.resources import PagePool
-from saccade.engine.scheduling.scheduler import Scheduler
+from saccade.engine.runtime.loop import StepLoop
 
 _GPU_PREPARERS = 4  # threads that copy images for the upload: one copies 4K frames at 6 ms each
 

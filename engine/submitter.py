@@ -16,20 +16,20 @@ from typing import Any
 
 from saccade.engine.backends.lora import LoadedAdapters
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
+from saccade.engine.core.request import Request, RequestMaker
+from saccade.engine.core.streams import StreamSettings
 from saccade.engine.encoded_image import EncodedImage, source_of
 from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError, PromptError, UnsupportedTaskError
+from saccade.engine.futures import CallbackThread, ResultFuture
 from saccade.engine.image import Image, LazyImage, as_array
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models.protocol import LoadedModel
-from saccade.engine.result_future import CallbackThread, ResultFuture
 from saccade.engine.results import Result
 from saccade.engine.runtime.executor import Executor
-from saccade.engine.runtime.loop.step_loop import StepLoop
+from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.monitor import Outcome
-from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.crop_pace import CPU_SECONDS_PER_PIXEL, CropPace
-from saccade.engine.scheduling.request import Request, RequestMaker
-from saccade.engine.scheduling.task import OnText, Task
+from saccade.engine.tasks.task import OnText, Task
 from saccade.engine.vocabulary import Vocabulary
 
 _NEWEST = StreamSettings()

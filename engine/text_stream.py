@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from types import TracebackType
 
-from saccade.engine.result_future import ResultFuture
+from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Text
 
 

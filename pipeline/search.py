@@ -18,11 +18,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.engine.core.streams import StreamSettings
 from saccade.engine.errors import UnknownClassError
 from saccade.engine.results import Result
-from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Detect, Query
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 

@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from saccade.engine.core.adapters import Adapter
 from saccade.engine.errors import AdapterError
 from saccade.engine.models.moondream.text import Block, TextDecoder
 from saccade.engine.models.protocol import TextDecoder as AnyDecoder
-from saccade.engine.scheduling.adapter_slots import Adapter
 
 _PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 _NAME = re.compile(

@@ -13,22 +13,22 @@ from functools import partial
 import numpy as np
 import torch
 
-from saccade.engine.backends.cpu_paged_cache import CpuPagedCache, CpuPagedRows
-from saccade.engine.backends.cpu_sampling import CpuSampling, feed
-from saccade.engine.backends.fused_decoder import FusedDecoder
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.plain_runner import SAMPLED, put_values, suppress, take_tokens
-from saccade.engine.backends.select import cpu_decoder
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
+from saccade.engine.core.step import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.cpu.decoder import FusedDecoder
+from saccade.engine.cpu.paged_cache import CpuPagedCache, CpuPagedRows
+from saccade.engine.cpu.sampling import CpuSampling, feed
+from saccade.engine.cpu.select import cpu_decoder
+from saccade.engine.cpu.threads import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.cpu_settings import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.runtime.device_streams import Event, Stream, open_stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
-from saccade.engine.scheduling.drafts import Rows, drafted_from_images, put_found
-from saccade.engine.scheduling.output_state import MAX_SCORED, FedValue, Sampled
-from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.tasks.output_state import MAX_SCORED, FedValue, Sampled
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
 

@@ -31,21 +31,21 @@ from saccade.engine.backends.plain_runner import (
     suppress,
     take_tokens,
 )
-from saccade.engine.backends.select import cuda_runner
 from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.core.speculative import drafted_from_images
+from saccade.engine.core.step import Step, StepKind
+from saccade.engine.cuda.select import cuda_runner
 from saccade.engine.image import Pixels
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.cuda_images import CudaImageEncoder, Graphs, PreparedImage, bucket_of
 from saccade.engine.runtime.cuda_slot import CudaSlot
 from saccade.engine.runtime.device_streams import CudaStream, Stream
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.graph_capture import captured
+from saccade.engine.runtime.image_encoder import CudaImageEncoder, Graphs, PreparedImage, bucket_of
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
-from saccade.engine.scheduling.drafts import drafted_from_images
-from saccade.engine.scheduling.output_state import Sampled
-from saccade.engine.scheduling.step import Step, StepKind
+from saccade.engine.tasks.output_state import Sampled
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 # As is a prefill in tokens of prompts; more run without a graph. 48 of 8 images fill products' tiles (16.4 ms for 16.8)

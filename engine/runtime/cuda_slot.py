@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from saccade.engine.backends.plain_runner import SAMPLED
+from saccade.engine.core.speculative import Rows, put_found
 from saccade.engine.models.protocol import Model
-from saccade.engine.runtime.cuda_images import Graphs
+from saccade.engine.runtime.image_encoder import Graphs
 from saccade.engine.runtime.step_inputs import NO_CLASS
-from saccade.engine.scheduling.drafts import Rows, put_found
-from saccade.engine.scheduling.output_state import MAX_SCORED
+from saccade.engine.tasks.output_state import MAX_SCORED
 
 
 class CudaSlot:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from saccade.engine.core.step import ImageT, Step
 from saccade.engine.image import Pixels
 from saccade.engine.runtime.device_streams import Stream
-from saccade.engine.scheduling.output_state import Sampled
-from saccade.engine.scheduling.step import ImageT, Step
+from saccade.engine.tasks.output_state import Sampled
 
 Progress = Callable[[int, int], None]
 """Called with how many parts of something are done, and of how many."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.step import Step, StepKind
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.trace import Span, Trace
-from saccade.engine.scheduling.scheduler import Scheduler
-from saccade.engine.scheduling.step import Step, StepKind
 
 Outcome = Literal["done", "failed", "cancelled", "superseded"]
 _NOTHING = nullcontext()

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from saccade.engine.backends.plain_runner import take_coordinates, take_tokens
+from saccade.engine.core.step import ScheduledSequence, Step, StepKind
 from saccade.engine.models.protocol import Model
 from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.runtime.device_streams import Stream
-from saccade.engine.runtime.sampler import sample
-from saccade.engine.scheduling.output_state import ANY_TOKEN, MAX_SCORED, Sampled, TokenRule
-from saccade.engine.scheduling.step import ScheduledSequence, Step, StepKind
+from saccade.engine.runtime.sampling import sample
+from saccade.engine.tasks.output_state import ANY_TOKEN, MAX_SCORED, Sampled, TokenRule
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine import kernels
+from saccade.engine.core.adapters import NO_SLOT
+from saccade.engine.core.speculative import Rows
+from saccade.engine.core.step import ScheduledSequence, Step
 from saccade.engine.phase import Phase
-from saccade.engine.scheduling.adapter_slots import NO_SLOT
-from saccade.engine.scheduling.drafts import Rows
-from saccade.engine.scheduling.output_state import FROM_IMAGE, FedValue
-from saccade.engine.scheduling.step import ScheduledSequence, Step
+from saccade.engine.tasks.output_state import FROM_IMAGE, FedValue
 
 NO_CLASS = -2
 """Of a prompt for which nothing is found."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from saccade.engine.results import Box, ResultPart, Spot
-from saccade.engine.scheduling.output_state import (
+from saccade.engine.tasks.output_state import (
     BoxesOutput,
     DecodedObject,
     ObjectsOutput,
     OutputState,
     PointsOutput,
 )
-from saccade.engine.scheduling.slicing import distinct, merge, place
-from saccade.engine.scheduling.task import Answers, OnText, Task
 from saccade.engine.tasks.table import is_number, register_task, require_conf, require_count, require_text
+from saccade.engine.tasks.task import Answers, OnText, Task
+from saccade.engine.tasks.tiles import distinct, merge, place
 from saccade.engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {}
 """Every task by its skill, in the order in which results and configurations list them."""

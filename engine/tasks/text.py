@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from saccade.engine.errors import PromptError
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.scheduling.output_state import OutputState, Sampling
-from saccade.engine.scheduling.task import Answers, OnText, Task, shorten
-from saccade.engine.scheduling.text_output import ChoiceOutput, ReasoningOutput, TextOutput
 from saccade.engine.tasks.detokenizer import Detokenizer
+from saccade.engine.tasks.output_state import OutputState, Sampling
 from saccade.engine.tasks.table import is_number, register_task, require_count, require_text
+from saccade.engine.tasks.task import Answers, OnText, Task, shorten
+from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput
 
 if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref

@@ -138,7 +138,7 @@ def time_bubble(
     """Run the closed loop at depth 1 and 2.
 
     Args:
-        name: as `Engine.load` takes it, or `saccade.engine.evaluation.random_model.MOONDREAM_2`.
+        name: as `Engine.load` takes it, or `saccade.engine.golden.random_model.MOONDREAM_2`.
         device: as `Engine.load` takes it.
         dtype: likewise.
         streams: how many, for each row of the table.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.engine.core.streams import StreamSettings
 from saccade.engine.phase import Phase
-from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.output_state import BoxesOutput, FedValue, OutputState, Sampled
 from saccade.engine.tasks import Detect
+from saccade.engine.tasks.output_state import BoxesOutput, FedValue, OutputState, Sampled
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import open_engine
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
     from saccade.engine.models.protocol import Prompts
     from saccade.engine.results import Result
-    from saccade.engine.scheduling.task import OnText
+    from saccade.engine.tasks.task import OnText
 
 _ALL = StreamSettings(newest=False)
 _LONG_S = 120.0

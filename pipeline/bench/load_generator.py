@@ -143,7 +143,7 @@ def open_engine(
         EngineError: if there is no such model, device or dtype.
     """
     from saccade.engine import Engine
-    from saccade.engine.evaluation.random_model import random_engine
+    from saccade.engine.golden.random_model import random_engine
     from saccade.engine.models.registry import RANDOM
 
     if name in RANDOM:

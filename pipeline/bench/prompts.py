@@ -84,7 +84,7 @@ def time_prompts(
     """Measure both ways in turn, `rounds` times each.
 
     Args:
-        name: as `Engine.load` takes it, or `saccade.engine.evaluation.random_model.MOONDREAM_2`.
+        name: as `Engine.load` takes it, or `saccade.engine.golden.random_model.MOONDREAM_2`.
         device: as `Engine.load` takes it.
         prompts: how many, for each row.
         dtype: as `Engine.load` takes it.

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from saccade.pipeline.runtime.stats import Report
 
 if TYPE_CHECKING:
-    from saccade.engine.evaluation.detection import Evaluation
-    from saccade.engine.evaluation.quantity import Quantity
+    from saccade.engine.golden.detection import Evaluation
+    from saccade.engine.golden.quantity import Quantity
 
 LOST = {
     "lost": "lost or damaged on the way",
@@ -90,7 +90,7 @@ def evaluation_table(scores: Evaluation) -> str:
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
     """How many of each quantity differ, and by how much at most."""
-    from saccade.engine.evaluation.quantity import ANY_NUMBER
+    from saccade.engine.golden.quantity import ANY_NUMBER
 
     lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]
     for one in quantities:

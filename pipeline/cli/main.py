@@ -301,7 +301,7 @@ def evaluate(
     import json
 
     from saccade.engine import Engine
-    from saccade.engine.evaluation.detection import evaluate as score
+    from saccade.engine.golden.detection import evaluate as score
     from saccade.pipeline.cli.formatting import counting, evaluation_table
 
     with (
@@ -359,7 +359,7 @@ def golden(
 
     In float32 answers must be the same. In another dtype the table only shows how far they are off.
     """
-    from saccade.engine.evaluation.golden import check, require_folder
+    from saccade.engine.golden.check import check, require_folder
     from saccade.pipeline.cli.formatting import golden_table
 
     quantities = check(require_folder(folder), given.get("device", "cpu"), dtype, tolerance)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.engine.core.streams import StreamSettings
 from saccade.engine.errors import DeadlineError
 from saccade.engine.results import Result, Text
-from saccade.engine.scheduling.admission import StreamSettings
 from saccade.engine.tasks import Query
 from saccade.pipeline.events.questions import FRAME, Answer, Question
 from saccade.pipeline.events.scene import Scene

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from saccade.engine.core.streams import StreamSettings
 from saccade.engine.errors import SupersededError
-from saccade.engine.result_future import ResultFuture
+from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Result
-from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.runtime.bounded_queue import QueueClosed
 from saccade.sources import Frame, YuvPlanes
 

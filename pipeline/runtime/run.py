@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
 from saccade.engine.results import Result
-from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken

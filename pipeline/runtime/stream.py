@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast, get_args
 
-from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
@@ -291,7 +291,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 
 def for_life(load: Callable[[], Engine]) -> Engine:
     """What is loaded, as the engine of this process for all of its life: see `shorten_collections`."""
-    from saccade.engine.runtime.cpu_settings import shorten_collections
+    from saccade.engine.cpu.threads import shorten_collections
 
     shorten_collections()
     engine = load()

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import TASKS, ObjectsTask
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.config import Prompts, ShareSettings, StreamConfig
 from saccade.pipeline.errors import ConfigError

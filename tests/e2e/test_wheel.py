@@ -112,7 +112,7 @@ def test_the_demo_answers_and_stops(installed: Installed, tmp_path: Path) -> Non
 def test_the_documented_python_runs(installed: Installed, tmp_path: Path) -> None:
     shutil.copyfile(REPO / "pipeline" / "assets" / "demo.jpg", tmp_path / "street.jpg")
     blocks = [block.text for block in blocks_of(REPO / "README.md") if block.language == "python"]
-    where = "import saccade.engine.engine\nprint(saccade.engine.engine.__file__)\n"
+    where = "import saccade.engine.api\nprint(saccade.engine.api.__file__)\n"
     (tmp_path / "example.py").write_text("".join([*blocks, where]))
     done = installed.run("python", "example.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -37,9 +37,9 @@ from saccade.engine.model_loader import open_model
 from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.phase import Phase
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.scheduling.output_state import OutputState, Sampled, TokenRule
-from saccade.engine.scheduling.task import Answers, OnText
-from saccade.engine.scheduling.text_output import TextOutput
+from saccade.engine.tasks.output_state import OutputState, Sampled, TokenRule
+from saccade.engine.tasks.task import Answers, OnText
+from saccade.engine.tasks.text_output import TextOutput
 from tests.support.engine import Held, noise
 
 WAIT_S = 60

@@ -21,7 +21,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ModelLimits
 from saccade.engine.results import ResultPart
 from saccade.engine.runtime.device_streams import Watcher
-from saccade.engine.scheduling.task import Answers
+from saccade.engine.tasks.task import Answers
 from tests.support.engine import Held, noise
 
 WAIT_S = 15

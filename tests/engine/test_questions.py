@@ -28,7 +28,7 @@ from saccade.engine import (
     Result,
     Text,
 )
-from saccade.engine.evaluation.reference import Generator
+from saccade.engine.golden.reference import Generator
 from saccade.engine.model_loader import open_model
 from saccade.engine.tasks import TASKS
 from tests.support.engine import TINY, noise, write_model

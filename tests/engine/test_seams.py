@@ -14,11 +14,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from saccade.engine import Box, Caption, Detect, Engine, EngineError, Point, Query, UnsupportedTaskError
-from saccade.engine.evaluation.reference import Generator
+from saccade.engine.golden.reference import Generator
 from saccade.engine.model_loader import open_model
 from saccade.engine.models.registry import register_architecture
-from saccade.engine.scheduling.output_state import DecodedObject
 from saccade.engine.tasks import TASKS, register_task
+from saccade.engine.tasks.output_state import DecodedObject
 from saccade.pipeline.cli.main import app
 from saccade.sinks import draw, make_record
 from saccade.sinks.overlay import register_drawing

@@ -101,7 +101,7 @@ def examine_gpu() -> Iterator[Finding]:
 def examine_model(name: str) -> Iterator[Finding]:
     """Load a model, and see which reading of its region heads finds the people that nano finds in the demo clip."""
     from saccade.engine import Engine
-    from saccade.engine.evaluation.region_readings import compare_readings
+    from saccade.engine.golden.region_readings import compare_readings
     from saccade.engine.model_loader import open_model
     from saccade.pipeline.asset_files import DEMO_CLIP
     from saccade.pipeline.bench.common import images_of
@@ -172,7 +172,7 @@ def agreement(device: str, dtype: str) -> str:
     Raises:
         RuntimeError: if it answers otherwise.
     """
-    from saccade.engine.evaluation.self_check import compare_devices
+    from saccade.engine.golden.self_check import compare_devices
 
     found = compare_devices(device, dtype)
     detail = f"{found.compared - found.differing} of {found.compared} answers are the CPU's"

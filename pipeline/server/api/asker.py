@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from saccade.engine.core.streams import StreamSettings
 from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError
 from saccade.engine.results import Result, Text
-from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Caption, Query
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.config.file import explain, first_mistake
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.sources.frame import RgbImage

@@ -2,6 +2,6 @@
 
 import torch  # noqa: F401
 
-import saccade.engine.engine
+import saccade.engine.api
 import saccade.pipeline.server.console
 import saccade.sources.rtsp.client  # noqa: F401

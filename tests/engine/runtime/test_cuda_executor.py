@@ -19,11 +19,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, SupersededError
-from saccade.engine.evaluation.golden import check
+from saccade.engine.golden.check import check
 from saccade.engine.image import YuvImage, as_array
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.uploads.cuda_uploads import StagedImage
-from saccade.engine.scheduling.task import Task
+from saccade.engine.tasks.task import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
 
 pytestmark = [

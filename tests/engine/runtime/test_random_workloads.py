@@ -19,9 +19,9 @@ import saccade.engine.runtime.cpu_executor as executor_module
 import saccade.engine.start as start_module
 from saccade.engine import Caption, DeadlineError, Detect, Engine, Point, Query, Result, Task
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.scheduler import RequestTooLargeError
 from saccade.engine.model_loader import open_model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
-from saccade.engine.scheduling.scheduler import RequestTooLargeError
 from tests.support.engine import TINY, noise, one_thread, random_model, write_model
 from tests.support.engine.stand_in import SlotGuard, SlowStream
 

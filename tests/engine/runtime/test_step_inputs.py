@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from saccade.engine.core.step import ImageRequest, ScheduledSequence, Sequence, Step, StepKind
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, StepInputs
-from saccade.engine.scheduling.output_state import BoxesOutput, FedValue
-from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Sequence, Step, StepKind
+from saccade.engine.tasks.output_state import BoxesOutput, FedValue
 
 
 def test_each_slot_is_sent_whole_and_by_itself() -> None:

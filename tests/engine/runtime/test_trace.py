@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from saccade.engine import Detect, Engine
-from saccade.engine.evaluation.random_model import random_engine
+from saccade.engine.golden.random_model import random_engine
 from saccade.engine.runtime.device_streams import CpuStream, open_stream
 from saccade.engine.runtime.monitor import Monitor, StepPart, Track
 from saccade.engine.runtime.trace import Span, Trace

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from saccade.engine.engine import Engine
+from saccade.engine.api import Engine
 from saccade.engine.models.moondream.model import load
 from saccade.engine.training.data import load_split
 from saccade.engine.training.import_picodet import convert

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.engine import Engine
-from saccade.engine.evaluation.random_model import random_engine
+from saccade.engine.golden.random_model import random_engine
 from saccade.engine.models.moondream.random_weights import random_model
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.pipeline.asset_files import DEMO_CLIP

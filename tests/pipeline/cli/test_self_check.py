@@ -8,9 +8,9 @@ from itertools import islice
 import pytest
 import torch
 
-from saccade.engine.evaluation import self_check
-from saccade.engine.evaluation.quantity import Quantity
-from saccade.engine.evaluation.self_check import Agreement
+from saccade.engine.golden import self_check
+from saccade.engine.golden.quantity import Quantity
+from saccade.engine.golden.self_check import Agreement
 from saccade.pipeline.cli.commands import doctor
 from saccade.pipeline.cli.formatting import golden_table
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from saccade.engine import Engine
+from saccade.engine.core.step import StepKind
 from saccade.engine.results import Result
-from saccade.engine.scheduling.step import StepKind
-from saccade.engine.scheduling.task import Task
 from saccade.engine.tasks import Detect
+from saccade.engine.tasks.task import Task
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run

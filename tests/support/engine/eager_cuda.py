@@ -17,7 +17,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.executor import Executor
-from saccade.engine.runtime.loop.step_loop import StepLoop
+from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.start import step_loop
 
 _PAGES = 2048
@@ -78,7 +78,7 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
         "saccade.engine.kernels.available": lambda _: False,
         f"{here}.CudaStream": Now,
         f"{here}.CudaExecutor._captured": _Call,
-        "saccade.engine.engine.start": start,
+        "saccade.engine.api.start": start,
     }
     with Engine.load(name, "cpu", "float32") as loaded, ExitStack() as stack:
         for place, stand_in in replaced.items():

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from saccade.engine.runtime.loop.step_cycle import StepCycle
-from saccade.engine.scheduling.admission import StreamSettings
-from saccade.engine.scheduling.output_state import Sampled
-from saccade.engine.scheduling.resources import PagePool
-from saccade.engine.scheduling.scheduler import Scheduler
-from saccade.engine.scheduling.step import ImageRequest, Step, StepKind
-from saccade.engine.scheduling.step import Sequence as Answer
-from saccade.engine.scheduling.text_output import TextOutput
+from saccade.engine.core.kv_pages import PagePool
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.step import ImageRequest, Step, StepKind
+from saccade.engine.core.step import Sequence as Answer
+from saccade.engine.core.streams import StreamSettings
+from saccade.engine.runtime.step_cycle import StepCycle
+from saccade.engine.tasks.output_state import Sampled
+from saccade.engine.tasks.text_output import TextOutput
 from saccade.pipeline.bench.cameras import CameraLog, CameraRow, CamerasBench, summarize
 from saccade.pipeline.bench.cameras.measure import LARGE, SETTLE_S, arrivals, name_special
 from tests.support.engine.untimed import Untimed

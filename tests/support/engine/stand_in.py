@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from saccade.engine.core.adapters import Adapter
+from saccade.engine.core.step import ImageRequest, ScheduledSequence, Step, StepKind
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
-from saccade.engine.scheduling.adapter_slots import Adapter
-from saccade.engine.scheduling.output_state import OutputState, Sampled, Sampling, TokenRule
-from saccade.engine.scheduling.step import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule
 
 EOS, COORD, VOCAB = 0, 5, 6
 CONTENTS = 4  # images that differ: the next one shows the same again

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from saccade.engine import Engine
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import Step, StepKind
 from saccade.engine.models.protocol import Model
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.executor import Executor
-from saccade.engine.runtime.loop.step_loop import StepLoop
+from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.sampling_inputs import with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs
-from saccade.engine.scheduling.output_state import MAX_SCORED, Sampled
-from saccade.engine.scheduling.step import Step, StepKind
 from saccade.engine.start import step_loop
+from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
 from tests.support.engine.untimed import Untimed
 
 Cost = Callable[[StepKind, int], float]
@@ -98,7 +98,7 @@ def timed_engine(cost: Cost, objects: int, config: EngineConfig | None = None) -
         most = config.images_per_prefill
         return executor, step_loop(executor, model, config, _PAGES, most, _PREPARERS, from_images=False)
 
-    with Engine.load("nano", "cpu") as loaded, mock.patch("saccade.engine.engine.start", start):
+    with Engine.load("nano", "cpu") as loaded, mock.patch("saccade.engine.api.start", start):
         info, vocabulary = loaded.model, loaded._vocabulary
         with Engine(loaded._loaded, info, vocabulary, config or EngineConfig(drafts=False)) as engine:
             yield engine

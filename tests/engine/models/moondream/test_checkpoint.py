@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.engine import Engine, ModelFilesError, UnknownModelError
-from saccade.engine.evaluation.reference import Generator
+from saccade.engine.golden.reference import Generator
 from saccade.engine.models.checkpoint import CheckpointError
 from saccade.engine.models.moondream.model import load
 from tests.support.engine import NANO, TINY, noise, one_thread, random_model, write_model

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from saccade.engine.evaluation.reference import Generator
+from saccade.engine.golden.reference import Generator
 from saccade.engine.models.moondream.image_crops import make_crops, normalize, stitch
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.vision import VisionTower

@@ -15,7 +15,7 @@ from PIL import Image
 
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import Tiling, crop_count
-from saccade.engine.runtime.cuda_images import cut_crops_into
+from saccade.engine.runtime.image_encoder import cut_crops_into
 from saccade.engine.runtime.uploads import cuda_uploads
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
 from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads

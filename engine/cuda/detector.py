@@ -1,0 +1,97 @@
+"""The detector of a tower on CUDA: a kernel a convolution, with its bias and its activation.
+
+`packed_picodet` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to choose a
+plan before the first: with 117 layers, half a minute of capturing. Needs Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch.nn import functional as F
+
+from saccade.engine.cpu.detector import Convolution, Evidences, Gain, Layers, PackedPicoDet, Pointwise, Size
+from saccade.engine.kernels.detector.convolution import depthwise, pointwise
+from saccade.engine.models.moondream.picodet import ConvAct, PicoDet, SqueezeExcite
+
+_COMPILERS = 8  # threads; Triton compiles without Python's lock for most of the time
+
+
+def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
+    """A detector on CUDA that is not trained any more, in any dtype; its kernels are compiled now.
+
+    Raises:
+        Exception: whatever Triton raises where it cannot compile or run them.
+    """
+    layers = _CudaLayers(dtype)
+    detector = PackedPicoDet(plain, dtype, layers)
+    with ThreadPoolExecutor(_COMPILERS) as pool:
+        for _ in pool.map(lambda layer: layer.compile(), layers.made.values()):
+            pass
+    crops = plain.first.weight.new_zeros(1, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        detector(crops)  # what fails does so here, where there is another way
+    return detector
+
+
+class _CudaLayers(Layers):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.made: dict[object, _Pointwise | _Convolution] = {}  # one of each form of a kernel
+
+    def pointwise(self, conv: ConvAct, order: Sequence[int] | None = None) -> Pointwise:
+        layer = _Pointwise(conv, self.dtype, order)
+        outer, inner = layer.weight.shape
+        self.made.setdefault((outer > 64, outer % 16 == 0, inner % 16 == 0), layer)
+        return layer
+
+    def convolution(self, conv: ConvAct, order: Sequence[int] | None = None) -> Convolution:
+        layer = _Convolution(conv, self.dtype, order)
+        if layer.depthwise:
+            self.made.setdefault((conv.kernel_size, conv.stride, conv.in_channels % 16 == 0), layer)
+        return layer
+
+    def gain(self, plain: SqueezeExcite) -> Gain:
+        return _Gain(plain)
+
+    def repeated(self, run: Evidences, state: dict[str, object]) -> Evidences:
+        return run
+
+
+class _Pointwise(Pointwise):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return pointwise(x, self.weight, self.bias, self.act)
+
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return pointwise(x, self.weight, self.bias, False, out)
+
+    def compile(self) -> None:
+        with torch.inference_mode():
+            self(self.weight.new_zeros(1, self.weight.shape[1]))
+
+
+class _Convolution(Convolution):
+    def __init__(self, conv: ConvAct, dtype: torch.dtype, order: Sequence[int] | None = None) -> None:
+        super().__init__(conv, dtype, order)
+        self.depthwise = conv.groups == conv.in_channels
+        self._taps = self.weight[:, 0].flatten(1).t().contiguous()
+        self._stride = conv.stride[0]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        padding, stride, dilation, groups = self.how
+        out = F.conv2d(x, self.weight, self.bias, stride, padding, dilation, groups)
+        return F.hardswish(out, inplace=True) if self.act else out
+
+    def rows(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        return depthwise(x, size, self._taps, self.bias, self._stride, self.act)
+
+    def compile(self) -> None:
+        with torch.inference_mode():
+            self.rows(self._taps.new_zeros(4, self._taps.shape[1]), (1, 2, 2))
+
+
+class _Gain(Gain):
+    def means(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1, dtype=torch.float32)

@@ -1,0 +1,182 @@
+"""Holds the engine to a golden folder's answers: pipelined, with all prompts of all images in flight at once.
+
+Where the coordinate token falls behind the end token and neither is the most likely of all, the reference goes on and
+the engine stops (a score below one half): its objects are the first of the reference's, and the rest is counted as
+`stopped sooner`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from saccade.engine.api import Engine
+from saccade.engine.config import EngineConfig
+from saccade.engine.golden.quantity import ANYTHING, Quantity
+from saccade.engine.model_loader import ModelInfo
+from saccade.engine.models.protocol import LoadedModel
+from saccade.engine.results import Reasoning, Result, Text
+from saccade.engine.tasks import Caption, Detect, Point, Query, TextTask
+from saccade.engine.tasks.task import Task
+
+MAX_OBJECTS, MAX_TOKENS = 6, 24
+
+
+@dataclass(slots=True, frozen=True)
+class _Call:
+    """What was asked of an image or of none, and what the reference answered: a text, or objects by their numbers."""
+
+    where: str
+    task: Task
+    ids: list[int] | None
+    answer: Any
+    reasoning: Any = None
+    blank: bool = False
+
+
+def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]], exact: bool) -> list[Quantity]:
+    """Compare the engine's answers with those of a golden folder.
+
+    Args:
+        loaded: the folder's model.
+        folder: the golden folder.
+        cases: its cases.
+        exact: whether they must agree; otherwise they are only shown.
+
+    Raises:
+        LookupError, TypeError: if a case is of another form.
+    """
+    close, equal = (1e-6, 0.0) if exact else (ANYTHING, ANYTHING)  # the reference computes corners in Python's doubles
+    ids, boxes, points, texts, reasoning, grounding = (
+        Quantity("prompt ids", 0.0),
+        Quantity("engine boxes", close),
+        Quantity("engine points", close),
+        Quantity("engine texts", equal),
+        Quantity("reasoning texts", equal),
+        Quantity("reasoning points", close),
+    )
+    sooner, bos = Quantity("stopped sooner", ANYTHING), loaded.model.limits.bos_id
+    info = ModelInfo.of(loaded, folder.name, folder, None)
+    with Engine(loaded, info, config=EngineConfig(depth=2)) as engine:
+        # The tasks of an image share its prefill, as far as what was asked distinguishes their answers.
+        batches = [batch for case in cases for batch in _batches(folder, case)]
+        futures = [engine.submit(image, [call.task for call in calls]) for image, calls in batches]
+        for (_, calls), future in zip(batches, futures, strict=True):
+            result = future.result()
+            for call in calls:
+                if call.ids is not None:
+                    asked = [*([bos] if call.blank else []), *call.task.prompt(loaded.prompts)]
+                    ids.add(0.0 if asked == call.ids else math.inf, call.where)
+                if isinstance(call.answer, str):
+                    (text,) = (one for one in result.texts if one.prompt == _title(call.task))
+                    texts.add(0.0 if text.text == call.answer else math.inf, call.where)
+                    if call.reasoning is not None:
+                        _compare_reasoning(text, reasoning, grounding, call)
+                else:
+                    quantity = boxes if isinstance(call.task, Detect) else points
+                    _compare_objects(quantity, sooner, _numbers(result, call.task), call)
+    compared = [one for one in (ids, boxes, points, texts, reasoning, grounding) if one.compared]
+    return compared + ([sooner] if sooner.differing else [])
+
+
+def _compare_reasoning(text: Text, texts: Quantity, grounding: Quantity, call: _Call) -> None:
+    mine = text.reasoning or Reasoning("")
+    texts.add(0.0 if mine.text == call.reasoning["text"] else math.inf, call.where)
+    wanted = [(one["start_idx"], one["end_idx"], len(one["points"])) for one in call.reasoning["grounding"]]
+    if [(one.start, one.end, len(one.points)) for one in mine.grounding] != wanted:
+        grounding.add(math.inf, call.where)
+        return
+    for ours, theirs in zip(mine.grounding, call.reasoning["grounding"], strict=True):
+        for a, b in zip(ours.points, theirs["points"], strict=True):
+            grounding.add(max(abs(a[0] - b[0]), abs(a[1] - b[1])), call.where)
+
+
+def _compare_objects(quantity: Quantity, sooner: Quantity, got: list[list[float]], call: _Call) -> None:
+    wanted = [[min(1.0, max(0.0, float(number))) for number in one.values()] for one in call.answer]
+    short = len(got) < len(wanted)
+    if len(got) > len(wanted) or (short and call.ids is None):
+        quantity.add(math.inf, call.where)
+        return
+    sooner.add(float(short), call.where)
+    for mine, theirs in zip(got, wanted, strict=False):
+        for a, b in zip(mine, theirs, strict=True):
+            quantity.add(abs(a - b), call.where)
+
+
+def _numbers(result: Result, task: Task) -> list[list[float]]:
+    if isinstance(task, Detect):
+        boxes = (box for box in result.detections.boxes if box.label == task.label)
+        return [[box.x1, box.y1, box.x2, box.y2] for box in boxes]
+    return [[spot.x, spot.y] for spot in result.points.points if spot.label == task.asked]
+
+
+def _title(task: Task) -> str:
+    assert isinstance(task, TextTask)
+    return task.title
+
+
+def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
+    """The calls of a case, together where no two of them ask the same, with their image or None."""
+    name = str(case["image"])
+    image = read_image(folder / name)
+    batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []
+    for call in _calls(name, case):
+        title = call.task.title if isinstance(call.task, TextTask) else call.task.asked
+        key = (call.task.skill, title)
+        batch = next((one for blank, one in batches if blank == call.blank and key not in one), None)
+        if batch is None:
+            batch = {}
+            batches.append((call.blank, batch))
+        batch[key] = call
+    return [(None if blank else image, list(batch.values())) for blank, batch in batches]
+
+
+def _calls(name: str, case: dict[str, Any]) -> Iterator[_Call]:
+    if "calls" in case:
+        yield from (_reference_call(name, call) for call in case["calls"])
+        return
+    for skill, task in (("detect", Detect), ("point", Point)):
+        for label, by_bias in case[skill].items():
+            ids = case["prompts"][skill][label] if "prompts" in case else None
+            for bias, objects in by_bias.items():
+                conf = 1 / (1 + math.exp(-float(bias)))
+                yield _Call(f"{name} {skill} '{label}' at {bias}", task(label, MAX_OBJECTS, conf), ids, objects)
+    prompts = case.get("prompts", {"query": {}, "caption": {}})
+    for question, answer in case.get("queries", {"how many?": {"text": case["query"]}}).items():
+        ids = prompts["query"].get(question)
+        yield _Call(f"{name} query '{question}'", Query(question, MAX_TOKENS), ids, str(answer["text"]))
+    for length, answer in case.get("captions", {"short": {"text": case["caption_short"]}}).items():
+        ids = prompts["caption"].get(length)
+        yield _Call(f"{name} caption '{length}'", Caption(length, MAX_TOKENS), ids, str(answer["text"]))
+
+
+def _reference_call(name: str, call: dict[str, Any]) -> _Call:
+    kind, result = str(call["kind"]), call["result"]
+    where = f"{name} {kind} '{call.get('question') or call.get('object') or call.get('length')}'"
+    ids = [int(one) for one in call["prompts"][0]["ids"]]
+    if kind == "query":
+        refs = tuple(tuple(ref) for ref in call.get("spatial_refs") or ())
+        task = Query(call["question"], MAX_TOKENS, reasoning=bool(call.get("reasoning")), refs=refs)
+        return _Call(where, task, ids, str(result["answer"]), result.get("reasoning"), "image" in call)
+    if kind == "caption":
+        return _Call(where, Caption(call["length"], MAX_TOKENS), ids, str(result["caption"]))
+    if kind == "detect":
+        return _Call(where, Detect(call["object"], int(call["max_objects"])), ids, result["objects"])
+    return _Call(where, Point(call["object"], int(call["max_objects"])), ids, result["points"])
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """An image file as (height, width, 3) uint8 RGB.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    with Image.open(path) as file:
+        return np.asarray(file.convert("RGB"))

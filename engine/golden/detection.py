@@ -1,0 +1,224 @@
+"""How well a model detects on a labelled data pack: AP, precision, recall and empty answers, class by class.
+
+Labels are read as the pack means them: `unknown` (class, image) pairs are left out, `maybe` boxes are regions where
+neither a find nor a miss counts. Knows nothing of pipelines or command lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.distribution import install_command
+from saccade.engine.api import Engine
+from saccade.engine.errors import EngineError
+from saccade.engine.futures import ResultFuture
+from saccade.engine.results import Box
+from saccade.engine.tasks import Detect
+
+LOW_CONF = 0.05  # precision-recall curves start here; precision, recall and empty answers are at `DEFAULT_CONF`
+DEFAULT_CONF = 0.5
+MAX_OBJECTS = 40
+AHEAD = 4  # images that are asked about while one is waited for
+
+
+@dataclass(slots=True, frozen=True)
+class ClassScore:
+    """One class on one split. Rates are 0 to 1, or None where there is nothing to divide by.
+
+    Attributes:
+        name: the class.
+        boxes: labelled boxes that count.
+        images: images on which the class was asked for.
+        ap50: average precision at IoU 0.5 (COCO's 101-point interpolation).
+        ap: mean of it over IoU 0.50:0.95.
+        precision: part of the boxes found at conf 0.5 that are right (IoU 0.5).
+        recall: part of the labelled boxes found at conf 0.5.
+        empty: part of the images without the class on which nothing is found at conf 0.5.
+    """
+
+    name: str
+    boxes: int
+    images: int
+    ap50: float | None
+    ap: float | None
+    precision: float | None
+    recall: float | None
+    empty: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Evaluation:
+    """All classes, and the means over those that have labelled boxes; `empty` is over all absent pairs together."""
+
+    classes: tuple[ClassScore, ...]
+    images: int
+    ap50: float | None
+    ap: float | None
+    empty: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass(slots=True, frozen=True)
+class _Sheet:
+    """Labels and finds of one class on one image: boxes x1 y1 x2 y2 in pixels."""
+
+    sure: list[list[float]]
+    maybe: list[list[float]]
+    found: list[Box]
+    width: int
+    height: int
+
+
+def evaluate(
+    engine: Engine,
+    folder: Path,
+    split: str = "val",
+    limit: int | None = None,
+    progress: Callable[[int, int], None] = print,
+    tiles: int = 1,
+) -> Evaluation:
+    """Run the engine on a split of a data pack and score it.
+
+    Args:
+        engine: the model under test; each class of the pack that it knows is asked for on every image.
+        folder: data pack (classes.txt, labels.jsonl.gz, images-NN.tar).
+        split: 'train', 'val', …
+        limit: only the first so many images.
+        progress: called with (done, all) after each image.
+        tiles: as for `Engine.submit`.
+
+    Raises:
+        EngineError: if the folder is not a data pack, or pycocotools is missing.
+    """
+    from saccade.engine.training.data import PackError, open_image, read_classes, read_images, read_labels
+
+    _coco()
+    try:
+        known = engine.model.classes
+        classes = [name for name in read_classes(folder) if known is None or name in known]
+        records = read_labels(folder, split)[:limit]
+        images = read_images(folder, records)
+    except PackError as error:
+        raise EngineError(str(error)) from error
+    sheets: dict[str, list[_Sheet]] = {name: [] for name in classes}
+    waiting: deque[tuple[dict[str, Any], list[str], ResultFuture]] = deque()
+    ahead = iter(records)
+    for done in range(1, len(records) + 1):
+        for record in itertools.islice(ahead, AHEAD - len(waiting)):  # the answers of several images share steps
+            try:
+                image = np.asarray(open_image(images, str(record["id"])))
+            except PackError as error:
+                raise EngineError(str(error)) from error
+            asked = [name for name in classes if name not in record["unknown"]]
+            tasks = [Detect(name, MAX_OBJECTS, LOW_CONF) for name in asked]
+            waiting.append((record, asked, engine.submit(image, tasks, tiles)))
+        record, asked, future = waiting.popleft()
+        result = future.result()
+        width, height = result.detections.width, result.detections.height
+        scale = np.array([width, height, width, height])
+        for name in asked:
+            sure = [
+                list(box[:4] * scale) for box in np.array(record["boxes"].get(name, []), dtype=object).reshape(-1, 6)
+            ]
+            maybe = [
+                list(box[:4] * scale) for box in np.array(record["maybe"].get(name, []), dtype=object).reshape(-1, 5)
+            ]
+            found = [box for box in result.detections.boxes if box.label == name]
+            sheets[name].append(_Sheet(sure, maybe, found, width, height))
+        progress(done, len(records))
+    scores = tuple(_score(name, sheets[name]) for name in classes)
+    absent = [sheet for group in sheets.values() for sheet in group if not sheet.sure and not sheet.maybe]
+    return Evaluation(
+        classes=scores,
+        images=len(records),
+        ap50=_mean(score.ap50 for score in scores),
+        ap=_mean(score.ap for score in scores),
+        empty=_empty_rate(absent),
+    )
+
+
+def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
+    boxes = sum(len(sheet.sure) for sheet in sheets)
+    ap50 = ap = precision = recall = None
+    if boxes:
+        run = _match(sheets)
+        curves = run.eval["precision"][:, :, 0, 0, 2]  # (IoU, recall level): all areas, most detections
+        ap50, ap = float(curves[0].mean()), float(curves.mean())
+        right = wrong = 0
+        for image in run.evalImgs:
+            if image is None or image["aRng"] != run.params.areaRng[0]:
+                continue
+            counts = (np.array(image["dtScores"]) > DEFAULT_CONF) & ~image["dtIgnore"][0].astype(bool)
+            hits = image["dtMatches"][0] > 0
+            right += int((counts & hits).sum())
+            wrong += int((counts & ~hits).sum())
+        precision = right / (right + wrong) if right + wrong else None
+        recall = right / boxes
+    empty = _empty_rate([sheet for sheet in sheets if not sheet.sure and not sheet.maybe])
+    return ClassScore(name, boxes, len(sheets), ap50, ap, precision, recall, empty)
+
+
+def _match(sheets: Sequence[_Sheet]) -> Any:
+    """COCO's matching of one class; doubtful boxes are crowd regions, which swallow finds and cannot be missed."""
+    coco_api, coco_eval = _coco()
+    labels: list[dict[str, Any]] = []
+    finds: list[dict[str, Any]] = []
+    for image, sheet in enumerate(sheets, 1):
+        for crowd, group in ((0, sheet.sure), (1, sheet.maybe)):
+            for x1, y1, x2, y2 in group:
+                box = [x1, y1, x2 - x1, y2 - y1]
+                labels.append(
+                    {"id": len(labels) + 1, "image_id": image, "category_id": 1, "bbox": box, "iscrowd": crowd}
+                    | {"area": box[2] * box[3], "ignore": 0}
+                )
+        for found in sheet.found:
+            x1, y1, x2, y2 = found.pixels(sheet.width, sheet.height)
+            finds.append(
+                {"image_id": image, "category_id": 1, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": found.score}
+            )
+    truth = coco_api()
+    truth.dataset = {
+        "info": {},
+        "images": [{"id": image} for image in range(1, len(sheets) + 1)],
+        "annotations": labels,
+        "categories": [{"id": 1}],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
+        truth.createIndex()
+        run = coco_eval(truth, truth.loadRes(finds) if finds else coco_api(), "bbox")
+        if not finds:
+            run.cocoDt.dataset = truth.dataset | {"annotations": []}
+            run.cocoDt.createIndex()
+        run.evaluate()
+        run.accumulate()
+    return run
+
+
+def _coco() -> tuple[Any, Any]:
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise EngineError(f"evaluation needs pycocotools: {install_command('eval')}") from error
+    return COCO, COCOeval
+
+
+def _empty_rate(absent: Sequence[_Sheet]) -> float | None:
+    return _mean(float(not any(box.score > DEFAULT_CONF for box in sheet.found)) for sheet in absent)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,140 @@
+"""The plain loop from an image and prompts to objects and tokens: prefill once, decode all prompts in step.
+
+What golden sets are checked with, and what the pipelined engine has to agree with. One image at a time; the prompts
+on it share its image prefix. Knows nothing of names, results or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from saccade.engine.backends.dense_cache import DenseCache
+from saccade.engine.models.protocol import Model
+from saccade.engine.tasks.output_state import DecodedObject, logit
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """Prompts that have been read: hidden state (rows, dim) after each, where each goes on, and their cache."""
+
+    hidden: torch.Tensor
+    positions: torch.Tensor
+    cache: DenseCache
+
+
+class Generator:
+    """Runs one model. Not thread-safe."""
+
+    def __init__(self, model: Model, eos_id: int) -> None:
+        self.model = model
+        self.limits = model.limits
+        self._eos_id = eos_id
+
+    @torch.inference_mode()
+    def image_tokens(self, image: NDArray[np.uint8]) -> torch.Tensor:
+        """Image tokens (tokens, dim) of an image (height, width, 3) uint8 RGB."""
+        vision = self.model.vision
+        crops = vision.make_crops(image)
+        features = vision.features(vision.normalize(torch.from_numpy(crops.pixels).to(self.model.device)))
+        if crops.tiling == (1, 1):
+            return vision.project(features[0], features[0])
+        return vision.join(features, crops.tiling)
+
+    @torch.inference_mode()
+    def prefix(self, tokens: torch.Tensor) -> DenseCache:
+        """Cache (one row) of bos and image tokens (tokens, dim)."""
+        text, device = self.model.text, self.model.device
+        bos = text.embed(torch.tensor([[self.limits.bos_id]], device=device))
+        x = torch.cat([bos, tokens.unsqueeze(0)], dim=1)
+        cache = DenseCache.empty(self.limits, 1, x.shape[1], x)
+        text.write_kv(x, cache)
+        return cache
+
+    @torch.inference_mode()
+    def prefill(self, prefix: DenseCache, prompts: Sequence[Sequence[int]], room: int) -> Prefilled:
+        """Read prompts (token ids) that share a prefix, leaving room for `room` more tokens after each."""
+        text, device = self.model.text, self.model.device
+        start, longest = prefix.keys.shape[3], max(map(len, prompts))
+        capacity = min(start + longest + room, self.limits.max_context)
+        cache = prefix.fork(len(prompts), capacity)
+        # Shorter prompts are padded; what the padding leaves behind is overwritten before anything can see it.
+        ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
+        at = torch.arange(start, start + longest, device=device).expand(len(prompts), -1)
+        hidden = text(text.embed(ids), at, cache.upto(start + longest))
+        lengths = torch.tensor([len(ids) for ids in prompts], device=device)
+        last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
+        return Prefilled(last, start + lengths, cache)
+
+    @torch.inference_mode()
+    def objects(
+        self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
+    ) -> list[list[DecodedObject]]:
+        """Answer detect (`sized`) or point prompts, all rows in step.
+
+        An object is begun while p(coord) / (p(coord) + p(eos)) is above the row's `conf`; a row ends at its
+        `max_objects` or when the context is full.
+        """
+        region, device = self.model.region, self.model.device
+        found: list[list[DecodedObject]] = [[] for _ in conf]
+        rows = list(range(len(conf)))
+        limits = torch.tensor([logit(value) for value in conf], device=device)
+        hidden, positions, cache = state.hidden, state.positions, state.cache
+        capacity = cache.keys.shape[3]
+        per_object = 3 if sized else 2
+        while rows:
+            coord, eos = self.model.coord_eos_logits(hidden).unbind(-1)
+            margin = coord - eos
+            fits = (positions + per_object <= capacity) & (margin > limits)
+            goes_on = [ok and len(found[row]) < max_objects[row] for row, ok in zip(rows, fits.tolist(), strict=True)]
+            if not all(goes_on):
+                keep = torch.tensor([i for i, ok in enumerate(goes_on) if ok], dtype=torch.int64, device=device)
+                rows = [row for row, ok in zip(rows, goes_on, strict=True) if ok]
+                if not rows:
+                    break
+                hidden, positions, cache = hidden[keep], positions[keep], cache.rows(keep)
+                margin, limits = margin[keep], limits[keep]
+            parts = [torch.sigmoid(margin).unsqueeze(-1)]
+            for _ in range(2):
+                value = region.coord(hidden)
+                parts.append(value)
+                hidden = self._step(region.encode_coord(value), positions, cache)
+                positions = positions + 1
+            if sized:
+                size = region.size(hidden)
+                parts.append(size)
+                hidden = self._step(region.encode_size(size), positions, cache)
+                positions = positions + 1
+            for row, numbers in zip(rows, torch.cat(parts, dim=-1).tolist(), strict=True):
+                least = found[row][-1].score if found[row] else 1.0  # as in `output_state`
+                found[row].append(DecodedObject(min(least, numbers[0]), *numbers[1:]))
+        return found
+
+    @torch.inference_mode()
+    def tokens(self, state: Prefilled) -> Iterator[int]:
+        """Greedy token ids of one free-text answer, up to the end token or the end of the context."""
+        text, suppressed = self.model.text, list(self.limits.suppressed_ids)
+        hidden, positions = state.hidden, state.positions
+        capacity = state.cache.keys.shape[3]
+        first = True
+        while True:
+            logits = text.logits(hidden)
+            if not first:
+                logits[:, suppressed] = -torch.inf
+            token, first = logits.argmax(-1), False
+            identity = int(token.item())
+            if identity == self._eos_id:
+                return
+            yield identity
+            if int(positions[0]) >= capacity:
+                return
+            hidden = self._step(text.embed(token), positions, state.cache)
+            positions = positions + 1
+
+    def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: DenseCache) -> torch.Tensor:
+        """One token (rows, dim) of each row; hidden states (rows, dim)."""
+        return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)

@@ -1,0 +1,231 @@
+"""Images on CUDA: uploaded and cut into crops, and encoded by the vision encoder in graphs.
+
+    upload stream    image → (YUV → RGB) → resize → crops
+    compute stream   crops → features → image tokens
+
+Most images that are one crop are uploaded together, see `cuda_uploads`; others, and the first for which an idle device
+waits, by the submitting thread, see `tiled_uploads`. Knows nothing of prompts or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from saccade.engine import kernels
+from saccade.engine.cuda.select import cuda_vision
+from saccade.engine.image import Pixels, YuvImage, as_array
+from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
+from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
+from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads
+
+_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
+
+Graphs = dict[Hashable, torch.cuda.CUDAGraph]
+CaptureJob = tuple[dict[Hashable, Any], Hashable, Callable[[], None]]
+"""A graph to be captured: where it goes, under which key, and what it runs."""
+
+
+PreparedImage = TiledImage | StagedImage
+"""An image that can be encoded."""
+
+
+class CudaImageEncoder:
+    """One model's vision encoder. `prepare` may be called by any thread, the rest by one, on one stream.
+
+    Args:
+        model: the model.
+        most: images at a time.
+        depth: step slots.
+        idle: whether the device has nothing to do, as far as any thread can know.
+
+    Attributes:
+        batch_sizes: how many images are encoded together; fewer are padded to the next of these.
+        tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
+        objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
+    """
+
+    def __init__(self, model: Model, most: int, depth: int, idle: Callable[[], bool]) -> None:
+        vision, device = model.vision, model.device
+        self._idle = idle
+        self._vision: VisionEncoder = vision
+        self._device, self._kernels = device, kernels.available(device)
+        self._encoder = cuda_vision(model)
+        self._uploads = CudaUploads(device, depth, most, vision.crop_size)
+        self._feature_graphs: Graphs = {}
+        self._join_graphs: Graphs = {}
+
+        def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.batch_sizes = [size for size in _BATCH_SIZES if size < most] + [most]
+        most_crops, crop = max(most, vision.max_crops + 1), (vision.crop_size, vision.crop_size, 3)
+        self._crops = buffer(most_crops, *crop, dtype=torch.uint8)
+        cut_into = partial(cut_crops_into, margin=vision.crop_margin)
+        self._tiled = TiledUploads(device, self._uploads.stream, (vision.max_crops + 1, *crop), cut_into)
+        self._crop_features = buffer(most_crops, vision.n_tokens, vision.feature_dim)
+        self._drafting = vision if isinstance(vision, DraftingEncoder) else None
+        n_objects = 1 if self._drafting is None else self._drafting.n_drafts
+        self.objects = buffer(most, n_objects, 5, dtype=torch.float32)
+        self.tokens = buffer(most, vision.n_tokens, model.limits.dim)
+        self._joined = torch.zeros_like(self.tokens[0])
+
+    def prepare(self, image: Pixels) -> PreparedImage:
+        """Copy an image to where it waits for the next upload; or upload it, unless it is on the device, and cut it.
+
+        Does not wait for the device. What is given may change afterwards, unless it is on the device.
+        """
+        vision = self._vision
+        if not self._kernels:
+            crops = vision.make_crops(as_array(image))
+            return self._cut(crops.pixels, crops.tiling)
+        rows, columns, _ = image.shape
+        tiling = vision.tiling_of(rows, columns)
+        prepared: PreparedImage | None = None
+        single, yuv = tiling == (1, 1), isinstance(image, YuvImage)
+        if single:  # also if it is not needed yet: it takes a second
+            self._uploads.compile_for(rows, columns, yuv=yuv)
+        # By itself only while no other is: that takes the interpreter twice as long as to stage it.
+        apart = not single or (self._idle() and self._tiled.all_free)
+        if apart and not (isinstance(image, YuvImage) and image.y.is_cuda):
+            prepared = self._tiled.send(image, tiling)
+        if single and prepared is None:
+            prepared = self._uploads.stage(image)
+        return prepared or self._cut(image, tiling)
+
+    @torch.inference_mode()
+    def _cut(self, image: Pixels, tiling: Tiling) -> TiledImage:
+        """Upload an image, unless it is on the device, and cut it there; without kernels it is the crops already."""
+        vision = self._vision
+        # What is on the device was decoded on its default stream, and its memory is written again there.
+        on_device = isinstance(image, YuvImage) and image.y.is_cuda
+        stream = torch.cuda.default_stream(self._device) if on_device else self._uploads.stream
+        with torch.cuda.stream(stream):
+            pixels = self._rgb(image) if isinstance(image, YuvImage) else self._upload(image)
+            if self._kernels:
+                pixels = cut_crops(pixels, tiling, vision.crop_size, vision.crop_margin)
+            event = torch.cuda.Event()
+            event.record(stream)
+        return TiledImage(pixels, tiling, event)
+
+    def _upload(self, array: NDArray[np.uint8]) -> torch.Tensor:
+        pinned = torch.empty(array.shape, dtype=torch.uint8, pin_memory=True)
+        np.copyto(pinned.numpy(), array)
+        return pinned.to(self._device, non_blocking=True)
+
+    def _rgb(self, image: YuvImage) -> torch.Tensor:
+        from saccade.engine.kernels.inputs.resize import rgb_of_yuv
+
+        here = image if image.y.is_cuda else image.to(self._device)
+        return rgb_of_yuv(here.y, here.u, here.v, here.factors)
+
+    def encode(self, slot: int, images: Sequence[PreparedImage], stream: torch.cuda.Stream) -> None:
+        """Write the tokens of at most as many images as there may be to `tokens`; `stream` is the current one.
+
+        For a step slot: the images must be kept, and the slot must not be used again, until that has run.
+        """
+        single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
+        staged: list[tuple[int, StagedImage]] = []
+        loose: list[tuple[int, torch.Tensor]] = []
+        for place, number in enumerate(single):
+            image = images[number]
+            if isinstance(image, StagedImage):
+                staged.append((place, image))
+            else:
+                loose.append((place, image.pixels))
+        for image in images:
+            if isinstance(image, TiledImage):
+                stream.wait_event(image.ready)
+        count = len(single)
+        if staged:
+            stream.wait_event(self._uploads.cut(slot, staged, stream))
+            self._crops[:count].copy_(self._uploads.crops[slot][:count])
+        for place, pixels in loose:
+            self._crops[place : place + 1].copy_(pixels)
+        if single:  # the encoder runs once over all images that are a single crop
+            self._feature_graphs[bucket_of(self.batch_sizes, count), True].replay()
+            for place in range(count - 1, -1, -1):  # from the last on: none is written over that is still to be moved
+                if single[place] != place:
+                    self.tokens[single[place]].copy_(self.tokens[place])
+        for number, image in enumerate(images):
+            if isinstance(image, TiledImage) and image.tiling != (1, 1):
+                count = len(image.pixels)
+                self._crops[:count].copy_(image.pixels)
+                self._feature_graphs[count, False].replay()
+                self._join_graphs[image.tiling].replay()
+                self.tokens[number].copy_(self._joined)
+
+    def capture_jobs(self) -> list[CaptureJob]:
+        """What is to be captured before the first `encode`."""
+        tiles = self._vision.max_crops
+        tilings = [(rows, columns) for rows in range(1, tiles + 1) for columns in range(1, tiles // rows + 1)][1:]
+        counts = sorted({crop_count(tiling) for tiling in tilings})
+        keys = [*((n, True) for n in self.batch_sizes), *((n, False) for n in counts)]
+        jobs: list[CaptureJob] = [(self._feature_graphs, key, partial(self._encode_crops, *key)) for key in keys]
+        jobs += [(self._join_graphs, tiling, partial(self._join, tiling)) for tiling in tilings]
+        return jobs
+
+    def close(self) -> None:
+        """Wait for the uploads under way."""
+        self._tiled.close()
+        self._uploads.close()
+
+    def _encode_crops(self, n: int, single: bool) -> None:
+        crops = self._vision.normalize(self._crops[:n])
+        if self._drafting is None:
+            features = self._encoder.features(crops)
+        else:  # it sees no more than one crop of an image
+            features, self.objects[:n] = self._drafting.features_and_drafts(crops)
+        if single:
+            self.tokens[:n] = self._encoder.project(features, features)
+        else:
+            self._crop_features[:n] = features
+
+    def _join(self, tiling: Tiling) -> None:
+        """Image tokens from the features of an image's crops."""
+        self._joined[:] = self._vision.join(self._crop_features[: crop_count(tiling)], tiling)
+
+
+def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> torch.Tensor:
+    """The global crop and, unless the tiling is 1×1, the tiles row by row, byte for byte as `make_crops` on the host.
+
+    Args:
+        image: (height, width, 3) uint8 RGB on a CUDA device.
+        tiling: (rows, columns).
+        size: side of a crop in pixels.
+        margin: pixels by which tiles overlap at each side.
+
+    Returns:
+        (n, size, size, 3) uint8.
+    """
+    out = image.new_empty(crop_count(tiling), size, size, 3)
+    cut_crops_into(image, tiling, out, margin)
+    return out
+
+
+def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margin: int) -> list[torch.Tensor]:
+    """`cut_crops` to a place; returns what the kernels read besides the image, which a graph needs."""
+    from saccade.engine.kernels.inputs.resize import resize, weights_of
+
+    (height, width, _), size, device = image.shape, out.shape[1], image.device
+    out[0] = resize(image, size, size)
+    read = weights_of(height, width, size, size, device)
+    if tiling != (1, 1):
+        rows, columns = tiling
+        window = size - 2 * margin
+        whole = rows * window + 2 * margin, columns * window + 2 * margin
+        large = resize(image, *whole)
+        tiles = large.unfold(0, size, window).unfold(1, size, window).permute(0, 1, 3, 4, 2)
+        out[1:].view(tiles.shape)[:] = tiles
+        read += weights_of(height, width, *whole, device)
+    return read
+
+
+def bucket_of(sizes: Sequence[int], count: int) -> int:
+    """The size that so many are padded to."""
+    return next(size for size in sizes if size >= count)
