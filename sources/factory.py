@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -12,7 +13,8 @@ from saccade.sources.base import Source
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.file import FileSource
 from saccade.sources.gpu import HwAccel
-from saccade.sources.images import IMAGE_SUFFIXES, ImageSource
+from saccade.sources.image_file import UnsupportedImageError
+from saccade.sources.images import ImageSource, is_image
 from saccade.sources.live.connection import LiveConnection
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
 from saccade.sources.live.redirects import CheckAddress, follow_redirects
@@ -25,6 +27,8 @@ from saccade.sources.urls import RtspAddress, check_port, redact, stream_name
 
 if TYPE_CHECKING:
     from saccade.sources.onvif.device import OnvifAddress
+
+log = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"[a-z]+:/", re.IGNORECASE)  # with a slash missing
 _LIKE_ADDRESS = re.compile(r"[^@]+:[^@]*@.|[\w.-]+:\d+(/|$)|(\d+\.){3}\d+(/|$)")
@@ -101,9 +105,11 @@ def open_source(
         return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
     _check_path(path)
-    still = path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES
-    if still:
-        return ImageSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
+    if path.is_dir() or is_image(path):
+        try:
+            return ImageSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
+        except UnsupportedImageError:
+            log.debug("%s: Pillow does not read this kind of image; FFmpeg may", path)
     how: HwAccel = hwaccel if paced else "none"
     return FileSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end, hwaccel=how, paced=paced)
 

@@ -24,6 +24,7 @@ from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
+from saccade.sources.image_file import is_motion_jpeg
 from saccade.sources.rgb import RgbConverter, orientation_of
 from saccade.sources.timestamps import Timeline
 from saccade.sources.video_stream import NoVideoError, choose_video
@@ -235,19 +236,30 @@ class FileSource(Source):
             # "file:", because FFmpeg takes the start of `cam:1.mp4` for a protocol. Old cameras write titles in any
             # encoding; that is no reason to refuse the frames.
             with primary_context(self.gpu if handle else None):
-                return av.open(f"file:{self._path}", hwaccel=handle, metadata_errors="replace")
+                name = f"file:{self._path}"
+                container = av.open(name, hwaccel=handle, metadata_errors="replace")
+                if container.format.name in ("image2", "jpeg_pipe") and self._is_motion_jpeg():
+                    container.close()  # FFmpeg went by the file's name, or by its beginning
+                    container = av.open(name, format="mjpeg", hwaccel=handle, metadata_errors="replace")
+                return container
         except (av.error.FFmpegError, OSError) as error:
             if isinstance(error, PermissionError | FileNotFoundError):
                 check_readable(self._path)
             raise SourceError(
-                f"{self._path} cannot be read as a video: it is damaged, cut off, or no video file at all"
+                f"{self._path} cannot be read as a video or an image: it is damaged, cut off, or neither"
             ) from error
+
+    def _is_motion_jpeg(self) -> bool:
+        with self._path.open("rb") as file:
+            return is_motion_jpeg(file)
 
     def _probe(self, container: InputContainer) -> None:
         """Fill `info` from the headers and the first frame, which also proves that the file can be decoded."""
         stream = _video_of(container, self._path)
         first = next(self._decode(container, stream), None)
         self._corrupt = 0
+        if first is None and container.format.name == "image2":  # FFmpeg's last resort, which goes by the name
+            raise SourceError(f"{self._path} cannot be read as an image: it is damaged or no image at all")
         if first is None:
             raise SourceError(f"{self._path}: not one frame could be decoded; is the file damaged or cut off?")
         self._orientation, self._rotation = orientation_of(first), first.rotation

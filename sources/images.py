@@ -1,4 +1,4 @@
-"""Frames from still images: one photograph, or a folder of them in natural order.
+"""Frames from image files: a photograph, an animation, the pages of a document, or a folder of these.
 
 Knows nothing of models, results or sinks.
 """
@@ -9,24 +9,29 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-
-import numpy as np
-from PIL import Image, ImageOps
 
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import SourceError
 from saccade.sources.file import check_readable
 from saccade.sources.frame import Frame, RgbImage
+from saccade.sources.image_file import HEAD_BYTES, ImageFile, image_format, is_motion_jpeg, may_hold_several
 
-IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+"""Of files in a folder that count as damaged images where they are none."""
 
 _TIME_BASE = Fraction(1)  # one image a second: a folder becomes a slide show that one can follow
+_ANIMATION_BASE = Fraction(1, 1000)
+_SHORTEST_MS, _DEFAULT_MS = 20, 100  # a frame with a shorter time is shown for 100 ms, as browsers do
 
 
 class ImageSource(Source):
-    """A image, or all images directly inside a folder, as a source of one frame a second.
+    """An image file, or all images directly inside a folder, as a source of one image a second.
+
+    What a file is, its content says, and not its name. Every image of a file is handed on: the frames of an animated
+    GIF, PNG, WebP or AVIF, and the pages of a TIFF. An animation alone keeps its own times.
 
     Names are sorted as people count: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are the place in that order.
     The EXIF orientation is honoured. Images of a folder that cannot be read are skipped and counted. Codec and size
@@ -36,7 +41,7 @@ class ImageSource(Source):
         path: image file or folder.
         stream: name of the stream; the name of the file, without suffix, or of the folder if None.
         vid_stride: hand on every `vid_stride`-th image.
-        start: skip images before this time in seconds, which here is a place in the order.
+        start: skip images before this time in seconds, which is a place in the order but for an animation.
         end: stop before this time in seconds.
 
     Raises:
@@ -55,33 +60,30 @@ class ImageSource(Source):
         folder = Path(path)
         name = folder.resolve().name if folder.is_dir() else folder.stem
         super().__init__(stream if stream is not None else name, vid_stride)
+        self._start = Fraction(start or 0).limit_denominator(1_000_000)
+        self._end = None if end is None else Fraction(end).limit_denominator(1_000_000)
         if folder.is_dir():
-            every = _images_in(folder)
+            self._files = [(file, _count(file)) for file in _images_in(folder)]
         else:
             check_readable(folder)
-            every = [folder]
-        wanted = [i for i in range(0, len(every), vid_stride) if (start or 0) <= i and (end is None or i < end)]
-        if not wanted:
-            raise SourceError(f"{folder}: none of its {len(every)} images is between start and end")
-        self._images = [(i, every[i]) for i in wanted]
+            with _opened(folder) as opened:
+                self._files = [(folder, opened.count)]
+        total = sum(count for _, count in self._files)
 
-        for _, first in self._images:
-            try:
-                image, codec = _read(first)
-                break
-            except SourceError:
-                if len(self._images) == 1:
-                    raise
-        else:
-            raise SourceError(f"{folder}: none of its {len(self._images)} images can be read")
+        image, codec, shown_ms = self._first(folder)
+        animated = len(self._files) == 1 and total > 1 and shown_ms is not None
+        base = self._base = _ANIMATION_BASE if animated else _TIME_BASE
+        frames: int | None = sum(1 for place in range(0, total, vid_stride) if animated or self._wanted(place))
+        if frames == 0:
+            raise SourceError(f"{folder}: none of its {total} images is between start and end")
         self._info = SourceInfo(
             codec=codec,
             width=image.shape[1],
             height=image.shape[0],
-            average_rate=1 / _TIME_BASE,
-            frames=len(self._images),
-            time_base=_TIME_BASE,
-            duration_s=float(len(every) * _TIME_BASE),
+            average_rate=Fraction(1000, _shown(shown_ms)) if animated else 1 / _TIME_BASE,
+            frames=frames if not animated or (start is None and end is None) else None,
+            time_base=base,
+            duration_s=None if animated else float(total * _TIME_BASE),
             live=False,
             audio=False,
             url=str(folder),
@@ -90,62 +92,117 @@ class ImageSource(Source):
     def __iter__(self) -> Iterator[Frame]:
         """Yield the images in natural order."""
         self._corrupt = 0
-        dropped = 0
-        for index, path in self._images:
-            if self._closed.is_set():
-                return
-            begun = time.perf_counter()
-            try:
-                image, _ = _read(path)
-            except SourceError:
-                self._corrupt += 1
-                dropped += 1
+        index = pts = dropped = 0
+        for path, count in self._files:
+            after = index + count
+            if self._base == _TIME_BASE and not any(
+                self._wanted(n) and n % self._stride == 0 for n in range(index, after)
+            ):
+                index = pts = after
                 continue
-            yield Frame(
-                image=image,
-                stream=self._name,
-                index=index,
-                pts=index,
-                time_base=_TIME_BASE,
-                captured_at=float(index * _TIME_BASE),
-                capture_clock="file",
-                decoded_at=time.monotonic(),
-                decode_ms=(time.perf_counter() - begun) * 1e3,
-                dropped_before=dropped,
-            )
-            dropped = 0
+            try:
+                with _opened(path) as opened:
+                    begun = time.perf_counter()
+                    for image, shown_ms in opened.images():
+                        if self._closed.is_set() or (self._end is not None and pts * self._base >= self._end):
+                            return
+                        if self._wanted(pts * self._base) and index % self._stride == 0:
+                            yield Frame(
+                                image=image,
+                                stream=self._name,
+                                index=index,
+                                pts=pts,
+                                time_base=self._base,
+                                captured_at=float(pts * self._base),
+                                capture_clock="file",
+                                decoded_at=time.monotonic(),
+                                decode_ms=(time.perf_counter() - begun) * 1e3,
+                                dropped_before=dropped,
+                            )
+                            dropped = 0
+                        index += 1
+                        pts += 1 if self._base == _TIME_BASE else _shown(shown_ms)
+                        begun = time.perf_counter()
+            except SourceError:
+                missing = sum(1 for n in range(index, after) if n % self._stride == 0)
+                self._corrupt += missing
+                dropped += missing
+                index = pts = after
+
+    def _wanted(self, seconds: Fraction | int) -> bool:
+        return self._start <= seconds and (self._end is None or seconds < self._end)
+
+    def _first(self, folder: Path) -> tuple[RgbImage, str, int | None]:
+        """The first image that can be read, its format, and the milliseconds for which it is shown."""
+        place = tried = 0
+        for path, count in self._files:
+            if len(self._files) == 1 or any(self._wanted(n) for n in range(place, place + count, self._stride)):
+                tried += 1
+                try:
+                    with _opened(path) as opened:
+                        image, shown_ms = next(opened.images())
+                        return image, opened.format, shown_ms
+                except SourceError:
+                    if len(self._files) == 1:
+                        raise
+            place += count
+        if not tried:
+            raise SourceError(f"{folder}: none of its {place} images is between start and end")
+        raise SourceError(f"{folder}: none of its {tried} images can be read")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[ImageFile]:
+    """The file, as long as the context lasts; errors name it."""
+    check_readable(path)
+    try:
+        with path.open("rb") as file:
+            yield ImageFile(file)
+    except SourceError as error:
+        raise type(error)(f"{path} {error}") from error.__cause__
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is an image by its content; a file that cannot be read is none."""
+    try:
+        if not path.is_file():  # opening a pipe could block for ever
+            return False
+        with path.open("rb") as file:
+            found = image_format(file.read(HEAD_BYTES))
+            return found is not None and not (found == "JPEG" and is_motion_jpeg(file))
+    except OSError:
+        return False
 
 
 def _images_in(folder: Path) -> list[Path]:
     try:
-        found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and _is_image_file(p)]
+        names = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise SourceError(f"{folder} cannot be read: {error.strerror}") from None
+    found = [path for path in names if is_image(path) or (path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())]
     if not found:
-        raise SourceError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise SourceError(f"{folder} holds no images")
     return sorted(found, key=_natural_key)
 
 
-def _is_image_file(path: Path) -> bool:
-    return not path.name.startswith(".") and path.is_file()  # opening a pipe could block for ever
+def _count(path: Path) -> int:
+    """How many images a file holds; 1 for one that cannot be read, which is one image that is missing."""
+    try:
+        with path.open("rb") as file:
+            if not may_hold_several(file.read(HEAD_BYTES)):
+                return 1
+        with _opened(path) as opened:
+            return opened.count
+    except (OSError, SourceError):
+        return 1
+
+
+def _shown(shown_ms: int | None) -> int:
+    return shown_ms if shown_ms is not None and shown_ms >= _SHORTEST_MS else _DEFAULT_MS
 
 
 def _natural_key(path: Path) -> list[tuple[int, str]]:
     """Digits as numbers, everything else as text."""
     return [(int(part), "") if part.isdecimal() else (-1, part.casefold()) for part in re.split(r"(\d+)", path.name)]
-
-
-def _read(path: Path) -> tuple[RgbImage, str]:
-    """Return the upright image, (height, width, 3) uint8 RGB, and its file format in lower case."""
-    check_readable(path)
-    try:
-        with Image.open(path) as opened:
-            codec = (opened.format or "?").lower()
-            upright = ImageOps.exif_transpose(opened)
-            if upright.mode.startswith("I"):  # 16 bits of grey; convert() alone would clip all above 255 to white
-                grey = np.asarray(upright, dtype=np.uint32) >> 8
-                upright = Image.fromarray(grey.astype(np.uint8))
-            return np.array(upright.convert("RGB")), codec
-    # Pillow's readers of damaged files raise nearly anything: OSError, SyntaxError, ValueError, struct.error, …
-    except Exception as error:
-        raise SourceError(f"{path} cannot be read as an image: it is damaged or no image at all") from error

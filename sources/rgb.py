@@ -27,6 +27,13 @@ class Orientation:
 
 
 _UPRIGHT = Orientation()
+_TURNED = {
+    90: Orientation(True, False, True),
+    -90: Orientation(True, True, False),
+    180: Orientation(False, True, True),
+    -180: Orientation(False, True, True),
+}
+"""What `rotation` stands for: degrees against the clock."""
 
 
 def orientation_of(frame: av.VideoFrame) -> Orientation:
@@ -35,7 +42,10 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
     Not for every frame: PyAV's `side_data` makes a cycle of references, so that only the cyclic collector frees the
     frame. At 1080p 500 MB of them were waiting for it.
     """
-    side_data: Any = frame.side_data  # not `rotation`, to which mirrored is the same as upside down
+    try:
+        side_data: Any = frame.side_data  # not `rotation`, to which mirrored is the same as upside down
+    except ValueError:  # there is a kind that PyAV does not know, such as EXIF
+        return _TURNED.get(frame.rotation, _UPRIGHT)
     data = side_data.get(Type.DISPLAYMATRIX)
     if data is None or len(raw := bytes(data)) < 20:
         return _UPRIGHT

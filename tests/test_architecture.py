@@ -29,7 +29,8 @@ MAY_IMPORT = {
 """What of the other packages a package may import."""
 
 ORDER = {
-    "sources": "errors planes timestamps rtp http | frame | base gpu rgb urls video_stream | file replay live | "
+    "sources": "errors planes timestamps rtp http | frame | base gpu image_file rgb urls video_stream | file replay "
+    "live | "
     "images rtsp webrtc onvif | factory",
     "sinks": "overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging video websocket | factory",

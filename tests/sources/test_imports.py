@@ -14,7 +14,7 @@ ORDER = [
     ["errors", "planes"],
     ["frame"],
     ["urls"],
-    ["gpu", "rgb", "timestamps"],
+    ["gpu", "image_file", "rgb", "timestamps"],
     ["base"],
     ["file"],
     ["images", "replay"],

@@ -81,9 +81,11 @@ def process_image(config: RunConfig) -> ProcessedImage:
     with open_source(config.source) as source:
         if source.info.live:
             raise ConfigError(f"{source.info.url} is a live source; `saccade probe --out FILE` saves an image of it")
-        if source.info.frames != 1:
+        frames = iter(source)
+        frame = next(frames, None)
+        count = source.info.frames
+        if (count is not None and count > 1) or next(frames, None) is not None:
             raise ConfigError(f"{source.info.url} is more than one image; use `saccade run` for it")
-        frame = next(iter(source), None)
     if frame is None:
         raise SourceError(f"{config.source}: no image could be read")
     with load_engine(config, show_preparation) as engine:

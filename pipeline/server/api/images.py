@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import math
 import re
 from collections.abc import Sequence
@@ -15,11 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageOps
 
+from saccade.sources.errors import SourceError
 from saccade.sources.frame import RgbImage
+from saccade.sources.image_file import read_image as read_first
 
 MAX_PIXELS = 50_000_000
 MAX_IMAGES = 20
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*(?P<base64>;base64)?,")
 _SHEET_PX = 1536  # the longer side of several images side by side
 
@@ -28,7 +28,7 @@ def decode_image(url: str) -> RgbImage:
     """The image of a data URL, (height, width, 3) uint8 RGB, turned upright as its EXIF data has it.
 
     Raises:
-        ValueError: if it is no data URL, no image of a known format, or too large.
+        ValueError: if it is no data URL, no image, damaged, or too large.
     """
     found = _DATA_URL.match(url)
     if found is None:
@@ -49,12 +49,9 @@ def read_image(data: bytes) -> RgbImage:
         ValueError: as `decode_image`.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"an image has at most {MAX_PIXELS // 1_000_000} million pixels")
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError):
-        raise ValueError("the image cannot be read: JPEG, PNG, WebP, GIF and BMP can") from None
+        return read_first(data, MAX_PIXELS)
+    except SourceError as error:
+        raise ValueError(f"the image {error}") from None
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:

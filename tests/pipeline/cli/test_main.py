@@ -154,6 +154,25 @@ def test_an_image_is_annotated_and_described(folder: Path, saccade: Command) -> 
         assert annotated.size == (64, 48)
 
 
+@pytest.mark.parametrize("name", ["still", "still.mp4", "still.gif"])
+def test_a_still_is_taken_whatever_its_name(folder: Path, saccade: Command, name: str) -> None:
+    (folder / name).write_bytes((folder / "photo.png").read_bytes())
+    done = saccade("image", name, "--detect", "person", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["moving.gif", "moving.jpg"])
+def test_several_images_are_for_run(folder: Path, saccade: Command, name: str) -> None:
+    first, *others = (Image.new("RGB", (64, 48), color) for color in ("red", "lime", "blue"))
+    first.save(folder / name, "GIF", save_all=True, append_images=others, duration=100)
+    refused = saccade("image", name, "--detect", "person", cwd=folder)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == f"saccade: {name} is more than one image; use `saccade run` for it\n"
+    done = saccade("run", name, "--detect", "person", "--jsonl", "-", "-q", cwd=folder)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["captured_at"] for record in records] == [0, 0.1, 0.2]
+
+
 def test_choices_are_asked_for_on_the_command_line_and_in_yaml(folder: Path, saccade: Command) -> None:
     write_model(folder / "talker", TINY, random_model(TINY))
     done = saccade("image", "photo.png", "--query", "Is it? [yes|no]", "--model", "talker", "--json", cwd=folder)

@@ -20,7 +20,7 @@ def url_of(image: Image.Image, kind: str, **how: object) -> str:
 RED = Image.new("RGB", (30, 20), (250, 10, 10))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_every_usual_format_is_read(kind: str) -> None:
     image = decode_image(url_of(RED, kind))
     assert (image.shape, image.dtype) == ((20, 30, 3), np.uint8)
@@ -43,8 +43,14 @@ def test_what_is_no_image_is_refused(url: str) -> None:
 
 def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_PIXELS", 500)
-    with pytest.raises(ValueError, match="pixels"):
+    with pytest.raises(ValueError, match=r"the image has 30 x 20 = .* million pixels; the limit is"):
         decode_image(url_of(RED, "PNG"))
+
+
+def test_what_is_clear_is_white_and_sixteen_bits_keep_their_shades() -> None:
+    assert decode_image(url_of(Image.new("RGBA", (30, 20), (0, 0, 0, 0)), "PNG")).min() == 255
+    grey = Image.fromarray(np.full((20, 30), 30000, np.uint16))
+    assert set(np.unique(decode_image(url_of(grey, "PNG")))) == {117}
 
 
 def test_several_images_are_put_in_rows() -> None:
