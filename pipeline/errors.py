@@ -33,7 +33,10 @@ class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of 
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks, lone surrogates, and the user name and password of any address in it."""
+    """`text` without line breaks, the user name and password of any address in it.
+
+    A byte of a file's name that is not UTF-8 becomes an escape, as YAML and JSON have it.
+    """
     from saccade.sources import redact  # only now, because it brings FFmpeg with it
 
-    return redact(" ".join(text.split()).encode(errors="replace").decode())
+    return redact(" ".join(text.split()).encode(errors="backslashreplace").decode())

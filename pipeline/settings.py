@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 
 class PlacedError(ValueError):
@@ -68,8 +68,18 @@ def no_nul(value: str) -> str:
     return value
 
 
+def keep_bytes(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Check a name that may have bytes in it that are not UTF-8, each as Python has it: U+DC80 to U+DCFF."""
+    if isinstance(value, str) and any("\udc80" <= one <= "\udcff" for one in value):
+        check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic takes no such text
+        return value
+    return check(value)
+
+
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(no_nul)]
-Address = Annotated[Text, BeforeValidator(read_number)]
+FileText = Annotated[Text, WrapValidator(keep_bytes)]
+"""The name of a file or folder, or an address."""
+Address = Annotated[FileText, BeforeValidator(read_number)]
 Names = Annotated[list[Text], BeforeValidator(split_names), Field(max_length=64)]
 Questions = Annotated[list[Text], BeforeValidator(as_list), Field(max_length=64)]
 SkillText = Annotated[str, Field(pattern=r"^\s*[a-z_]+\s*=\s*\S", max_length=4096), AfterValidator(no_nul)]

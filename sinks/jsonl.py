@@ -71,6 +71,8 @@ class JsonlSink:
         self._closed = False
         self._file: _LineFile | None = None
         self._pruned_at = 0.0
+        if self._path == "-" and getattr(sys.stdout, "buffer", None) is None:
+            raise SinkError("cannot write standard output: it is closed; name a file instead of -")
         if self._path != "-":
             try:
                 self._file = _LineFile(Path(self._path), replace=max_bytes is None)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from saccade.pipeline.analytics.geometry import Point, area
-from saccade.pipeline.settings import Names, Seconds, Text, setting
+from saccade.pipeline.settings import Names, Seconds, Text, keep_bytes, setting
 
 MAX_REGIONS = 64
+
+ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(keep_bytes)]
 
 
 def _points(value: object) -> object:
@@ -161,12 +163,11 @@ class AnalyticsSettings(Regions):
         "Keep boxes of tracks for 0.3 s where they are not found, marked as predicted and never counted.",
         more="So that what is drawn does not flicker; only with tracks.",
     )
-    heatmap: Text | None = setting(
+    heatmap: ImageName | None = setting(
         None,
         "Image of where objects have been, to write when the stream ends: heat.png.",
         more="{stream} in it is the stream's name. An existing file is replaced.",
         metavar="FILE",
-        pattern=r"(?i)\.(png|jpe?g)$",
     )
     motion_area: float = setting(
         0.002,

@@ -25,6 +25,7 @@ from saccade.pipeline.cli.options import (
     with_settings,
 )
 from saccade.pipeline.cli.sections import sections
+from saccade.pipeline.cli.terminal import prepare_terminal
 from saccade.pipeline.errors import ConfigError, RunFailed
 
 _PANELS = {
@@ -51,6 +52,7 @@ def main() -> None:
     # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an
     # encoder or the engine's own loop needs: beside other work on two cores a frame took 67 ms, and 139 spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare_terminal()
     sys.exit(guarded(lambda: app(standalone_mode=False) or 0))
 
 

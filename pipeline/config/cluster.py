@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from saccade.distribution import install_command
-from saccade.pipeline.settings import Text, setting
+from saccade.pipeline.settings import FileText, Text, setting
 
 
 class ClusterSettings(BaseModel):
@@ -28,7 +28,7 @@ class ClusterSettings(BaseModel):
         ge=0,
         le=64,
     )
-    ray_state: Text = setting(
+    ray_state: FileText = setting(
         "saccade-state/desired.db",
         "File of what is to run on the Ray cluster, also streams that were added over http; for its owner alone.",
         metavar="FILE",

@@ -21,6 +21,7 @@ from saccade.pipeline.events.settings import Rules, RuleSettings
 from saccade.pipeline.settings import PlacedError
 
 MAX_DEPTH = 8
+NOT_UNICODE = "a text has bytes that are not UTF-8; only names of files may"
 
 _NESTED: dict[int | str, type[BaseModel]] = {"rules": RuleSettings, "zones": ZoneSettings, "lines": LineSettings}
 """Whose keys there are below a key."""
@@ -69,6 +70,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
             raise ConfigError(explain(first, known, from_file=False)) from None
         where, reason = _placed(first, places, known)
         raise ConfigError(f"{_at(path, where)}: {reason}") from None
+    except UnicodeEncodeError:  # by pydantic, of a validator's message
+        raise ConfigError(f"{path or 'the command line'}: {NOT_UNICODE}") from None
 
 
 def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[RuleSettings]:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, field_validator
 
-from saccade.pipeline.settings import Text, setting
+from saccade.pipeline.settings import FileText, Text, setting
 
 
 class HttpSettings(BaseModel):
@@ -26,15 +26,17 @@ class HttpSettings(BaseModel):
         env="SACCADE_TOKEN",
         repr=False,
     )
-    http_token_file: Text | None = setting(None, "File that holds the token, instead of http_token.", metavar="FILE")
-    http_access: Text | None = setting(
+    http_token_file: FileText | None = setting(
+        None, "File that holds the token, instead of http_token.", metavar="FILE"
+    )
+    http_access: FileText | None = setting(
         None,
         "File that says who may do what over http: viewers, operators and admins, each with a token.",
         more="Also by streams, with the headers of a proxy that authenticates people, and with an audit of every "
         "change; pipeline/server/README.md shows one. The token of http_token is an admin's then.",
         metavar="FILE",
     )
-    allow_sources: list[Text] = setting(
+    allow_sources: list[FileText] = setting(
         [],
         "What POST /streams may open: globs of paths and addresses, and networks, such as 192.168.7.0/24.",
         more="If empty, everything where http is on 127.0.0.1, else nothing. A path counts with its symbolic links "
@@ -43,8 +45,10 @@ class HttpSettings(BaseModel):
         metavar="ENTRY",
         flags=("--allow-source",),
     )
-    http_cert: Text | None = setting(None, "Certificate in PEM format for http, which is https then.", metavar="FILE")
-    http_key: Text | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
+    http_cert: FileText | None = setting(
+        None, "Certificate in PEM format for http, which is https then.", metavar="FILE"
+    )
+    http_key: FileText | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
 
     @field_validator("http")
     @classmethod

@@ -15,7 +15,7 @@ from saccade.pipeline.config.cluster import ClusterSettings
 from saccade.pipeline.config.http import HttpSettings
 from saccade.pipeline.config.stream import ListedStream, StreamConfig
 from saccade.pipeline.events.settings import KeepSettings, check_places
-from saccade.pipeline.settings import Address, PlacedError, Text, setting, split_names
+from saccade.pipeline.settings import Address, FileText, PlacedError, Text, setting, split_names
 
 STREAM = "{stream}"
 """Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
@@ -36,7 +36,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         more="Each may have most of the keys of this file for itself; the configuration many-cameras shows it. On the "
         "command line, several SOURCEs.",
     )
-    model: Text = setting(
+    model: FileText = setting(
         "nano", "Embedded model, checkpoint folder or hub id; `saccade models` lists them.", metavar="MODEL"
     )
     device: Text = setting(
@@ -75,19 +75,19 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         ge=1,
         le=64,
     )
-    out: Text | None = setting(
+    out: FileText | None = setting(
         None,
         "Annotated video to write, an .mp4 file.",
         more="With the source's own timestamps and sound. An existing file is replaced.",
         metavar="FILE",
     )
-    jsonl: Text | None = setting(
+    jsonl: FileText | None = setting(
         None,
         "Results to write, one JSON record a line and frame; - prints them.",
         more="An existing file is replaced.",
         metavar="FILE",
     )
-    sinks: list[Text] = setting(
+    sinks: list[FileText] = setting(
         [],
         "Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl.",
         more='"ws://127.0.0.1:8765" serves records to programs and pages, "mqtt://broker" publishes them, '

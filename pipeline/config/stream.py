@@ -15,7 +15,7 @@ from saccade.pipeline.config.prompts import Prompts, ShareSettings
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.config.stream_names import check_name
 from saccade.pipeline.events.settings import EventSettings
-from saccade.pipeline.settings import Address, Names, Seconds, Text, setting
+from saccade.pipeline.settings import Address, FileText, Names, Seconds, Text, setting
 
 
 class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
@@ -141,4 +141,4 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 class ListedStream(StreamConfig):
     """One of several streams, with outputs of its own."""
 
-    sinks: list[Text] = setting([], "Where its results go, besides the outputs of all streams.")
+    sinks: list[FileText] = setting([], "Where its results go, besides the outputs of all streams.")

@@ -17,7 +17,7 @@ def check_name(name: str) -> str:
         ValueError: if it is not valid for a stream, in one line for the user.
     """
     if not re.fullmatch(r"\w[\w.-]*", name) or len(name) > _LIMIT:
-        shown = " ".join(name[:80].split())
+        shown = " ".join(name[:80].split()).encode(errors="backslashreplace").decode()
         raise ValueError(f"'{shown}' is no name for a stream: use up to {_LIMIT} letters, digits, '.', '_' and '-'")
     return name
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.events.conditions import Condition, parse
-from saccade.pipeline.settings import Names, PlacedError, Seconds, Text, setting
+from saccade.pipeline.settings import FileText, Names, PlacedError, Seconds, Text, setting
 
 MAX_RULES = 64
 
@@ -225,7 +225,7 @@ class AskSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Text = Field(description="embedded model, checkpoint folder or hub id")
+    model: FileText = Field(description="embedded model, checkpoint folder or hub id")
     device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
     kv_dtype: Literal["fp8"] | None = Field(None, description="what it keeps keys and values in")
@@ -246,7 +246,7 @@ class KeepSettings(BaseModel):
         metavar="MODEL",
         flags=("--ask-model",),
     )
-    store: Text | None = setting(
+    store: FileText | None = setting(
         None,
         "Folder to keep events in, searchable, with the counts of minutes and the paths of tracks.",
         more="Served under /events by http. One process at a time writes it; what is stored outlives a killed one.",

@@ -34,7 +34,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from saccade.pipeline.config.file import explain, first_mistake
 from saccade.pipeline.errors import ConfigError
-from saccade.pipeline.settings import Names, Text
+from saccade.pipeline.settings import FileText, Names, Text
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.http.tokens import read_token
 
@@ -101,7 +101,7 @@ class Client(BaseModel):
     name: Text = Field(description="for the audit")
     role: Role = Field(description="viewer, operator or admin")
     token: Text | None = Field(default=None, repr=False)
-    token_file: Text | None = None
+    token_file: FileText | None = None
     streams: Names = []
 
     def may(self, role: Role) -> bool:
@@ -131,7 +131,7 @@ class _File(BaseModel):
 
     clients: list[Client] = Field([], max_length=1000)
     proxy: _Proxy | None = None
-    audit: Text | None = None
+    audit: FileText | None = None
 
 
 class Access(HttpAuth):

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
 from saccade.pipeline.config import Changes, StreamConfig
-from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.config.file import NOT_UNICODE, explain, first_mistake
 from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stream import CheckSource
@@ -239,13 +239,17 @@ async def read_body(request: web.Request, kind: type[M]) -> M:
     if request.content_type != "application/json":
         raise refusal(web.HTTPUnsupportedMediaType, "the body must be of type application/json")
     try:
-        values = parse_json(await read_text(request, MAX_BODY_BYTES, "a body"))
+        # Not parse_json(): a name of a file may have bytes that are not UTF-8, as halves of surrogate pairs. Texts that
+        # are no names refuse them.
+        values = json.loads(await read_text(request, MAX_BODY_BYTES, "a body"))
     except (ValueError, RecursionError):
         raise refusal(web.HTTPBadRequest, "the body is not JSON") from None
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise refusal(web.HTTPUnprocessableEntity, explain(first_mistake(error), kind)) from None
+    except UnicodeEncodeError:  # by pydantic, of a validator's message
+        raise refusal(web.HTTPUnprocessableEntity, NOT_UNICODE) from None
 
 
 async def read_stream(request: web.Request) -> StreamConfig:

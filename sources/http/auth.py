@@ -134,9 +134,9 @@ async def read_text(request: web.Request, limit: int, what: str, headers: dict[s
 def refusal(kind: type[web.HTTPException], reason: str, headers: dict[str, str] | None = None) -> web.HTTPException:
     """An HTTP error response of this type, with the reason as one line of text.
 
-    What the client sent may be repeated in it, and is not always valid Unicode: a lone surrogate becomes a `?`.
+    What the client sent may be repeated in it, and is not always valid Unicode: a lone surrogate becomes an escape.
     """
-    return kind(text=f"{reason.encode(errors='replace').decode()}\n", headers=headers)
+    return kind(text=f"{reason.encode(errors='backslashreplace').decode()}\n", headers=headers)
 
 
 def _is_address(host: str) -> bool:

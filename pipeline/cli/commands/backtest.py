@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError, RunFailed
@@ -43,7 +43,7 @@ class Backtest:
     def as_json(self) -> str:
         """As JSON."""
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
-        return json.dumps({"events": self.events, **pace}, indent=2, ensure_ascii=False)
+        return json_text({"events": self.events, **pace})
 
     def as_text(self) -> str:
         """As a table, times in the videos."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from PIL import Image
 
 from saccade.engine.results import Result, Text
 from saccade.pipeline.cli.formatting import show_preparation
+from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.stats import latency_of
@@ -30,7 +30,7 @@ class ProcessedImage:
 
     def as_json(self) -> str:
         """The record that `saccade run --jsonl` writes, indented."""
-        return json.dumps(make_record(self.frame, self.result, self.latency), indent=2, ensure_ascii=False)
+        return json_text(make_record(self.frame, self.result, self.latency))
 
     def as_text(self) -> str:
         """One line for each thing found, places in pixels."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader, StoreError
@@ -32,7 +33,7 @@ class Search:
 
     def as_json(self) -> str:
         """As JSON, `match` from 0 to 1."""
-        return json.dumps(self.searched.to_json(), indent=2, ensure_ascii=False)
+        return json_text(self.searched.to_json())
 
     def as_text(self) -> str:
         """As a table, with the snapshot of each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import ssl
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
@@ -74,12 +76,12 @@ HALF = "\ud800"  # one half of a surrogate pair, which JSON can write and UTF-8 
 @pytest.mark.parametrize(
     ("method", "path", "body", "message"),
     [
-        ("POST", "/streams", {"source": "a.mp4", "name": HALF, "detect": "person"}, "not JSON"),
-        ("POST", "/streams", {"source": HALF, "detect": "person"}, "not JSON"),
-        ("POST", "/streams", {"source": "a.mp4", "detect": [HALF]}, "not JSON"),
-        ("POST", "/streams", {"source": "a.mp4", "detect": "person", HALF: 1}, "not JSON"),
-        ("POST", "/streams", {"source": f"{HALF}://a", "detect": "person"}, "not JSON"),
-        ("PATCH", "/streams/clip", {"detect": [HALF]}, "not JSON"),
+        ("POST", "/streams", {"source": "a.mp4", "name": HALF, "detect": "person"}, "name"),
+        ("POST", "/streams", {"source": HALF, "detect": "person"}, "source"),
+        ("POST", "/streams", {"source": "a.mp4", "detect": [HALF]}, "detect"),
+        ("POST", "/streams", {"source": "a.mp4", "detect": "person", HALF: 1}, "valid string"),
+        ("POST", "/streams", {"source": f"{HALF}://a", "detect": "person"}, "source"),
+        ("PATCH", "/streams/clip", {"detect": [HALF]}, "detect"),
         ("PATCH", "/streams/%ED%A0%80", {"detect": ["cat"]}, "no stream is called"),
     ],
 )
@@ -90,8 +92,21 @@ def test_half_a_character_is_a_bad_request(
     try:
         streams.add("clip", open_source(DEMO_CLIP), [Detect("person")])
         answer = ask(server, method, path, body)
-        assert answer.status in (400, 404)
+        assert answer.status in (400, 404, 422)
         assert message in error_of(answer)
+    finally:
+        server.close()
+
+
+def test_a_source_may_have_a_name_that_is_not_utf8(streams: Streams, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.png")
+    Image.new("RGB", (64, 48)).save(path)
+    server = HttpServer(streams, port=0)
+    try:
+        answer = ask(server, "POST", "/streams", {"source": str(path), "detect": "person"})
+        assert (answer.status, answer.json["source"], answer.json["name"]) == (201, str(path), "caf")
+        refused = ask(server, "POST", "/streams", {"source": f"{path}.mp4", "detect": "person"})
+        assert (refused.status, error_of(refused)) == (422, f"no such file: {tmp_path}/caf\\udce9.png.mp4")
     finally:
         server.close()
 
