@@ -93,6 +93,14 @@ class Frame:
             return self.image
 
     @property
+    def steady_at(self) -> float:
+        """When it was captured, in seconds on a clock that nobody sets: a file's own, or `time.monotonic()` on arrival.
+
+        What lasts, or is to be found again, is measured by it; `captured_at` of live streams is for people.
+        """
+        return self.captured_at if self.capture_clock == "file" else self.decoded_at - self.decode_ms / 1e3
+
+    @property
     def width(self) -> int:
         """Width of the frame in pixels."""
         return int(self.image.shape[1]) if self.size is None else self.size[0]

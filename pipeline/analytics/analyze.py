@@ -102,6 +102,11 @@ class AnalyzeStage:
         with self._lock:
             return self._log.since(since, self._totals())
 
+    def take_minutes(self, last: bool) -> list[Minute]:
+        """What was counted in the minutes that have ended since the last call; if `last`, in the one that goes on."""
+        with self._lock:
+            return self._log.take(self._totals() if last else None)
+
     def _totals(self) -> Totals:
         zones = {name: zone.counts() for name, zone in self._zones.items()}
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})

@@ -60,6 +60,7 @@ class CountLog:
         self._minutes: deque[Minute] = deque(maxlen=_MINUTES)
         self._now: int | None = None  # the minute that goes on
         self._before = Totals()  # what had been counted when it began
+        self._untaken = 0  # of the minutes
 
     def due(self, captured_at: float) -> bool:
         """Whether a frame of this time is the first of its minute.
@@ -71,8 +72,21 @@ class CountLog:
     def turn(self, captured_at: float, totals: Totals) -> None:
         """Begin the minute of a frame that has not been counted yet; `totals` are those before it."""
         if self._now is not None:
-            self._minutes.append(Minute(self._now * MINUTE_S, totals.since(self._before)))
+            self._end(self._now, totals)
         self._now, self._before = int(captured_at // MINUTE_S), totals
+
+    def take(self, last: Totals | None = None) -> list[Minute]:
+        """The minutes that have ended since the last call, in the order in which they did: a clock may be set back.
+
+        Args:
+            last: the totals of now, where no frame comes any more: they end the minute that goes on.
+        """
+        if last is not None and self._now is not None:
+            self._end(self._now, last)
+            self._now = None
+        taken = list(self._minutes)[len(self._minutes) - self._untaken :]
+        self._untaken = 0
+        return taken
 
     def since(self, start: float, totals: Totals) -> list[Minute]:
         """The minutes that end after a time, with the one that goes on; `totals` are those of now."""
@@ -80,6 +94,11 @@ class CountLog:
         if self._now is not None:
             minutes.append(Minute(self._now * MINUTE_S, totals.since(self._before)))
         return [minute for minute in minutes if minute.start + MINUTE_S > start]
+
+    def _end(self, minute: int, totals: Totals) -> None:
+        self._minutes.append(Minute(minute * MINUTE_S, totals.since(self._before)))
+        self._before = totals
+        self._untaken = min(self._untaken + 1, _MINUTES)
 
 
 def _added(now: Mapping[str, ByLabel], earlier: Mapping[str, ByLabel]) -> dict[str, ByLabel]:

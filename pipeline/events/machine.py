@@ -6,10 +6,11 @@ while it goes on. Knows scenes and conditions; no frames, models or threads.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from saccade.pipeline.events.conditions import Condition
 from saccade.pipeline.events.questions import Answer, Question, Questions
@@ -30,11 +31,20 @@ _MOST_TRACKS = 1000
 """That an event lists. One of a busy street has no end: after 20,000 tracks each update was a record of 140 kB, twice a
 second."""
 
+_CLOCK_STEP_S = 5.0  # between two clocks: one of them was set
 _RISE = 0.05  # of the best score, that makes an update
 _SURER = 0.1  # of p(yes), likewise
 
 Names = Mapping[str, Collection[str]]
 """A label as a rule has it → as the model says it, for those that differ."""
+
+
+class Moment(NamedTuple):
+    """A time on three clocks: seconds of the stream, those of `Frame.steady_at`, and those that people are shown."""
+
+    seconds: float
+    steady_at: float
+    captured_at: float
 
 
 class Watch:
@@ -52,20 +62,20 @@ class Watch:
         known = names or {}
         self._labels = {name for label in condition.labels for name in known.get(label, (label,))}
         self._last_s: float | None = None
-        self._since: dict[int, tuple[float, float]] = {}  # track → seconds and capture time since when it is so
-        self._held: tuple[float, float] | None = None  # likewise, of the frame as a whole
+        self._since: dict[int, Moment] = {}  # track → since when it is so
+        self._held: Moment | None = None  # likewise, of the frame as a whole
         self.carried_until = float("-inf")
         """Until these seconds of the stream what holds counts as having held for long enough: it did so elsewhere."""
 
-    def update(self, scene: Scene) -> dict[int, float] | None:
-        """Take a scene; return the tracks for which it holds, each with the capture time since when; None if for none.
+    def update(self, scene: Scene) -> dict[int, Moment] | None:
+        """Take a scene; return the tracks for which it holds, each with the moment since when; None if for none.
 
         Of a condition on the frame as a whole that holds, those that it counts, under -1 its own time.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
         first, self._last_s = self._last_s is None, scene.seconds
-        kind, now = self.condition.kind, (scene.seconds, scene.captured_at)
+        kind, now = self.condition.kind, Moment(scene.seconds, scene.steady_at, scene.captured_at)
         if not self._has_place(scene):
             self._since, self._held = {}, None
             return None
@@ -77,12 +87,12 @@ class Watch:
                 return None
             if self._held is None or (first and kind == "absent"):
                 self._held = now
-            ready = scene.seconds - self._held[0] >= self._for_s(scene) and self.condition.open_at(scene.clock)
-            return {-1: self._held[1], **dict.fromkeys(found, self._held[1])} if ready else None
+            ready = scene.seconds - self._held.seconds >= self._for_s(scene) and self.condition.open_at(scene.clock)
+            return {-1: self._held, **dict.fromkeys(found, self._held)} if ready else None
         self._since = {number: self._since.get(number, now) for number in found}
         if not self.condition.open_at(scene.clock):
             return None
-        held = {number: at for number, (s, at) in self._since.items() if self._long_enough(scene, number, s)}
+        held = {one: since for one, since in self._since.items() if self._long_enough(scene, one, since.seconds)}
         return held or None
 
     def _has_place(self, scene: Scene) -> bool:
@@ -169,8 +179,8 @@ class RuleMachine:
         self._gap_s = gap_s
         self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
-        self._held: dict[int, float] = {}  # the tracks that fulfil the condition, whatever the answers
-        self._crossed: dict[int, tuple[Track, float]] = {}  # while answers may come: as it was then, and when
+        self._held: dict[int, Moment] = {}  # the tracks that fulfil the condition, whatever the answers
+        self._crossed: dict[int, tuple[Track, Moment]] = {}  # while answers may come: as it was then, and when
         self._answered: set[int] = set()  # those of them about which all is known
         ended = resumed is not None and resumed.end_time is not None
         self._ended_before = resumed if ended else None
@@ -253,7 +263,7 @@ class RuleMachine:
         """End the event that goes on, since nothing more comes, or nobody has watched."""
         return self._stop(self._last_s)
 
-    def _with_crossed(self, scene: Scene, held: dict[int, float]) -> dict[int, float]:
+    def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
         """A crossing is over when it is asked about: it holds until the answers, and on the frame that has them."""
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
@@ -267,15 +277,15 @@ class RuleMachine:
     def _stop(self, seconds: float) -> list[Change]:
         if self._event is None:
             return []
-        end_time = max(self._event.start_time, self._event.frame_time)  # clocks of machines may differ
-        self._event = replace(self._event, end_time=end_time, count=0)
+        self._event = replace(self._event, end_time=_end_time(self._event), count=0)
         change = self._publish("end")
         self._event = self._published = None
         self._resuming, self._watch.carried_until = False, float("-inf")
         self._free_at = seconds + self.rule.cooldown
         return [change]
 
-    def _begin(self, scene: Scene, held: dict[int, float]) -> Event:
+    def _begin(self, scene: Scene, held: dict[int, Moment]) -> Event:
+        since = min(held.values())
         first = next(iter(self.rule.condition.labels), "")
         event = Event(
             id=new_id(scene.captured_at, self._chance),
@@ -285,7 +295,7 @@ class RuleMachine:
             tracks=(),
             zones=(),
             entered_zones=(),
-            since=min(held.values()),
+            since=since.captured_at,
             start_time=scene.captured_at,
             end_time=None,
             frame_time=scene.captured_at,
@@ -295,10 +305,13 @@ class RuleMachine:
             box=None,
             width=scene.width,
             height=scene.height,
+            since_at=since.steady_at,
+            start_at=scene.steady_at,
+            frame_at=scene.steady_at,
         )
         return self._renewed(event, scene, held)
 
-    def _renewed(self, event: Event, scene: Scene, held: dict[int, float]) -> Event:
+    def _renewed(self, event: Event, scene: Scene, held: dict[int, Moment]) -> Event:
         there = {number: track for number, (track, _) in self._crossed.items()} | dict(scene.tracks)
         tracks = [there[number] for number in held if number in there]
         seen = [track for track in tracks if scene.seen(track)]
@@ -317,14 +330,14 @@ class RuleMachine:
             found |= {"label": best.label, "score": best.score, "top_score": top}
         if seen:
             found |= {"box": best.box, "speed": best.speed}
+        if seen or not tracks:  # hidden ones may be found again, or have gone: the event ends where one was seen last
+            found |= {"frame_time": scene.captured_at, "frame_at": scene.steady_at}
         return replace(
             event,
             tracks=numbers,
             zones=zones,
             entered_zones=tuple(dict.fromkeys((*event.entered_zones, *zones))),
             count=len(tracks),
-            # Hidden ones may be found again, or have gone: the event ends where one was seen last.
-            frame_time=scene.captured_at if seen or not tracks else event.frame_time,
             **found,
         )
 
@@ -343,6 +356,17 @@ class RuleMachine:
         assert self._event is not None
         self._published = self._event
         return Change(kind, self._event)
+
+
+def _end_time(event: Event) -> float:
+    """When an event was seen last, as people are shown it; as long after its beginning as it has lasted.
+
+    The clock may have been set meanwhile; and those of machines that it went on at may differ.
+    """
+    lasted = event.frame_at - event.start_at
+    if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:
+        return event.start_time + lasted
+    return max(event.start_time, event.frame_time)
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:

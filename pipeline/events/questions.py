@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
@@ -22,6 +22,8 @@ GROWN = 1.5
 _SHARPER = 1.3
 _VERIFIED = 0.5  # p(yes) of a verification
 _RETRY_S = 2.0  # after a question that was not answered
+
+_Since = TypeVar("_Since")
 
 Kind = Literal["verify", "ask", "attribute"]
 
@@ -139,7 +141,7 @@ class Questions:
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
 
-    def agreed(self, held: Mapping[int, float]) -> dict[int, float]:
+    def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
         """Those of the tracks that fulfil the condition for which every answer is as expected."""
         rule = self._rule
         if not (rule.ask or rule.verify):

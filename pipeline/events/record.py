@@ -46,6 +46,8 @@ class Event:
         answers: question → answer, as the model gave it.
         attributes: what was asked once a track, by its name: of the newest track that has it.
         snapshot, clip: the paths of both over HTTP; None where there is none.
+        since_at, start_at, frame_at: of `since`, `start_time` and `frame_time` on the clock of `Frame.steady_at`, which
+            nobody sets; they are in no record. Minus infinity where the event began elsewhere.
     """
 
     id: str
@@ -72,6 +74,9 @@ class Event:
     attributes: Mapping[str, str] = field(default_factory=dict)
     snapshot: str | None = None
     clip: str | None = None
+    since_at: float = float("-inf")
+    start_at: float = float("-inf")
+    frame_at: float = float("-inf")
 
 
 @dataclass(slots=True, frozen=True)

@@ -67,6 +67,7 @@ class Scene:
         seconds: time in the stream.
         captured_at, capture_clock, width, height: of the frame.
         clock: the local time of day.
+        steady_at: of the frame: when it was captured, on a clock that nobody sets.
         tracks: by number, those that are there; hidden ones for as long as they may come back.
         zones: by name, who is in it, and for how many seconds.
         crossed: by name of a line, who has crossed it just now, `forward` or `backward`.
@@ -79,6 +80,7 @@ class Scene:
     width: int
     height: int
     clock: time
+    steady_at: float
     tracks: Mapping[int, Track]
     zones: Mapping[str, Mapping[int, float]]
     crossed: Mapping[str, Mapping[int, str]]
@@ -121,7 +123,7 @@ class SceneReader:
                     one.track_id, one.label, one.score, _box_of(one), one.zones, one.speed or 0.0, first_s, seconds
                 )
                 path = self._paths.setdefault(one.track_id, _Path(frame.captured_at))
-                path.add(frame.captured_at, bottom_of(one), one.score)
+                path.add(seconds, frame.captured_at, bottom_of(one), one.score)
         there = {number for dwell_s in zones.values() for number in dwell_s}
         # One that is bridged goes on, however long ago it was seen: a gate keeps back frames on which nothing moves.
         there |= {one.track_id for one in found if one.predicted and one.track_id is not None}
@@ -140,6 +142,7 @@ class SceneReader:
             frame.width,
             frame.height,
             datetime.fromtimestamp(began).time(),
+            frame.steady_at,
             dict(self._tracks),
             zones,
             lines,
@@ -189,10 +192,12 @@ class _Path:
         self.top_score = 0.0
         self.places: list[tuple[float, float, float]] = []
         self._step_s = _PATH_STEP_S
+        self._added_s = float("-inf")  # seconds of the stream
 
-    def add(self, time: float, place: tuple[float, float], score: float) -> None:
+    def add(self, seconds: float, time: float, place: tuple[float, float], score: float) -> None:
         self.last_time, self.top_score = time, max(self.top_score, score)
-        if not self.places or time - self.places[-1][0] >= self._step_s:
+        if seconds - self._added_s >= self._step_s:
+            self._added_s = seconds
             self.places.append((round(time, 3), round(place[0], 4), round(place[1], 4)))
             if len(self.places) > _PATH_PLACES:
                 self.places, self._step_s = self.places[::2], 2 * self._step_s

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from saccade.engine.results import Result
-from saccade.pipeline.analytics.counts import MINUTE_S, Minute
+from saccade.pipeline.analytics.counts import Minute
 from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
 from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList
 from saccade.pipeline.events.scene import Scene, SceneReader
@@ -51,8 +51,9 @@ class EventStage:
         flush: called when the stream has ended, after its last change.
         gap_s: as in `RuleMachine`; more than a gate keeps back frames on which nothing moves.
         recorder: keeps clips and snapshots of the events; None for none.
-        minutes: what was counted in each minute that ends after a time; with it, the history of the stream is published
-            as well: its minutes, if it is live, and the paths of its tracks.
+        minutes: gives what was counted in the minutes that have ended since the last call, and with True in the one
+            that goes on; with it, the history of the stream is published as well: its minutes, if it is live, and the
+            paths of its tracks.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class EventStage:
         names: Callable[[str], Collection[str]] | None = None,
         file_began: float | None = None,
         flush: Callable[[], object] | None = None,
-        minutes: Callable[[float], list[Minute]] | None = None,
+        minutes: Callable[[bool], list[Minute]] | None = None,
         recorder: Recorder | None = None,
         gap_s: float = GAP_S,
     ) -> None:
@@ -73,7 +74,7 @@ class EventStage:
         self._gap_s = gap_s
         self._media: dict[str, tuple[str | None, str | None]] = {}  # paths over HTTP, by event
         self._minutes = minutes
-        self._minute: int | None = None  # start of the one that goes on
+        self._live = False
         self._stream = ""
         self.names = names
         """How the model calls a label of a rule; holds for rules that are set afterwards."""
@@ -137,9 +138,10 @@ class EventStage:
             if self._recorder is not None and machine.event is not None:
                 self._recorder.note(machine.event, frame)
         if self._recorder is not None:
-            self._recorder.advance(frame.captured_at)
+            self._recorder.advance(frame.steady_at)
         if self._minutes is not None:
-            self._tell_history(frame.captured_at if frame.capture_clock != "file" else None)
+            self._live = frame.capture_clock != "file"
+            self._tell_history()
         known = tuple(
             Attributes(number, found)
             for number in scene.tracks
@@ -162,7 +164,7 @@ class EventStage:
             self._recorder.close()
         if self._minutes is not None:
             self._reader.end(self._stream)
-            self._tell_history(float("inf") if self._minute is not None else None)
+            self._tell_history(last=True)
         if self._flush is not None:
             self._flush()
 
@@ -203,18 +205,13 @@ class EventStage:
             self._recorder.resume(resumed)
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
-    def _tell_history(self, captured_at: float | None) -> None:
-        """Publish the tracks that have ended, and at a time of capture the minutes that have."""
+    def _tell_history(self, last: bool = False) -> None:
+        """Publish the tracks and the minutes that have ended."""
         for path in self._reader.take_ended():
             self._publish(path)
-        if captured_at is None or self._minutes is None:
-            return
-        if self._minute is not None and captured_at >= self._minute + MINUTE_S:
-            for one in self._minutes(self._minute):
-                if one.start + MINUTE_S <= captured_at:
-                    self._publish(MinuteCounts(self._stream, one.start, asdict(one.counts)))
-        if captured_at != float("inf") and (self._minute is None or captured_at >= self._minute + MINUTE_S):
-            self._minute = int(captured_at // MINUTE_S) * MINUTE_S
+        if self._minutes is not None and self._live:
+            for one in self._minutes(last):
+                self._publish(MinuteCounts(self._stream, one.start, asdict(one.counts)))
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:

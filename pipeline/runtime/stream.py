@@ -190,7 +190,7 @@ def open_stream(
             analysis.need_tracks()
         if events is not None:
             began = config.began.timestamp() if config.began else None
-            minutes = analysis.minutes if history else None
+            minutes = analysis.take_minutes if history else None
             recorder = _recorder(config, source, media) if media is not None and config.clips else None
             stages.append(
                 EventStage(

@@ -284,7 +284,7 @@ class FfmpegConnection:
                 self._hand_over(LiveFrame(frame, timestamp, arrived_at, lost_before=lost), wait=recording)
                 lost = 0
             if self.on_packet is not None:
-                for coded in tap.packets(packet, time.time()):
+                for coded in tap.packets(packet, time.monotonic()):
                     self.on_packet(coded)
 
 

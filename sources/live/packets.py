@@ -26,7 +26,7 @@ class CodedPacket:
             start codes.
         data: of H.264 and H.265 NAL units, each behind a start code (Annex B); of others as FFmpeg has it.
         pts: time of presentation, in units of 1/90000 s that grow over one connection.
-        captured_at: Unix time in seconds, on the clock of `Frame.captured_at`.
+        arrived_at: `time.monotonic()` when it arrived, in seconds: the clock of `Frame.steady_at`.
         key: whether decoding may begin here.
     """
 
@@ -34,7 +34,7 @@ class CodedPacket:
     parameter_sets: bytes
     data: bytes
     pts: int
-    captured_at: float
+    arrived_at: float
     key: bool
 
 
@@ -69,15 +69,15 @@ class PacketTap:
             self._filter = BitStreamFilterContext(f"{self._codec}_mp4toannexb", stream)
             self._sets = b""  # the filter puts them before each key frame
 
-    def packets(self, packet: av.Packet[VideoStream], captured_at: float) -> Iterator[CodedPacket]:
-        """The packet as it is kept, which empties it. One without a time gets that of its capture."""
+    def packets(self, packet: av.Packet[VideoStream], arrived_at: float) -> Iterator[CodedPacket]:
+        """The packet as it is kept, which empties it. One without a time gets that of its arrival."""
         if not packet.size:
             return
-        pts = round(captured_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)
+        pts = round(arrived_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)
         key = packet.is_keyframe
         try:
             ready = self._filter.filter(packet) if self._filter is not None else [packet]
         except av.error.FFmpegError:
             return
         for one in ready:
-            yield CodedPacket(self._codec, self._sets, bytes(one), pts, captured_at, key)
+            yield CodedPacket(self._codec, self._sets, bytes(one), pts, arrived_at, key)

@@ -22,7 +22,6 @@ from saccade.sources.live.decoder import Decoder
 from saccade.sources.live.packets import CodedPacket, PacketListener
 from saccade.sources.rtp.depacketizer import AccessUnit
 from saccade.sources.rtp.packet import signed
-from saccade.sources.rtp.rtcp import SenderReport
 from saccade.sources.rtsp.receiver import Receiver
 from saccade.sources.rtsp.session import open_session
 from saccade.sources.rtsp.tls import TlsPolicy
@@ -175,8 +174,8 @@ class RtspConnection:
             del self._inside[min(self._inside)]
         report = self._receiver.report
         if self.on_packet is not None:
-            at, sets = self._captured_at(unit, report), self._media.parameter_sets
-            self.on_packet(CodedPacket(self._codec, sets, unit.data, self._time, at, unit.key))
+            sets = self._media.parameter_sets
+            self.on_packet(CodedPacket(self._codec, sets, unit.data, self._time, unit.arrived_at, unit.key))
         began = time.monotonic()
         try:
             frames = self._decoder.decode(unit.data, self._time)
@@ -194,11 +193,6 @@ class RtspConnection:
             captured_at = report.plausible_capture(source.timestamp, arrived) if report else None
             self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost, damaged))
             self._lost = 0
-
-    def _captured_at(self, unit: AccessUnit, report: SenderReport | None) -> float:
-        arrived = time.time() - (time.monotonic() - unit.arrived_at)
-        known = report.plausible_capture(unit.timestamp, arrived) if report else None
-        return arrived if known is None else known
 
     def _discard(self, pts: int | None) -> None:
         """Count a frame that could not be decoded; frames predicted from it are useless, too."""

@@ -195,9 +195,8 @@ class WebRtcConnection:
                 self._codec, decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
             timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
             if self.on_packet is not None:
-                captured_at = self._captured_at(coded) or time.time() - (time.monotonic() - coded.arrived)
                 key = is_key_frame(codec, coded.data)
-                self.on_packet(CodedPacket(DECODERS[codec], b"", coded.data, timestamp, captured_at, key))
+                self.on_packet(CodedPacket(DECODERS[codec], b"", coded.data, timestamp, coded.arrived, key))
             try:
                 frames = decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:

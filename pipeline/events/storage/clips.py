@@ -37,7 +37,8 @@ _NOTHING = "there is no video of that time"
 class PacketRing:
     """The newest packets of one live stream. Every method is callable from any thread.
 
-    It holds what was captured in the last `keep_s` seconds, from the key frame before on; more while something is held.
+    It holds what arrived in the last `keep_s` seconds, from the key frame before on; more while something is held. All
+    times are of `CodedPacket.arrived_at`, a clock that nobody sets.
 
     Args:
         keep_s: for how long packets are kept that nothing holds.
@@ -47,7 +48,7 @@ class PacketRing:
         self._keep_s = keep_s
         self._lock = threading.Lock()  # over what follows
         self._packets: deque[CodedPacket] = deque()
-        self._keys: deque[float] = deque()  # capture times of the key frames among them
+        self._keys: deque[float] = deque()  # arrival times of the key frames among them
         self._bytes = 0
         self._held: dict[str, float] = {}
 
@@ -58,12 +59,12 @@ class PacketRing:
             if newest is not None and not -CLOCK.denominator < packet.pts - newest.pts < 60 * CLOCK.denominator:
                 self._clear()
             if packet.key:
-                self._keys.append(packet.captured_at)
+                self._keys.append(packet.arrived_at)
             elif not self._keys:
                 return
             self._packets.append(packet)
             self._bytes += len(packet.data)
-            oldest = min([packet.captured_at - self._keep_s, *self._held.values()])
+            oldest = min([packet.arrived_at - self._keep_s, *self._held.values()])
             while len(self._keys) > 1 and (self._keys[1] <= oldest or self._bytes > _MOST_BYTES):
                 self._drop_group()
             if self._bytes > _MOST_BYTES:  # since one key frame: browsers send the next when one is asked for
@@ -71,12 +72,12 @@ class PacketRing:
 
     @property
     def newest(self) -> float | None:
-        """When the newest packet was captured; None if there is none."""
+        """When the newest packet arrived; None if there is none."""
         with self._lock:
-            return self._packets[-1].captured_at if self._packets else None
+            return self._packets[-1].arrived_at if self._packets else None
 
     def hold(self, name: str, since: float) -> None:
-        """Keep what was captured from a time on, until `release`."""
+        """Keep what arrived from a time on, until `release`."""
         with self._lock:
             self._held[name] = since
 
@@ -86,12 +87,12 @@ class PacketRing:
             self._held.pop(name, None)
 
     def cut(self, begin: float, end: float) -> list[CodedPacket]:
-        """The packets captured between two times, from the key frame before the first on, or from the oldest one."""
+        """The packets that arrived between two times, from the key frame before the first on, or the oldest one."""
         with self._lock:
-            packets = [packet for packet in self._packets if packet.captured_at <= end]
+            packets = [packet for packet in self._packets if packet.arrived_at <= end]
         first = 0
         for number, packet in enumerate(packets):
-            if packet.key and packet.captured_at <= begin:
+            if packet.key and packet.arrived_at <= begin:
                 first = number
         return packets[first:]
 

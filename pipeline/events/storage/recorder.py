@@ -121,7 +121,7 @@ class MediaWriter:
 
 @dataclass(slots=True)
 class _Recording:
-    """What is to be kept of one event."""
+    """What is to be kept of one event; times are on the clock of `Frame.steady_at`."""
 
     begin: float
     end: float
@@ -170,10 +170,11 @@ class Recorder:
             self._stream = event.stream
             self._elsewhere.add(event.id)
             return
-        recording = self._begin(event)
-        recording.saved_at = recording.quality = float("inf")
-        recording.shown = True
-        recording.before = self._writer.path(event.id, "clip")  # if there is one by then
+        clip = self._writer.path(event.id, "clip")  # if there is one by then
+        endless = float("inf")
+        recording = _Recording(-endless, endless, saved_at=endless, before=clip, shown=True, quality=endless)
+        self._recordings[event.id], self._stream = recording, event.stream
+        self.ring.hold(event.id, recording.begin)
 
     def note(self, event: Event, frame: Frame) -> None:
         """Take note of an event that goes on, or has just ended, with the frame that shows it."""
@@ -182,15 +183,21 @@ class Recorder:
         recording = self._recordings.get(event.id)
         if recording is None or event.end_time is None:
             recording = recording or self._begin(event)
+            if recording.end == float("inf"):  # it has gone on for a while elsewhere
+                recording.end = frame.steady_at + MOST_S - max(0.0, frame.captured_at - event.start_time)
             self._consider(recording, event, frame)
             if not recording.shown and recording.image is not None:
                 recording.shown = True
                 self._write_snapshot(event.id, recording)
         if event.end_time is not None:
-            self._end(event.id, event.end_time)
+            self._end(event)
 
     def advance(self, now: float) -> None:
-        """Cut the clips whose time is over at a time of capture, and save what there is of others, once."""
+        """Cut the clips whose time is over, and save what there is of others, once.
+
+        Args:
+            now: of the newest frame, as in `Frame.steady_at`.
+        """
         for name, recording in list(self._ending.items()):
             if now > recording.end:
                 del self._ending[name]
@@ -214,33 +221,36 @@ class Recorder:
             for kind in MEDIA:
                 self._writer.write(MediaDone(self._stream, event.id, kind), None)
         elif event.id in self._recordings:
-            self._end(event.id, event.frame_time if event.end_time is None else event.end_time)
+            self._end(event)
 
     def close(self) -> None:
         """Cut every clip with what there is."""
         for name, recording in list(self._recordings.items()):
-            self._end(name, recording.end)
+            self._finish(name, recording.end)
         self.advance(float("inf"))
 
     def _begin(self, event: Event) -> _Recording:
-        begin = max(event.since, event.start_time - _BEFORE_S) - self._before_s
-        times = begin, event.start_time + MOST_S, event.start_time + self._after_s
+        begin = max(event.since_at, event.start_at - _BEFORE_S) - self._before_s
+        times = begin, event.start_at + MOST_S, event.start_at + self._after_s
         recording = self._recordings[event.id] = _Recording(*times)
         self._stream = event.stream
         self.ring.hold(event.id, begin)
         return recording
 
-    def _end(self, name: str, end_time: float) -> None:
+    def _end(self, event: Event) -> None:
+        self._finish(event.id, max(event.start_at, event.frame_at))
+
+    def _finish(self, name: str, end: float) -> None:
         recording = self._recordings.pop(name)
         if recording.image is not None:
             self._write_snapshot(name, recording)
         if not recording.whole:
-            recording.end = min(recording.end, end_time) + self._after_s
+            recording.end = min(recording.end, end) + self._after_s
             self._ending[name] = recording
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame) -> None:
         """Keep the frame's image if it shows the event better: by score, size and sharpness of its best object."""
-        if event.frame_time != frame.captured_at:
+        if event.frame_at != frame.steady_at:
             return  # nothing of it is to be seen now
         quality = 1e-9
         if event.box is not None:

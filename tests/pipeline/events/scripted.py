@@ -36,7 +36,7 @@ def scene(
         zones = tuple(zone for zone, dwell_s in inside.items() if number in dwell_s)
         seen_s = seconds - 0.5 if number in hidden else seconds
         found[number] = Track(number, label, score, box, zones, 0.1, first_s, seen_s)
-    return Scene(seconds, 1000 + seconds, "arrival", 200, 100, clock, found, inside, crossed)
+    return Scene(seconds, 1000 + seconds, "arrival", 200, 100, clock, seconds, found, inside, crossed)
 
 
 Way = Callable[[float], tuple[float, float] | None]

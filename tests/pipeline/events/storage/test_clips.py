@@ -111,7 +111,7 @@ def test_what_is_written_is_what_the_camera_sent(tmp_path: Path) -> None:
 def test_parameter_sets_may_come_apart_from_the_frames(tmp_path: Path) -> None:
     packets = coded(20)
     head, start, slices = packets[0].data.rpartition(b"\0\0\1")
-    bare = CodedPacket("h264", head, start + slices, packets[0].pts, packets[0].captured_at, True)
+    bare = CodedPacket("h264", head, start + slices, packets[0].pts, packets[0].arrived_at, True)
     write_clip([bare, *packets[1:]], tmp_path / "clip.mp4")
     assert len(shown(tmp_path / "clip.mp4")) == 20
 
@@ -128,7 +128,7 @@ def test_a_ring_keeps_so_many_seconds_and_what_is_held() -> None:
     ring.release("event")
     ring.add(packets[90])
     assert ring.cut(0, 9e9)[0] == packets[70]
-    assert ring.newest == packets[90].captured_at
+    assert ring.newest == packets[90].arrived_at
 
 
 def test_a_ring_begins_with_a_key_and_again_when_reconnected() -> None:

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from saccade.pipeline.events.record import Event, MediaDone
+from saccade.pipeline.events.record import Change, Event, MediaDone, make_event_record, read_event
 from saccade.pipeline.events.storage import recorder
 from saccade.pipeline.events.storage.recorder import MOST_S, MediaWriter, Recorder
 from saccade.sources import Frame
@@ -36,14 +36,24 @@ EVENT = Event(
     (0.2, 0.2, 0.6, 0.8),
     200,
     100,
+    since_at=1003.0,
+    start_at=1003.5,
+    frame_at=1003.5,
 )
+
+FROM_ELSEWHERE = read_event(make_event_record(Change("update", EVENT)))
 
 
 def at(time: float, image: np.ndarray | None = None, **values: Any) -> tuple[Event, Frame]:
-    frame = replace(live_frame(0), captured_at=time)
+    frame = replace(live_frame(0), captured_at=time, decoded_at=time, decode_ms=0.0)
     if image is not None:
         frame = replace(frame, image=image)
-    return replace(EVENT, frame_time=time, **values), frame
+    return seen(time, **values), frame
+
+
+def seen(time: float, **values: Any) -> Event:
+    """The event, seen last at a time."""
+    return replace(EVENT, **{"frame_time": time, "frame_at": time} | values)
 
 
 def texture(contrast: float, seed: int = 0) -> np.ndarray:
@@ -74,14 +84,14 @@ def test_a_live_event_has_video_from_before_to_after(tmp_path: Path) -> None:
     packets = coded(80)
     for number, packet in enumerate(packets):
         desk.recorder.ring.add(packet)
-        time = packet.captured_at
+        time = packet.arrived_at
         if number == 35:
             desk.recorder.note(*at(time))
             assert desk.recorder.has_clips
         elif number == 40:
             desk.recorder.note(*at(time))
         elif number == 45:
-            desk.recorder.finish(replace(EVENT, end_time=1004.0, frame_time=1004.0))
+            desk.recorder.finish(seen(1004.0, end_time=1004.0))
         desk.recorder.advance(time)
     assert desk.close() == {"e1.jpg", "e1.mp4"}
     numbers = [number for _, number in shown(tmp_path / "e1.mp4")]
@@ -89,25 +99,52 @@ def test_a_live_event_has_video_from_before_to_after(tmp_path: Path) -> None:
     assert MediaDone("door", "e1", "clip", str(tmp_path / "e1.mp4")) in desk.done
 
 
+STEPS = {
+    "forwards": [(36, 3600.0)],
+    "backwards": [(36, -3600.0)],
+    "before it": [(33, -3600.0)],
+    "after it": [(47, -3600.0)],
+    "repeated": [(30, 3600.0), (36, -3600.0), (38, 3600.0), (41, -3600.0)],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_a_clock_that_is_set_changes_no_clip(tmp_path: Path, steps: list[tuple[int, float]]) -> None:
+    desk = Desk(tmp_path, before_s=1.0, after_s=0.5)
+    wall = 0.0
+    for number, packet in enumerate(coded(80)):
+        wall = next((to for since, to in reversed(steps) if number >= since), 0.0)
+        desk.recorder.ring.add(packet)
+        event, frame = at(packet.arrived_at)
+        frame = replace(frame, captured_at=frame.captured_at + wall)
+        if 35 <= number <= 40:
+            desk.recorder.note(replace(event, frame_time=frame.captured_at), frame)
+        elif number == 45:
+            desk.recorder.finish(seen(1004.0, end_time=1004.0 + wall, frame_time=1004.0 + wall))
+        desk.recorder.advance(frame.steady_at)
+    assert desk.close() == {"e1.jpg", "e1.mp4"}
+    assert [number for _, number in shown(tmp_path / "e1.mp4")] == list(range(20, 46))
+
+
 def test_what_there_is_of_a_clip_outlives_the_process(tmp_path: Path) -> None:
     first = Desk(tmp_path, before_s=1.0, after_s=0.5)
     packets = coded(100)
     for packet in packets[:45]:
         first.recorder.ring.add(packet)
-        first.recorder.note(*at(packet.captured_at) if packet.captured_at >= 1003.5 else at(1003.5))
-        first.recorder.advance(packet.captured_at)
+        first.recorder.note(*at(packet.arrived_at) if packet.arrived_at >= 1003.5 else at(1003.5))
+        first.recorder.advance(packet.arrived_at)
     first.writer.close()  # and nothing else of it: it was killed
     numbers = [number for _, number in shown(tmp_path / "e1.mp4")]
     assert (numbers[0], numbers[-1] in (41, 42)) == (20, True)
     assert [one.kind for one in first.done] == ["snapshot"]  # the clip is not whole
     snapshot = (tmp_path / "e1.jpg").read_bytes()
     second = Desk(tmp_path, before_s=1.0, after_s=0.5)
-    second.recorder.resume(EVENT)
+    second.recorder.resume(FROM_ELSEWHERE)
     for packet in packets[60:]:
         second.recorder.ring.add(packet)
-        second.recorder.note(*at(packet.captured_at, texture(60), score=1.0, box=(0.0, 0.0, 1.0, 1.0)))
-        second.recorder.advance(packet.captured_at)
-    second.recorder.finish(replace(EVENT, end_time=1008.0, frame_time=1008.0))
+        second.recorder.note(*at(packet.arrived_at, texture(60), score=1.0, box=(0.0, 0.0, 1.0, 1.0)))
+        second.recorder.advance(packet.arrived_at)
+    second.recorder.finish(seen(1008.0, end_time=1008.0))
     assert second.close() == {"e1.jpg", "e1.mp4"}
     assert (tmp_path / "e1.jpg").read_bytes() == snapshot
     joined = [number for _, number in shown(tmp_path / "e1.mp4")]
@@ -119,13 +156,13 @@ def test_an_event_that_went_on_nowhere_keeps_what_there_is(tmp_path: Path) -> No
     (tmp_path / "e1.mp4").write_bytes(b"a clip")
     (tmp_path / "e1.jpg").write_bytes(b"an image")
     desk = Desk(tmp_path)
-    desk.recorder.resume(EVENT)
-    desk.recorder.resume(replace(EVENT, id="e2"))
+    desk.recorder.resume(FROM_ELSEWHERE)
+    desk.recorder.resume(replace(FROM_ELSEWHERE, id="e2"))
     desk.recorder.ring.add(coded(1, start=1100.0)[0])
     event, frame = at(1004.0, id="e2")
     desk.recorder.note(event, frame)
     for name in ("e1", "e2"):
-        desk.recorder.finish(replace(EVENT, id=name, end_time=1003.5))
+        desk.recorder.finish(replace(FROM_ELSEWHERE, id=name, end_time=1003.5))
     assert desk.close() == {"e1.mp4", "e1.jpg"}
     done = {(one.event, one.kind, one.path) for one in desk.done}  # of e2, which another machine has, nothing is here
     assert done == {("e1", "clip", str(tmp_path / "e1.mp4")), ("e2", "clip", None), ("e2", "snapshot", None)}
@@ -136,11 +173,11 @@ def test_a_long_event_has_its_clip_before_its_end(tmp_path: Path, monkeypatch: p
     desk = Desk(tmp_path, before_s=0.5, after_s=0.5)
     for packet in coded(80):
         desk.recorder.ring.add(packet)
-        if packet.captured_at >= 1003.5:
-            desk.recorder.note(*at(packet.captured_at))
-        desk.recorder.advance(packet.captured_at)
+        if packet.arrived_at >= 1003.5:
+            desk.recorder.note(*at(packet.arrived_at))
+        desk.recorder.advance(packet.arrived_at)
     assert not desk.recorder.ring._held
-    desk.recorder.finish(replace(EVENT, end_time=1008.0))
+    desk.recorder.finish(seen(1008.0, end_time=1008.0))
     assert desk.close() == {"e1.jpg", "e1.mp4"}
     assert [number for _, number in shown(tmp_path / "e1.mp4")] == list(range(20, 61))
     assert [one.kind for one in desk.done].count("clip") == 1
@@ -167,7 +204,9 @@ def test_the_sharpest_largest_surest_image_is_kept(tmp_path: Path) -> None:
     for number, (image, score, box) in enumerate(seen):
         desk.recorder.note(*at(1003.5 + number, image, score=score, box=box))
     event, frame = at(1003.5 + 9, texture(60, seed=2), score=1.0, box=(0.0, 0.0, 1.0, 1.0))
-    desk.recorder.note(replace(event, frame_time=1008.0), frame)  # hidden: an old box, and a frame without it
+    desk.recorder.note(
+        replace(event, frame_time=1008.0, frame_at=1008.0), frame
+    )  # hidden: an old box, and a frame without it
     assert desk.close() == {"e1.jpg"}
     image = cv2.cvtColor(cv2.imread(str(tmp_path / "e1.jpg")), cv2.COLOR_BGR2RGB).astype(int)
     assert np.abs(image - best).mean() < np.abs(image - blurred).mean()
