@@ -74,9 +74,9 @@ class Event:
     attributes: Mapping[str, str] = field(default_factory=dict)
     snapshot: str | None = None
     clip: str | None = None
-    since_at: float = float("-inf")
-    start_at: float = float("-inf")
-    frame_at: float = float("-inf")
+    since_at: float = field(default=float("-inf"), compare=False)
+    start_at: float = field(default=float("-inf"), compare=False)
+    frame_at: float = field(default=float("-inf"), compare=False)
 
 
 @dataclass(slots=True, frozen=True)
