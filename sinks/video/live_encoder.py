@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -37,7 +38,7 @@ _OPTIONS = {
     "libvpx": {"deadline": "realtime", "cpu-used": "-12", "lag-in-frames": "0"},  # below 0 the speed is fixed
 }  # fmt: skip
 
-_unusable: set[str] = set()  # encoders that this machine has no device for
+_RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,6 +59,46 @@ def bit_rate(width: int, height: int, rate: float) -> int:
     return round(1_500_000 * math.pow(width * height * rate / (640 * 360 * 30), 0.7))
 
 
+class Backoff:
+    """When an encoder that failed is tried again: later each time, since each try takes a new CUDA context.
+
+    A session may fail because the GPU has no memory or no session left at the moment. Pure: the caller passes the time.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._at = float("-inf")
+
+    def allows(self, now: float) -> bool:
+        """Whether to try it at a time in seconds."""
+        return now >= self._at
+
+    def failed(self, now: float) -> None:
+        """Take note of a failure."""
+        self._at = now + min(_RETRY_S * 2**self._failures, _RETRY_MOST_S)
+        self._failures = min(self._failures + 1, 16)
+
+    def worked(self) -> None:
+        """Take note of a session that was opened."""
+        self._failures, self._at = 0, float("-inf")
+
+
+_backoffs: dict[str, Backoff] = {name: Backoff() for names in _CHOICES.values() for name in names}
+
+
+def try_encoder(name: str) -> None:
+    """Open a session of an encoder, and encode a small image: FFmpeg lists encoders that have no device here.
+
+    Raises:
+        FFmpegError, ValueError: if it cannot.
+    """
+    context = _open(name, (320, 240), 25.0)
+    frame = av.VideoFrame.from_ndarray(np.zeros((360, 320), np.uint8), format="yuv420p")
+    frame.pts, frame.time_base = 0, TIME_BASE
+    if not [*context.encode(frame), *context.encode(None)]:
+        raise ValueError("it gives nothing for an image")
+
+
 class LiveEncoder:
     """One stream of encoded images. Its settings follow the size and rate of the input; each change makes a key frame.
 
@@ -67,7 +108,7 @@ class LiveEncoder:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._choices = [name for name in _CHOICES[codec] if name not in _unusable]
+        self._name = _CHOICES[codec][0]
         self._context: Any = None
         self._size = (0, 0)
         self._rate = 0.0
@@ -76,7 +117,7 @@ class LiveEncoder:
     @property
     def name(self) -> str:
         """FFmpeg's name of the encoder, such as "libx264"."""
-        return self._choices[0]
+        return self._name
 
     def encode(self, image: NDArray[np.uint8], pts: int, rate: float, *, key: bool = False) -> EncodedImage | None:
         """Encode one image.
@@ -114,17 +155,21 @@ class LiveEncoder:
 
     def _packets(self, frame: av.VideoFrame) -> list[Any]:
         """The packets of the first encoder that works: a missing GPU shows only when the encoder is opened."""
+        choices = _CHOICES[self._codec]
         while True:
             try:
                 if self._context is None:
-                    self._context = _open(self.name, self._size, self._rate)
+                    now = time.monotonic()
+                    self._name = next((one for one in choices if _backoffs[one].allows(now)), choices[-1])
+                    self._context = _open(self._name, self._size, self._rate)
+                    _backoffs[self._name].worked()
                 return list(self._context.encode(frame))
             except (av.error.FFmpegError, ValueError) as error:
                 self._context = None
-                if len(self._choices) == 1:
+                if self._name == choices[-1]:
                     raise
-                _unusable.add(self.name)  # trying again takes a new CUDA context each time
-                log.debug("%s cannot be used (%s)", self._choices.pop(0), error)
+                _backoffs[self._name].failed(time.monotonic())
+                log.info("%s cannot be used now (%s)", self._name, error)
 
 
 def _open(name: str, size: tuple[int, int], rate: float) -> Any:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import chain
-from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -74,10 +73,10 @@ def examine() -> Iterator[Finding]:
         yield _try(distribution, False, _version, distribution, module)
     yield _try("device", True, _device)
     for codec, needed in DECODERS.items():
-        yield _try(f"decode {codec}", needed, _codec, codec, "r")
+        yield _try(f"decode {codec}", needed, _codec, codec)
     yield _try("decode on the GPU", False, _decoding)
     for codec, needed in ENCODERS.items():
-        yield _try(f"encode {codec}", needed, _codec, codec, "w")
+        yield _try(f"encode {codec}", needed, _encoding, codec)
     yield _screen()
     yield _try("model nano", True, _nano)
 
@@ -208,10 +207,23 @@ def _device() -> str:
     return f"cuda: {gpus}; cpu: {threads}"
 
 
-def _codec(name: str, mode: Literal["r", "w"]) -> str:
+def _codec(name: str) -> str:
     import av
 
-    return av.Codec(name, mode).long_name
+    return av.Codec(name, "r").long_name
+
+
+def _encoding(name: str) -> str:
+    import av
+    import av.error
+
+    from saccade.sinks.video.live_encoder import try_encoder
+
+    try:
+        try_encoder(name)
+    except av.error.FFmpegError as error:  # whose text names the options that it was opened with
+        raise RuntimeError(f"in FFmpeg, but no session can be opened here: {error.strerror}") from None
+    return av.Codec(name, "w").long_name
 
 
 def _decoding() -> str:
