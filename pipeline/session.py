@@ -27,7 +27,7 @@ from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stream import CheckSource, OpenedStream, load_engine, open_stream
 from saccade.pipeline.runtime.streams import Streams
-from saccade.pipeline.runtime.targets import HEATMAP, Target, check_targets, open_output, targets_of
+from saccade.pipeline.runtime.targets import HEATMAP, Target, check_frames, check_targets, open_output, targets_of
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
@@ -149,6 +149,7 @@ class Session:
             files = [*targets, *_written_by_stages(config, name)]
             with self._lock:
                 self._check(name, files, config.source)
+                check_frames(files, stream.source.info)
                 self._note(name, files)
             _open_outputs(stream, targets, name, self.events)
             return stream.start(self.streams, name)
@@ -286,6 +287,9 @@ def opened_session(config: RunConfig, progress: Callable[[int, int], None] | Non
         every = [*shared, *(target for targets in own.values() for target in targets)]
         every += [target for name, stream in streams.items() for target in _written_by_stages(stream.config, name)]
         check_targets(every, [stream.config.source for stream in streams.values()])
+        for name, stream in streams.items():
+            files = [*own[name], *_written_by_stages(stream.config, name), *shared]
+            check_frames(files, stream.source.info)
         engine = stack.enter_context(load_engine(config, progress))
         ask = stack.enter_context(load_engine(config.ask, progress)) if config.ask else None
         for stream in streams.values():

@@ -71,9 +71,9 @@ class JsonlSink:
         self._closed = False
         self._file: _LineFile | None = None
         self._pruned_at = 0.0
-        if self._path == "-" and getattr(sys.stdout, "buffer", None) is None:
-            raise SinkError("cannot write standard output: it is closed; name a file instead of -")
-        if self._path != "-":
+        if self._path == "-":
+            check_standard_output()
+        else:
             try:
                 self._file = _LineFile(Path(self._path), replace=max_bytes is None)
             except OSError as error:
@@ -177,6 +177,16 @@ class JsonlSink:
             path = Path(self._path)
             mine = re.compile(re.escape(path.name) + r"(\.\d+)?")
             self._retention.prune((one for one in path.parent.iterdir() if mine.fullmatch(one.name)), path, room)
+
+
+def check_standard_output() -> None:
+    """Check that bytes can be written to standard output.
+
+    Raises:
+        SinkError: if it is closed, or is no file.
+    """
+    if getattr(sys.stdout, "buffer", None) is None:
+        raise SinkError("cannot write standard output: it is closed; name a file instead of -")
 
 
 class _LineFile:

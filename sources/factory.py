@@ -115,13 +115,17 @@ def open_source(
 
 
 def check_source(target: str) -> None:
-    """Refuse an address that `open_source` would refuse; nothing is opened, and files and webcams are not looked for.
+    """Refuse an address that `open_source` would refuse, and a file that is not there. Nothing is opened.
 
     Raises:
         SourceError: in one line for the user.
     """
     if "://" in target:
         _live_opener(target.strip(), "auto", "auto", "hide", "verify", None)
+    elif not target.startswith("webrtc:") and not target.isdecimal():
+        _check_path(Path(target))
+        if not Path(target).exists():
+            raise SourceError(f"no such file: {target}")
 
 
 def _check_path(path: Path) -> None:

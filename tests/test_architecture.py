@@ -33,7 +33,7 @@ ORDER = {
     "live | "
     "images rtsp webrtc onvif | factory",
     "sinks": "overlay record backoff file_lock | base | urls outbox callback | retention | "
-    "guard display jsonl messaging video websocket | factory",
+    "guard display jsonl messaging still video websocket | factory",
     "engine": "errors image phase results | config kernels models vocabulary futures | tasks text_stream | core | "
     "backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | api training | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | server | session | "

@@ -65,6 +65,11 @@ def root(
         print(f"saccade {VERSION}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+    else:
+        try:
+            os.getcwd()
+        except OSError:
+            raise ConfigError("the working directory is gone: change to one that exists") from None
 
 
 @app.command()

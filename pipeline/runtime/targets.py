@@ -18,9 +18,13 @@ from saccade.pipeline.runtime.output import Output
 from saccade.sinks import DisplaySink, JsonlSink, Sink, open_sink
 from saccade.sinks.base import SourceHints
 from saccade.sinks.factory import SinkKind
+from saccade.sinks.jsonl import check_standard_output
+from saccade.sinks.still import check_still
 from saccade.sinks.urls import redact_target
+from saccade.sinks.video.mp4_writer import check_size
+from saccade.sinks.video.segmented_mp4 import SUFFIXES as VIDEO_SUFFIXES
 from saccade.sinks.video.segments import is_pattern
-from saccade.sources import Source
+from saccade.sources import Source, SourceInfo
 
 HEATMAP = "--heatmap"  # written by a stage and opened by none, but a file that may overwrite another
 WHEP = "whep:"  # served by the pipeline, which no sink may import
@@ -112,6 +116,22 @@ def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
         first = seen.setdefault(path.resolve(), target)
         if first is not target:
             raise ConfigError(f"{first.flag} and {target.flag} are the same file, {path}")
+
+
+def check_frames(targets: Iterable[Target], info: SourceInfo) -> None:
+    """Refuse outputs that cannot take the frames of a source, before the model is loaded.
+
+    Raises:
+        SinkError: if one cannot.
+    """
+    for target in targets:
+        path = target.path
+        if target.text == "-":
+            check_standard_output()
+        elif path is not None and target.flag == HEATMAP:
+            check_still(path, info.width, info.height)
+        elif path is not None and target.flag != "--jsonl" and path.suffix.lower() in VIDEO_SUFFIXES:
+            check_size(path, info.width, info.height)
 
 
 def open_output(target: Target, source: Source | None = None, vid_stride: int = 1) -> Output:

@@ -31,6 +31,8 @@ _GOP_S = 2  # between key frames, in seconds; a kill costs at most that
 _FIRST_AT_MOST_S = 1  # a first frame later than this (a live stream, a start in the middle) is moved to 0
 DEFAULT_RATE = Fraction(25)
 _LONGEST_UNITS = 2**31 - 2  # the longest time that an MP4 can show a frame
+_LONGEST_SIDE = 16_384  # of x264
+_LARGEST_AREA = 2**28  # of FFmpeg, which adds 128 to each side
 _CRF = "23"
 _THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each frame into one slice a thread; more cost quality
 
@@ -48,6 +50,7 @@ class Mp4Writer:
     def __init__(
         self, path: Path, first: Frame, rate: Fraction, audio_from: Path | None, *, from_zero: bool = False
     ) -> None:
+        check_size(_plain(path), first.width, first.height)
         self._base = first.time_base
         self._width = first.width + first.width % 2
         self._pixel_aspect = first.pixel_aspect
@@ -197,6 +200,19 @@ class Mp4Writer:
         left, top = (self._width - size[0]) // 2, (self._height - size[1]) // 2
         fitted[top : top + size[1], left : left + size[0]] = cv2.resize(image, size, interpolation=smooth)
         return fitted
+
+
+def check_size(path: Path, width: int, height: int) -> None:
+    """Check that a video can have frames of a size in pixels.
+
+    Raises:
+        SinkError: if it cannot.
+    """
+    if max(width, height) > _LONGEST_SIDE or (width + 130) * (height + 130) > _LARGEST_AREA:
+        raise SinkError(
+            f"cannot write {path}: the frames are {width} x {height} pixels, and H.264 allows {_LONGEST_SIDE} a side "
+            "and 260 million in all; write records (.jsonl) instead"
+        )
 
 
 def _timescale(base: Fraction) -> int:

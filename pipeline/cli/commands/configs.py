@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 from saccade.engine.models.model_files import read_names
 from saccade.engine.vocabulary import Vocabulary
@@ -10,7 +11,7 @@ from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError
-from saccade.sources import check_source, redact
+from saccade.sources import SourceError, check_source, redact
 
 _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
@@ -38,17 +39,33 @@ def describe(config: RunConfig) -> str:
 
     Raises:
         EngineError: if the model does not know a name that is looked for.
-        SourceError: if an address cannot be one.
+        ConfigError: if an address cannot be one, or a file that is to be read is not there.
     """
     check_labels(config)
+    _check_files(config)
     lines = []
-    for stream in config.each():
-        check_source(stream.source)
+    for number, stream in enumerate(config.each()):
+        try:
+            check_source(stream.source)
+        except SourceError as error:
+            key = f"streams[{number}].source" if config.streams else "source"
+            raise ConfigError(f"{key}: {error}") from None
         named = f"{stream.name}: " if stream.name else ""
         asked = ", ".join(f"{skill} {text}" for skill, text in stream.asked)
         lines.append(f"{named}{redact(stream.source)}  {asked}")
     where = f", HTTP at {config.http}" if config.http else ""
     return "\n".join([*lines, f"ok: {len(lines)} stream{'s' * (len(lines) != 1)} on {config.model}{where}"])
+
+
+def _check_files(config: RunConfig) -> None:
+    """Check that the files are there which a configuration names to be read, but for sources."""
+    named = {key: getattr(config, key) for key in ("http_token_file", "http_access", "http_cert", "http_key")}
+    for key, model in (("model", config.model), ("ask", config.ask.model if config.ask else "")):
+        if model.startswith(("/", "./", "../")):  # else it may be the name of one on a hub
+            named[key] = model
+    for key, path in named.items():
+        if path and not Path(path).exists():
+            raise ConfigError(f"{key}: no such file: {path}")
 
 
 def check_labels(config: RunConfig) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from PIL import Image
-
 from saccade.engine.results import Result, Text
 from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.cli.terminal import json_text
@@ -16,7 +14,8 @@ from saccade.pipeline.runtime.stats import latency_of
 from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.runtime.targets import check_targets, targets_of
 from saccade.pipeline.runtime.tasks import tasks_for
-from saccade.sinks import Latency, SinkError, draw, make_record
+from saccade.sinks import Latency, draw, make_record
+from saccade.sinks.still import check_still, save_still
 from saccade.sources import Frame, SourceError, open_source
 
 
@@ -51,15 +50,7 @@ class ProcessedImage:
         Raises:
             SinkError: if it cannot be written.
         """
-        image = Image.fromarray(draw(self.frame.image, self.result))
-        try:
-            image.save(path)
-        except ValueError:
-            raise SinkError(
-                f"cannot write {path}: its suffix is not that of an image format; use .png or .jpg"
-            ) from None
-        except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
+        save_still(path, draw(self.frame.image, self.result))
 
 
 def _shares(text: Text) -> str:
@@ -76,6 +67,7 @@ def process_image(config: RunConfig) -> ProcessedImage:
     Raises:
         ConfigError: if the source is more than one image, or would be overwritten.
         SourceError, EngineError: if source or model cannot be used.
+        SinkError: if the annotated image cannot be written.
     """
     check_targets(targets_of(config), [config.source])
     with open_source(config.source) as source:
@@ -88,6 +80,8 @@ def process_image(config: RunConfig) -> ProcessedImage:
             raise ConfigError(f"{source.info.url} is more than one image; use `saccade run` for it")
     if frame is None:
         raise SourceError(f"{config.source}: no image could be read")
+    if config.out:
+        check_still(config.out, frame.width, frame.height)
     with load_engine(config, show_preparation) as engine:
         tasks = tasks_for(engine, config)
         submitted_at = time.monotonic()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from PIL import Image
-
-from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.stream import open_once
+from saccade.sinks.still import check_still, save_still
 from saccade.sources import Frame, LiveSource, StreamStats
 from saccade.sources.rtp import PLAUSIBLE_S
 
@@ -87,9 +86,14 @@ def examine(
 
     Raises:
         SourceError: if it cannot be used; a `LiveError` with its code for a live source.
-        ConfigError: if there is no such hwaccel or transport, or the image cannot be written.
+        ConfigError: if there is no such hwaccel or transport.
+        SinkError: if the image cannot be written.
     """
     with open_once(target, hwaccel, transport, tls) as source:
+        if out:
+            with suppress(OSError):  # which check_still() reports
+                Path(out).parent.mkdir(parents=True, exist_ok=True)
+            check_still(out, source.info.width, source.info.height)
         frames: list[tuple[int, float]] = []
         ages: list[float] = []
         lost = 0
@@ -107,7 +111,7 @@ def examine(
                 break
         info = source.info
         if out and last:
-            _save(last, out)
+            save_still(out, last.image)
         passed = float((frames[-1][0] - frames[0][0]) * info.time_base) if frames else 0.0
         stats = source.stats if isinstance(source, LiveSource) else None
         return Probe(
@@ -147,11 +151,3 @@ def _advice(stats: StreamStats, seconds: float) -> list[str]:
     if stats.late:
         lines.append(f"{stats.late} frames were dropped because decoding was late: lower resolution or rate")
     return lines
-
-
-def _save(frame: Frame, out: str) -> None:
-    try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(frame.image).save(out)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--out: {out} cannot be written: {error}") from None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from saccade.pipeline.bench.ingest import burnt_in_age_ms, time_ingest
 from saccade.pipeline.cli.commands.probe import examine
 from saccade.pipeline.errors import ConfigError
+from saccade.sinks import SinkError
 from saccade.sources import SourceError
 from tests.support.clips import MakeClip
 
@@ -42,7 +43,7 @@ def test_the_bench_refuses_an_unknown_transport() -> None:
 
 def test_an_image_that_cannot_be_written_is_an_error(make_clip: MakeClip) -> None:
     path = make_clip(frames=2)
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(SinkError, match="cannot write"):
         examine(str(path), seconds=1, hwaccel="auto", transport="tcp", out=str(path.with_suffix(".nothing")))
 
 

@@ -1,0 +1,82 @@
+"""Writes one image to a file, in the format of its suffix. Knows no frames, results, source, model or pipeline."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from saccade.sinks.base import SinkError
+
+_MOST_PIXELS = {
+    "AVIF": 32_768,
+    "BMP": 2**31 - 1,
+    "GIF": 65_535,
+    "JPEG": 65_500,
+    "PNG": 2**31 - 1,
+    "PPM": 2**31 - 1,
+    "TGA": 65_535,
+    "TIFF": 2**31 - 1,
+    "WEBP": 16_383,
+}
+"""The longest side that each format, or its encoder, allows."""
+
+
+def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
+    """Fail before the work is done that the image is to show; leaves nothing behind.
+
+    Raises:
+        SinkError: if an image of that size in pixels cannot be written there.
+    """
+    file = Path(path)
+    kind = _format_of(file)
+    most = _MOST_PIXELS[kind]
+    if max(width, height) > most:
+        raise SinkError(
+            f"cannot write {file}: the image is {width} x {height} pixels, and {kind} allows {most} a side; use .png"
+        )
+    if file.is_dir():
+        raise SinkError(f"cannot write {file}: it is a folder")
+    if not file.parent.is_dir():
+        raise SinkError(f"cannot write {file}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise SinkError(f"cannot write {file}: permission denied")
+
+
+def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
+    """Write an image; a file of that name is replaced once the new one is whole.
+
+    Args:
+        path: its suffix decides the format.
+        image: (height, width, 3) uint8 RGB.
+
+    Raises:
+        SinkError: as `check_still`, or on a full disk.
+    """
+    check_still(path, image.shape[1], image.shape[0])
+    data = io.BytesIO()
+    Image.fromarray(image).save(data, _format_of(Path(path)))
+    real = Path(os.path.realpath(path))
+    beside = real.with_name(f".{real.name}.part")
+    try:
+        if real.exists() and not real.is_file():  # such as a pipe
+            real.write_bytes(data.getbuffer())
+            return
+        try:
+            beside.write_bytes(data.getbuffer())
+            beside.replace(real)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _format_of(path: Path) -> str:
+    found = Image.registered_extensions().get(path.suffix.lower())
+    if found not in _MOST_PIXELS:
+        raise SinkError(f"cannot write {path}: its suffix is not that of an image format; use .png or .jpg")
+    return found
