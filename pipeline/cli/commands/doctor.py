@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from itertools import chain
 
 from rich.console import Console
 from rich.markup import escape
 
-NEEDED = {
-    "torch": "torch",
-    "numpy": "numpy",
-    "pillow": "PIL",
-    "av": "av",
-    "aiohttp": "aiohttp",
-    "aiortc": "aiortc",
-    "cryptography": "cryptography",
-    "websockets": "websockets",
-    "prometheus-client": "prometheus_client",
-    "opencv-python": "cv2",
-    "pydantic": "pydantic",
-    "pyyaml": "yaml",
-    "safetensors": "safetensors",
-    "tokenizers": "tokenizers",
-    "huggingface-hub": "huggingface_hub",
-}
-"""Distribution → the module whose import shows that it works."""
-
-OTHER_BUILDS = {
-    "opencv-python": ("opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
-}
-"""Distribution → others that bring the same module."""
-
-USEFUL = {"aiomqtt": "aiomqtt", "supervision": "supervision", "pycocotools": "pycocotools"}
+from saccade.pipeline.cli.requirements import Dependency, dependencies
 
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}
@@ -67,10 +40,8 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Check everything in turn, the slow things last."""
     yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
-    for distribution, module in NEEDED.items():
-        yield _try(distribution, True, _version, distribution, module)
-    for distribution, module in USEFUL.items():
-        yield _try(distribution, False, _version, distribution, module)
+    for one in dependencies():
+        yield _try(one.requirement.name, not one.extra, _installed, one)
     yield _try("device", True, _device)
     for codec, needed in DECODERS.items():
         yield _try(f"decode {codec}", needed, _codec, codec)
@@ -180,21 +151,19 @@ def agreement(device: str, dtype: str) -> str:
     return detail
 
 
-def _try(what: str, needed: bool, check: Callable[..., str], *args: str) -> Finding:
+def _try(what: str, needed: bool, check: Callable[..., str], *args: object) -> Finding:
     try:
         return Finding(what, True, needed, check(*args))
     except Exception as error:  # whatever an import or a driver raises is the finding
         return Finding(what, False, needed, " ".join(f"{error or type(error).__name__}".split()))
 
 
-def _version(distribution: str, module: str) -> str:
-    """The installed version of a distribution, or of another that brings the same module, with its name."""
-    importlib.import_module(module)
-    names = {distribution: None, **dict.fromkeys(OTHER_BUILDS.get(distribution, ()))}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            return metadata.version(name) + ("" if name == distribution else f" ({name})")
-    return "version unknown"  # built from source: it can be imported, and that is what a run needs
+def _installed(one: Dependency) -> str:
+    try:
+        return one.check()
+    except ModuleNotFoundError as error:
+        remedy = f"; {one.remedy}" if one.remedy else ""
+        raise RuntimeError(f"{error}{remedy}") from None
 
 
 def _device() -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-from itertools import islice
-
 import pytest
 import torch
 
@@ -27,25 +24,6 @@ def test_a_device_that_answers_otherwise_is_reported(monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeError, match=r"only 60 of 100 answers are the CPU's: the largest difference is 0\.250"):
         doctor.agreement("cuda:0", "float32")
     assert doctor.agreement("cuda:0", "bfloat16") == "60 of 100 answers are the CPU's"
-
-
-@pytest.mark.parametrize(
-    ("installed", "wanted"),
-    [("opencv-python", "4.9"), ("opencv-python-headless", "4.9 (opencv-python-headless)"), ("", "version unknown")],
-)
-def test_any_build_of_opencv_will_do(monkeypatch: pytest.MonkeyPatch, installed: str, wanted: str) -> None:
-    version = metadata.version
-
-    def only(name: str) -> str:
-        if "opencv" not in name:
-            return version(name)
-        if name != installed:
-            raise metadata.PackageNotFoundError(name)
-        return "4.9"
-
-    monkeypatch.setattr(metadata, "version", only)
-    (found,) = [finding for finding in islice(doctor.examine(), 12) if finding.what == "opencv-python"]
-    assert (found.ok, found.detail) == (True, wanted)
 
 
 def test_crops_that_differ_name_the_release_of_pillow() -> None:
