@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import Context
 from typing import Any
 
 from saccade.sinks.base import SinkError
@@ -17,6 +19,37 @@ from saccade.sinks.base import SinkError
 log = logging.getLogger(__name__)
 
 _CANCEL_S = 1.0
+
+
+class SocketLoop(asyncio.SelectorEventLoop):
+    """An event loop that watches no socket that was closed before it got to it.
+
+    aiomqtt asks for a socket to be watched by its number, from another thread. Where the connection breaks before the
+    loop does that, and the number is given to another socket at once, a loop watches that one, and keeps it when it is
+    closed: no later socket of that number can be watched, and no answer of the broker is read.
+    """
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As in `asyncio`; `add_reader` and `add_writer` do nothing for a number that has a new owner."""
+        if callback in (self.add_reader, self.add_writer):
+            owner = _owner_of(args[0])
+            return super().call_soon_threadsafe(self._watch, callback, owner, args, context=context)
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+    def _watch(self, watch: Callable[..., object], owner: tuple[int, int] | None, args: tuple[Any, ...]) -> None:
+        if owner is not None and _owner_of(args[0]) == owner:
+            watch(*args)
+
+
+def _owner_of(descriptor: int) -> tuple[int, int] | None:
+    """What tells a socket from a later one of the same number; None if there is none."""
+    try:
+        found = os.fstat(descriptor)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 class BackgroundLoop:
@@ -33,7 +66,7 @@ class BackgroundLoop:
         self._woken = asyncio.Event()
         self._stopping = False
         self._error: Exception | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop = SocketLoop()
         self._thread = threading.Thread(target=self._run, name=f"saccade {name}", daemon=True)
         self._task: asyncio.Task[None] | None = None
         self._thread.start()

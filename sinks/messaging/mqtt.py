@@ -256,9 +256,7 @@ class MqttSink:
     def _client(self) -> aiomqtt.Client:
         import aiomqtt
 
-        from saccade.sinks.messaging.mqtt_client import MqttClient
-
-        return MqttClient(
+        return aiomqtt.Client(
             self._address.host,
             self._address.port,
             identifier=self._client_id,

@@ -1,114 +1,71 @@
-"""BackgroundLoop: woken from other threads, ended in bounded time however its work behaves, and its failures."""
+"""The loop of sinks that talk to servers, where a socket is closed before the loop watches it."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from saccade.sinks import SinkError
-from saccade.sinks.backoff import backoff_s
-from saccade.sinks.messaging import background_loop as loop_module
-from saccade.sinks.messaging.background_loop import BackgroundLoop
+from saccade.sinks.messaging.background_loop import SocketLoop
+from tests.support.sinks.broker import LONG_S
 
 
-@pytest.mark.parametrize(
-    ("failures", "chance", "expected"),
-    [(1, 0.0, 0.5), (2, 0.0, 1.0), (3, 1.0, 1.5), (6, 0.0, 16.0), (7, 0.0, 30.0), (10**6, 1.0, 22.5)],
-)
-def test_backoff_grows_and_is_capped(failures: int, chance: float, expected: float) -> None:
-    assert backoff_s(failures, lambda: chance) == expected
+def in_loop(work: Callable[[SocketLoop], Any]) -> None:
+    with asyncio.Runner(loop_factory=SocketLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SocketLoop)
+        runner.run(work(loop))
 
 
-def test_a_loop_is_woken_and_ends_on_close() -> None:
-    turns: list[float] = []
-    turned = threading.Semaphore(0)
+@pytest.mark.parametrize("asked", ["add_reader", "add_writer"])
+@pytest.mark.parametrize("reused", [True, False])
+def test_a_socket_that_breaks_at_once_blocks_no_later_one(asked: str, reused: bool) -> None:
+    async def connect_twice(loop: SocketLoop) -> None:
+        broken, other = socket.socketpair()
+        number, called = broken.fileno(), []
+        loop.call_soon_threadsafe(getattr(loop, asked), number, called.append, 1)
+        broken.close()
+        ends = os.pipe() if reused else ()  # another thread is given the number
+        assert number in ends or not reused
+        await asyncio.sleep(0.01)
+        assert called == []
+        for end in ends:
+            os.close(end)
+        later, peer = socket.socketpair()
+        assert later.fileno() == number
+        heard = asyncio.Event()
+        loop.call_soon_threadsafe(loop.add_reader, number, heard.set)
+        peer.send(b"answer")
+        await asyncio.wait_for(heard.wait(), LONG_S)
+        loop.remove_reader(number)
+        for one in (later, peer, other):
+            one.close()
 
-    async def work(loop: BackgroundLoop) -> None:
-        while not loop.stopping:
-            turns.append(time.monotonic())
-            turned.release()
-            await loop.wait(60)
-
-    loop = BackgroundLoop("test", work)
-    for _ in range(3):
-        assert turned.acquire(timeout=10)
-        loop.wake()
-    assert turned.acquire(timeout=10)
-    begun = time.monotonic()
-    loop.close(10)
-    loop.close(10)
-    loop.wake()
-    loop.check()
-    assert time.monotonic() - begun < 5
-    assert len(turns) == 4
-
-
-def test_a_sleep_is_interrupted_by_close_and_not_by_wake() -> None:
-    rested: list[float] = []
-    resting = threading.Event()
-
-    async def work(loop: BackgroundLoop) -> None:
-        for seconds in (0.3, 60):
-            begun = time.monotonic()
-            await loop.sleep(seconds)
-            rested.append(time.monotonic() - begun)
-            resting.set()
-
-    loop = BackgroundLoop("test", work)
-    while not resting.is_set():
-        loop.wake()
-        time.sleep(0.01)
-    loop.close(10)
-    assert rested[0] >= 0.3
-    assert rested[1] < 30
+    in_loop(connect_twice)
 
 
-def test_work_that_does_not_end_is_cancelled() -> None:
-    cut = threading.Event()
+def test_aiomqtt_asks_as_the_loop_expects() -> None:
+    """Or its sockets are watched without the check."""
+    aiomqtt = pytest.importorskip("aiomqtt")
+    asked = []
 
-    async def work(loop: BackgroundLoop) -> None:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cut.set()
-            raise
+    class Noting(SocketLoop):
+        def _watch(self, watch: Callable[..., object], *others: Any) -> None:
+            asked.append(watch == self.add_reader)
+            super()._watch(watch, *others)
 
-    loop = BackgroundLoop("test", work)
-    begun = time.monotonic()
-    loop.close(0.1)
-    assert time.monotonic() - begun < 5
-    assert cut.is_set()
+    async def connect() -> None:
+        listening = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(aiomqtt.MqttError):
+            async with aiomqtt.Client("127.0.0.1", port, timeout=5):
+                pass
+        listening.close()
 
-
-def test_work_that_cannot_be_cancelled_is_abandoned(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(loop_module, "_CANCEL_S", 0.2)
-    release = threading.Event()
-
-    async def work(loop: BackgroundLoop) -> None:
-        release.wait(10)
-
-    loop = BackgroundLoop("test", work)
-    loop.close(0.1)
-    assert "does not end" in caplog.text
-    release.set()
-    loop._thread.join(10)
-    assert not loop._thread.is_alive()
-
-
-def test_check_raises_after_the_work_failed() -> None:
-    failed = threading.Event()
-
-    async def work(loop: BackgroundLoop) -> None:
-        failed.set()
-        raise RuntimeError("ours")
-
-    loop = BackgroundLoop("mqtt://host", work)
-    assert failed.wait(10)
-    loop.close(10)
-    with pytest.raises(SinkError, match=r"mqtt://host failed: RuntimeError\('ours'\)"):
-        loop.check()
+    with asyncio.Runner(loop_factory=Noting) as runner:
+        runner.run(connect())
+    assert True in asked
