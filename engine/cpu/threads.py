@@ -13,6 +13,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from saccade.processors import usable_processors
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _MIB = 1 << 20
 _SPINS = 20_000  # some 0.4 ms: with 40 µs, as long as a decode step, helpers sleep and are woken late too often
@@ -152,8 +154,8 @@ def step_threads() -> int:
     """
     import torch
 
-    threads = torch.get_num_threads()
-    return threads if threads < _cpus() or "OMP_NUM_THREADS" in os.environ else max(1, _cpus() // 2)
+    threads, processors = torch.get_num_threads(), usable_processors()
+    return threads if threads < processors or "OMP_NUM_THREADS" in os.environ else max(1, processors // 2)
 
 
 def image_threads() -> ImageThreads:
@@ -161,11 +163,8 @@ def image_threads() -> ImageThreads:
     import torch
 
     few = step_threads()
-    return ImageThreads(few, _cpus() if limit_spinning() and torch.get_num_threads() >= _cpus() else few)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    processors = usable_processors()
+    return ImageThreads(few, processors if limit_spinning() and torch.get_num_threads() >= processors else few)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.errors import RunFailed
 from saccade.pipeline.workers.front.front import Front, opened_front
-from saccade.pipeline.workers.process.process_worker import processors
+from saccade.processors import usable_processors
 
 _LONG_S = 300.0  # for workers to start: a large model, on a slow machine
 _FIRST_S = 60.0  # for results of every stream, at first and after a worker was killed
@@ -173,7 +173,7 @@ def _time(
         p50_ms=quantile_ms(counts, 0.5),
         p99_ms=quantile_ms(counts, 0.99),
         cameras_each=results / took_s / workers / fps,
-        cores=sum(report.busy for report in reports) * processors() / max(1, len(reports)),
+        cores=sum(report.busy for report in reports) * usable_processors() / max(1, len(reports)),
         decoders=dict(Counter((one["detail"] or "?").rpartition(" by ")[2] for one in after)),
         start_s=start_s,
         ready_s=ready_s,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from saccade.pipeline.cli.requirements import Dependency, dependencies
+from saccade.processors import usable_processors
 
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}
@@ -169,7 +170,7 @@ def _installed(one: Dependency) -> str:
 def _device() -> str:
     import torch
 
-    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    threads = f"{torch.get_num_threads()} threads on {usable_processors()} processors"
     if not torch.cuda.is_available():
         return f"cpu, {threads}"
     gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

@@ -38,12 +38,13 @@ from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.process.memory import available_bytes, room_for
-from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, processors, threads_each
+from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, threads_each
 from saccade.pipeline.workers.process.results import ResultReceiver
 from saccade.pipeline.workers.protocol import Message, Worker
 from saccade.pipeline.workers.rolling import replace_workers
 from saccade.pipeline.workers.states import RefusedError, WorkerSeat, number_of
 from saccade.pipeline.workers.supervisor import Supervisor
+from saccade.processors import usable_processors
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sources import SourceError
 from saccade.sources.http.auth import HttpAuth
@@ -262,7 +263,7 @@ class Front:
             "config": worker_values(config),
             "index": number_of(name) - 1,
             "threads": threads_each(config.workers),
-            "processors": processors() / config.workers,
+            "processors": usable_processors() / config.workers,
             "secret": self._secret,
             "media": str(self._store.media_folder) if self._store else None,
             "keep": self._keep,

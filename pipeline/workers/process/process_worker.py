@@ -17,6 +17,7 @@ from typing import Any, Literal
 from saccade.pipeline.workers.process.channel import Channel
 from saccade.pipeline.workers.process.worker_main import run_worker
 from saccade.pipeline.workers.protocol import Message, WorkerState
+from saccade.processors import usable_processors
 
 StartMethod = Literal["spawn", "forkserver"]
 METHOD: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
@@ -169,9 +170,4 @@ def threads_each(workers: int) -> int:
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0
-    return max(1, processors() // (2 * workers))
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable_processors() // (2 * workers))

@@ -1,0 +1,64 @@
+"""How many processors this process may use: the machine's, its affinity mask, and a container's quota.
+
+`docker run --cpus 2` sets a CFS quota. Neither `os.cpu_count` nor the affinity mask shows it, and a process with more
+busy threads than its quota is throttled for the rest of each period of 100 ms.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+
+
+def usable_processors() -> int:
+    """Processors of the affinity mask, or fewer where a CFS quota allows less; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def cgroup_quota(root: Path = _CGROUPS, own_group: Path = _OWN_GROUP) -> float | None:
+    """Processors that the cgroup of this process and the groups above it may use; None without a quota.
+
+    Args:
+        root: where cgroups are mounted: version 2, or version 1 with a folder for each controller.
+        own_group: the process's list of cgroups, see cgroups(7).
+    """
+    try:
+        lines = own_group.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            folder, read = root, _quota_v2
+        elif "cpu" in controllers.split(","):
+            folder, read = root / controllers, _quota_v1
+            if not folder.is_dir():
+                folder = root / "cpu"
+        else:
+            continue
+        relative = PurePosixPath(path.lstrip("/"))
+        # In a container without a cgroup namespace the path is the host's; its own group is mounted at `root`.
+        quotas += [read(folder / group) for group in (relative, *relative.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_v2(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_v1(group: Path) -> float | None:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        return quota / int((group / "cpu.cfs_period_us").read_text()) if quota > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
