@@ -1,6 +1,7 @@
-"""The command `saccade`, also as `python -m saccade`: ends quietly on Ctrl-C while its modules are imported.
+"""The command `saccade`, also as `python -m saccade`. A signal ends it quietly from the first moment on.
 
-Knows nothing of commands and imports nothing else of the project before that is in place.
+Handlers are set before anything slow is imported: as a container's first process (PID 1) a command without a handler
+never sees SIGTERM, and `docker stop` would wait for its whole grace period. Knows nothing of commands.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import signal
 from types import FrameType
 
 INTERRUPTED = 130
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 def main() -> None:
     """Run the command line and exit."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs have it ignored
-        signal.signal(signal.SIGINT, _interrupt)
+    for number in (getattr(signal, name) for name in _ENDING if hasattr(signal, name)):
+        # A shell's background jobs have SIGINT ignored, and `nohup` has SIGHUP ignored: leave those.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _interrupt)
     from saccade.pipeline.cli.main import main as run_command_line
 
     run_command_line()

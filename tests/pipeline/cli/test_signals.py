@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,18 +66,46 @@ def assert_whole(folder: Path) -> None:
         assert sum(1 for _ in container.decode(video=0)) == len(records) >= 10
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("module", ["typer", "pydantic", "torch"])
-def test_ctrl_c_during_an_import_prints_nothing(module: str) -> None:
+def test_a_signal_during_an_import_prints_nothing(module: str, number: signal.Signals) -> None:
     command = [sys.executable, "-v", "-m", "saccade", "bench", "frame", "--frames", "1"]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:  # where -v tells what is imported
             if f"/{module}/__init__.py" in line:
                 break
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.stderr.read()
         assert process.wait(LONG_S) == 130
     assert [line for line in rest.splitlines() if not line.startswith(("#", "import "))] == []
+
+
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
+
+
+@pytest.mark.skipif(
+    subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="needs unshare and the right to make a PID namespace",
+)
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_the_first_process_of_a_container_ends_on_sigterm(module: str) -> None:
+    """PID 1 gets no signal that it has no handler for: docker stop waited 10 s, and killed."""
+    command = [*NAMESPACE, sys.executable, "-v", "-m", "saccade", "bench", "frame", "--frames", "1"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as unshare:
+        try:
+            assert unshare.stderr is not None
+            for line in unshare.stderr:
+                if f"/{module}/__init__.py" in line:
+                    break
+            children = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
+            os.kill(int(children[0]), signal.SIGTERM)
+            unshare.stderr.read()
+            assert unshare.wait(LONG_S) == 130
+        finally:
+            unshare.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
