@@ -14,21 +14,23 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := out/demo.mp4
 
-.PHONY: help demo test test-gpu lint clean
+.PHONY: help demo test test-gpu lint lock image-test clean
 
 help:
 	@echo 'make demo    find people in the clip that ships with the project → $(DEMO)'
 	@echo 'make test    run the tests'
 	@echo 'make test-gpu  the same for what runs on a GPU: self-check, golden set, CUDA tests'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make lock    resolve requirements.lock again: the versions that `make` and the image install'
+	@echo 'make image-test  build the image with Docker and run it; check the Helm chart (needs Docker, helm)'
 	@echo 'make clean   remove $(VENV), out/ and caches'
 
-# The stamp makes a second call instant; a changed pyproject.toml makes it stale.
-$(INSTALLED): pyproject.toml
+# The stamp makes a second call instant; a changed pyproject.toml or lock makes it stale.
+$(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "saccade needs Python 3.11 or later; name one with PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps moondream==2.6.1  # its HTTP client; the rest of it is for inference
 	@touch $@
 
@@ -52,6 +54,16 @@ lint: $(INSTALLED)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+# Torch is left out, with what it alone brings: its builds for a CPU and for CUDA differ.
+lock: $(INSTALLED)
+	echo '$(firstword $(TORCH))' >$(VENV)/torch.txt
+	$(BIN)/python -m uv pip compile -q pyproject.toml --all-extras --universal --upgrade -c $(VENV)/torch.txt \
+		--no-annotate --custom-compile-command 'make lock' | grep -vE '^(torch|triton|nvidia-|cuda-)' >$(VENV)/lock
+	mv $(VENV)/lock requirements.lock
+
+image-test: $(INSTALLED)
+	$(BIN)/python -m pytest -m image
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,55 +1,26 @@
-"""The Helm chart and the compose file of a GPU node: rendered without Helm or Docker, and compared to the program."""
+"""The compose file of a GPU node and the lock of dependencies, compared to the program. tests/image has the rest."""
 
 from __future__ import annotations
 
-import json
 import re
+import tomllib
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from saccade.distribution import DISTRIBUTION
 from saccade.pipeline.cli.main import app
 from saccade.pipeline.config.file import load
 from tests.support import REPO
 
-CHART = REPO / "configs" / "helm"
 NODE = REPO / "configs" / "gpu-node"
 README = REPO / "pipeline" / "workers" / "README.md"
-
-
-def render(template: str, values: dict[str, Any]) -> str:
-    """What Helm makes of a template, for the few forms that ours uses; any other is an error."""
-
-    def value(name: str) -> Any:
-        if name == ".Release.Name":
-            return "yard"
-        found: Any = {"Values": values}
-        for part in name.removeprefix(".").split("."):
-            found = found[part]
-        return found
-
-    def shown(match: re.Match[str]) -> str:
-        found = value(match[1])
-        if match[2] in ("quote", "toJson"):
-            return json.dumps(str(found) if match[2] == "quote" else found)
-        return str(found).lower() if isinstance(found, bool) else str(found)
-
-    def chosen(match: re.Match[str]) -> str:
-        return match[2] if value(match[1]) else ""
-
-    text = re.sub(r"\s*\{\{- if (\S+) }}(.*?)\s*\{\{- end }}", chosen, template, flags=re.DOTALL)
-    text = re.sub(r"\{\{ (\.[\w.]+)(?: \| (quote|toJson))? }}", shown, text)
-    assert "{{" not in text
-    return text
-
-
-def rendered(**changed: Any) -> dict[str, dict[str, Any]]:
-    values = {**yaml.safe_load((CHART / "values.yaml").read_text()), **changed}
-    template = (CHART / "templates" / "saccade.yaml").read_text()
-    return {one["kind"]: one for one in yaml.safe_load_all(render(template, values))}
 
 
 def flags_of(command: list[str]) -> dict[str, str]:
@@ -64,42 +35,6 @@ def flags_of(command: list[str]) -> dict[str, str]:
     flags = {flag: after for flag, after in zip(command, [*command[1:], ""], strict=True) if flag.startswith("--")}
     assert {flag[2:].replace("-", "_") for flag in flags} <= given.keys()
     return flags
-
-
-@pytest.mark.parametrize("storage_class", ["", "fast"])
-def test_the_chart_renders_to_objects_that_belong_together(storage_class: str) -> None:
-    objects = rendered(storageClass=storage_class, hostNetwork=True)
-    assert set(objects) == {"ConfigMap", "PersistentVolumeClaim", "Service", "Deployment"}
-    pod = objects["Deployment"]["spec"]["template"]
-    assert objects["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert objects["Deployment"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == objects["PersistentVolumeClaim"]["metadata"]["name"]
-    assert volumes["config"]["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
-    (container,) = pod["spec"]["containers"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
-    assert (pod["spec"]["hostNetwork"], container["resources"]["limits"]["nvidia.com/gpu"]) == (True, 1)
-    claimed = objects["PersistentVolumeClaim"]["spec"].get("storageClassName")
-    assert claimed == (storage_class or None)
-
-
-def test_the_chart_runs_what_it_is_given(tmp_path: Path) -> None:
-    cameras = (NODE / "cameras.yaml").read_text()
-    objects = rendered(cameras=cameras, workers=4)
-    assert objects["ConfigMap"]["data"]["cameras.yaml"] == cameras
-    (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
-    flags = flags_of(container["args"])
-    path = tmp_path / "cameras.yaml"
-    path.write_text(cameras)
-    config = load(path, {"workers": flags["--workers"], "http": flags["--http"]})
-    assert (config.workers, config.http, len(config.streams)) == (4, "0.0.0.0:8080", 2)
-    assert {env["name"] for env in container["env"]} >= {"SACCADE_TOKEN"}  # which any address but 127.0.0.1 needs
-
-
-def test_the_chart_without_cameras_waits_for_them(tmp_path: Path) -> None:
-    path = tmp_path / "cameras.yaml"
-    path.write_text(rendered()["ConfigMap"]["data"]["cameras.yaml"])
-    assert load(path, {"http": "0.0.0.0:8080", "workers": 2}).streams == []
 
 
 def test_the_node_s_compose_file_runs_workers_on_its_gpus() -> None:
@@ -123,19 +58,23 @@ def test_a_flag_that_the_program_does_not_have_is_found() -> None:
 
 
 def test_the_values_that_are_documented_are_the_chart_s() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    used = set(re.findall(r"\.Values\.(\w+)", (CHART / "templates" / "saccade.yaml").read_text()))
-    assert used == values.keys()
-    documented = set(re.findall(r"--set(?:-file)? (\w+)=", README.read_text() + (CHART / "values.yaml").read_text()))
+    values = yaml.safe_load((REPO / "configs" / "helm" / "values.yaml").read_text())
+    documented = set(re.findall(r"--set(?:-file)? (\w+)=", README.read_text()))
     assert documented
-    assert documented <= used
+    assert documented <= values.keys()
 
 
-def test_a_changed_list_of_cameras_reaches_a_pod_that_runs() -> None:
-    objects = rendered()
-    pod = objects["Deployment"]["spec"]["template"]
-    (container,) = pod["spec"]["containers"]
-    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
-    assert "subPath" not in mount  # such a file stays what it was when the pod began
-    assert container["args"][container["args"].index("--config") + 1].startswith(mount["mountPath"] + "/")
-    assert "checksum" not in json.dumps(pod["metadata"])  # by which another would take its place
+def test_the_lock_names_a_version_of_each_dependency() -> None:
+    """`make lock` after a change of the dependencies in pyproject.toml."""
+    lock = Path(REPO / "requirements.lock").read_text()
+    pins = re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE)
+    locked = {canonicalize_name(name): Version(version) for name, version in pins}
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(one) for one in chain(project["dependencies"], *project["optional-dependencies"].values())]
+    missing = [
+        str(one)
+        for one in wanted
+        if canonicalize_name(one.name) not in {"torch", canonicalize_name(DISTRIBUTION)}
+        and locked.get(canonicalize_name(one.name), Version("0")) not in one.specifier
+    ]
+    assert missing == []

@@ -63,7 +63,7 @@ PARSED = {
 
 NOT_RUN = {
     "mkdir": "prepares a folder for Docker",
-    "docker": "needs its daemon: tests/test_docker.py reads its files",
+    "docker": "needs its daemon: tests/image runs it",
     "helm": "needs a cluster: tests/test_deployment.py renders the chart",
     "ray": "starts a cluster: tests/e2e/cluster/test_ray.py has one",
     "npm": "loads weights from a registry",
