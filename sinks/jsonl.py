@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 from saccade.engine.results import Result
 from saccade.sinks.base import CHANGES, ReaderGoneError, SinkError, SourceHints
 from saccade.sinks.file_lock import hold
+from saccade.sinks.os_errors import write_failure
 from saccade.sinks.record import Latency, make_record, to_json
 from saccade.sinks.retention import INTERVAL_S, Retention
 from saccade.sinks.urls import split_path
@@ -77,7 +78,7 @@ class JsonlSink:
             try:
                 self._file = _LineFile(Path(self._path), replace=max_bytes is None)
             except OSError as error:
-                raise SinkError(f"cannot write {self._path}: {error.strerror}") from None
+                raise SinkError(f"cannot write {self._path}: {write_failure(self._path, error)}") from None
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
@@ -141,7 +142,7 @@ class JsonlSink:
                 self._reader_gone = True
                 raise ReaderGoneError(f"the reader of {self._shown} has gone") from None
             except OSError as error:
-                raise SinkError(f"cannot write {self._shown}: {error.strerror}") from None
+                raise SinkError(f"cannot write {self._shown}: {write_failure(self._path, error)}") from None
 
     def close(self) -> None:
         """Close the file; standard output stays open. A second call does nothing."""

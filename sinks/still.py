@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from saccade.sinks.base import SinkError
+from saccade.sinks.os_errors import write_failure
 
 _MOST_PIXELS = {
     "AVIF": 32_768,
@@ -72,7 +73,7 @@ def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}") from None
+        raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None
 
 
 def _format_of(path: Path) -> str:

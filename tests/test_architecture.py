@@ -32,7 +32,7 @@ ORDER = {
     "sources": "errors planes timestamps rtp http | frame | base gpu image_file rgb urls video_stream | file replay "
     "live | "
     "images rtsp webrtc onvif | factory",
-    "sinks": "overlay record backoff file_lock | base | urls outbox callback | retention | "
+    "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",
     "engine": "errors image phase results | config kernels models vocabulary futures | tasks text_stream | core | "
     "backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | api training | golden",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from saccade.engine.results import Box, Result, Spot
 from saccade.pipeline.analytics.track import bottom_of, time_of
 from saccade.sinks import SinkError
+from saccade.sinks.os_errors import write_failure
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
@@ -108,7 +109,7 @@ class HeatmapStage:
         try:
             path.write_bytes(data.tobytes())
         except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror}") from None
+            raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None
         log.info("%s: heatmap in %s", frame.stream, path)
 
 

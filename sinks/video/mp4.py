@@ -15,6 +15,7 @@ from typing import ClassVar
 from saccade.engine.results import Result
 from saccade.sinks.base import SinkError
 from saccade.sinks.file_lock import check_free
+from saccade.sinks.os_errors import write_failure
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
 from saccade.sinks.video.mp4_writer import OpenMp4
@@ -113,4 +114,4 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror}") from None
+        raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None

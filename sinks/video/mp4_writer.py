@@ -21,6 +21,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from saccade.sinks.base import SinkError
+from saccade.sinks.os_errors import write_failure
 from saccade.sinks.video.audio_copy import AudioCopy
 from saccade.sinks.video.part_file import SUFFIX, PartFile
 from saccade.sources.frame import Frame, RgbImage
@@ -306,4 +307,4 @@ class OpenMp4:
             if writer is not None:
                 writer.give_up()
                 lost = writer.unfinished
-            raise SinkError(f"cannot {what} {_plain(path)}: {error.strerror}", lost) from error
+            raise SinkError(f"cannot {what} {_plain(path)}: {write_failure(path, error)}", lost) from error

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from saccade.engine.results import Result
 from saccade.sinks.base import Sink, SinkError, SourceHints
+from saccade.sinks.os_errors import write_failure
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
 from saccade.sinks.retention import INTERVAL_S, Retention
@@ -106,7 +107,7 @@ class RecordingSink:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror}") from None
+            raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None
         self._file.begin(path, frame)
         log.info("%s: recording to %s", frame.stream, path)
         if self._retention:

@@ -40,6 +40,7 @@ from saccade.pipeline.events.storage.database import (
 )
 from saccade.pipeline.events.storage.disk_reserve import DiskReserve
 from saccade.pipeline.events.storage.store_reader import LADDER, LONG_S, MEDIA, NEWER, EventReader, StoreError
+from saccade.sinks.os_errors import write_failure
 from saccade.sinks.retention import elapsed_s
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,9 @@ class EventStore(EventReader):
             raise StoreError(f"{folder}: another process stores events there") from None
         except OSError as error:
             wrong = isinstance(error, FileExistsError | NotADirectoryError)  # a file where the folder should be
-            raise StoreError(f"{folder}: events cannot be stored there: {error.strerror}", disk=not wrong) from None
+            raise StoreError(
+                f"{folder}: events cannot be stored there: {write_failure(self._path, error)}", disk=not wrong
+            ) from None
         try:
             self._open(keep_open)
         except (sqlite3.Error, OSError) as error:

@@ -1,0 +1,33 @@
+"""Why a file cannot be written, with the command that mends it where the folder belongs to another user."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def write_failure(path: str | os.PathLike[str], error: Exception) -> str:
+    """The reason in one line, without the path: 'No space left on device', or who owns the folder and what to do.
+
+    Docker makes a folder that is to be mounted and is missing as root; a container that runs as another user cannot
+    write there, and is restarted for ever.
+
+    Args:
+        path: of the file.
+        error: an OSError, or FFmpeg's, which has `errno` and `strerror` too.
+    """
+    reason = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) not in (errno.EACCES, errno.EPERM) or not hasattr(os, "getuid"):
+        return reason
+    folder = next((parent for parent in Path(path).absolute().parents if parent.is_dir()), None)
+    if folder is None or os.access(folder, os.W_OK | os.X_OK):
+        return reason
+    user, group = os.getuid(), os.getgid()
+    if folder.stat().st_uid == user:
+        return f"{reason}: its folder is not writable; run `chmod u+wx {folder}`"
+    owner = folder.stat().st_uid
+    return (
+        f"{reason}: {folder} belongs to uid {owner} and this process runs as uid {user}; run `sudo chown -R "
+        f"{user}:{group}` on that folder, or run as its owner (docker run --user, SACCADE_UID with compose)"
+    )
