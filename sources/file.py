@@ -6,7 +6,6 @@ Knows nothing of models, results or sinks.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import time
@@ -21,6 +20,14 @@ from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
 
 from saccade.sources.base import Source, SourceInfo
+from saccade.sources.demux import (
+    NOMINAL_RATE,
+    FileDemuxer,
+    FileIndex,
+    KeyFrame,
+    clock_may_jump,
+    seek,
+)
 from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
@@ -29,20 +36,21 @@ from saccade.sources.rgb import RgbConverter, orientation_of
 from saccade.sources.timestamps import Timeline
 from saccade.sources.video_stream import NoVideoError, choose_video
 
-log = logging.getLogger(__name__)
-
-_READ_FAILURES_IN_A_ROW = 50  # after so many the rest of the file is unreadable, and asking again would not end
 _SEEK_BACK_S = (0, 2, 10)
 _INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # formats in which the first frame is found again for certain
 _PACED_THREADS = 2  # 64 streams on 32 processors had 2,000 threads with as many each as there are processors
-_CLOCK_RESTART_S = 1  # timestamps that fall back by more than this are a clock that began again
+_DAMAGED_S = 60  # at most so much of a file's beginning cannot be decoded: a group without its key frame, as a rule
+_MOST_HELD_BYTES = 64 * 1024 * 1024  # of coded frames between a key frame and the start
 
 
 class FileSource(Source):
     """A video file as a source. Every iteration reads it again from the start.
 
-    Timestamps are the container's, integers in the stream's time base, made strictly growing where they are not
-    (`timestamps`). Frames are turned upright as the container's display matrix says. Damaged packets, those that a
+    Timestamps are the container's, integers in the stream's time base. Jumps of its clock are closed, and timestamps
+    that are missing or do not grow are mended (`timestamps`). `captured_at` counts from the beginning of the video,
+    whatever the container's clock shows there.
+
+    Frames are turned upright as the container's display matrix says. Damaged packets, those that a
     file lacks which was cut off, and frames that the decoder marks as damaged, are skipped and counted.
 
     Args:
@@ -84,8 +92,10 @@ class FileSource(Source):
         check_readable(self._path)
         with self._open() as container:
             self._probe(container)
-        if start is not None and self._info.duration_s is not None and start >= self._info.duration_s:
-            raise SourceError(f"start ({start:g} s) is past the end of {self._path} ({self._info.duration_s:.1f} s)")
+        # Where the clock may jump, the duration is no more than the difference of the first timestamp and the last.
+        known = None if self._jumps else self._info.duration_s
+        if start is not None and known is not None and start >= known:
+            raise SourceError(f"start ({start:g} s) is past the end of {self._path} ({known:.1f} s)")
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames in presentation order.
@@ -97,14 +107,16 @@ class FileSource(Source):
             SourceError: if the file has become unreadable since construction.
         """
         base = self._info.time_base
-        first_pts = _units(self._start, base, self._origin) if self._start is not None else None
-        seeks: list[int | None] = [None]  # None: decode from the beginning
-        if first_pts is not None and self._seekable:
-            # Where a container has no index (MPEG-TS), seeking may end after the key frame that is needed: then seek
-            # further back, and finally decode from the beginning.
+        first_pts = _units(self._start, base, self.index.origin) if self._start is not None else None
+        places: list[KeyFrame | None] = [None]  # None: decode from the beginning
+        if first_pts is not None and (key := self.index.before(first_pts)) is not None:
+            places = [key, None]  # it was here before
+        elif first_pts is not None and self._seekable and not self._jumps:
+            # Seeking may end after the key frame that is needed: then seek further back, and finally decode from the
+            # beginning.
             backs = (first_pts - round(back / base) for back in _SEEK_BACK_S)
-            seeks = [*(pts for pts in backs if pts > self._origin), None]
-        for seek in seeks:
+            places = [*(KeyFrame(pts, pts, None, Fraction(0)) for pts in backs if pts > self.index.origin), None]
+        for place in places:
             if self._closed.is_set():
                 return
             self._corrupt = 0
@@ -112,11 +124,14 @@ class FileSource(Source):
             # The container belongs to this iteration alone: close() must not free what another thread decodes with.
             with self._container() as container:
                 stream = _video_of(container, self._path)
-                if seek is not None and not _seek(container, stream, seek):
+                if place is not None and not seek(container, stream, place):
                     continue
-                frames = self._decode(container, stream)
+                packets = self._packets(container, stream, place.shift if place is not None else Fraction(0))
+                if first_pts is not None and self._jumps:
+                    packets = _from_key_frame(packets, first_pts)
+                frames = self._decode(packets)
                 first = next(frames, None)
-                if seek is not None and not _is_at_or_before(first, first_pts):
+                if place is not None and not _is_at_or_before(first, first_pts):
                     continue
                 if first is not None:
                     self._decoder = running(stream.codec_context, first.format.name)
@@ -125,10 +140,11 @@ class FileSource(Source):
 
     def _frames(self, frames: Iterable[av.VideoFrame], first_pts: int | None, begun: float) -> Iterator[Frame]:
         base = self._info.time_base
-        end_pts = _units(self._end, base, self._origin) if self._end is not None else None
+        origin = self.index.origin
+        end_pts = _units(self._end, base, origin) if self._end is not None else None
 
         converter = RgbConverter()
-        timeline = self._timeline()
+        timeline = Timeline(1 / ((self._info.average_rate or NOMINAL_RATE) * base), origin)
         index, corrupt_before = 0, 0
         for frame in frames:
             pts = timeline.place(frame.pts)
@@ -149,7 +165,7 @@ class FileSource(Source):
                 index=number,
                 pts=pts,
                 time_base=base,
-                captured_at=float(pts * base),
+                captured_at=float((pts - origin) * base),
                 capture_clock="file",
                 decoded_at=time.monotonic(),
                 decode_ms=(time.perf_counter() - begun) * 1e3,
@@ -158,10 +174,12 @@ class FileSource(Source):
             )
             corrupt_before = self._corrupt
             begun = time.perf_counter()
+        if first_pts is not None and not index and not self._closed.is_set():
+            raise SourceError(f"start ({self._start:g} s) is past the end of {self._path}")
 
-    def _decode(self, container: InputContainer, stream: av.VideoStream) -> Iterator[av.VideoFrame]:
+    def _decode(self, packets: Iterable[av.Packet[av.VideoStream]]) -> Iterator[av.VideoFrame]:
         """Yield decoded frames until the end of the file or close(), counting what is damaged."""
-        for packet in self._packets(container, stream):
+        for packet in packets:
             try:
                 frames = packet.decode()
             except av.error.EOFError:
@@ -177,31 +195,26 @@ class FileSource(Source):
                 else:
                     yield frame
 
-    def _packets(self, container: InputContainer, stream: av.VideoStream) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield packets and, at the end, the empty one that flushes the decoder; read on after damage."""
-        packets = container.demux(stream)
-        failures = 0
-        while not self._closed.is_set():
-            try:
-                packet = next(packets)
-            except (StopIteration, av.error.EOFError):
-                self._corrupt += _cut_off(stream, self._path)
-                return
-            except av.error.FFmpegError as error:
-                self._corrupt += 1
-                failures += 1
-                if failures == _READ_FAILURES_IN_A_ROW:
-                    log.warning("%s: the rest of the file cannot be read (%s)", self._path, error.strerror)
-                    return
-                packets = container.demux(stream)
-                continue
-            failures = 0
-            yield packet
+    def _packets(
+        self, container: InputContainer, stream: av.VideoStream, shift: Fraction
+    ) -> Iterator[av.Packet[av.VideoStream]]:
+        """Yield the video's packets, timed, and at the end the empty one that flushes the decoder; fill the index."""
+        demuxer = FileDemuxer(container, stream, shift=shift)
 
-    def _timeline(self) -> Timeline:
-        base = self._info.time_base
-        rate = self._info.average_rate or Fraction(25)
-        return Timeline(step=1 / (rate * base), jump=int(_CLOCK_RESTART_S / base) or 1, first=self._origin)
+        def damaged() -> None:
+            self._corrupt += 1
+
+        for packet in demuxer.packets(damaged, self._closed):
+            if packet.stream_index != stream.index:
+                continue
+            if packet.is_keyframe and packet.pts is not None:
+                position = None if packet.pos is None or packet.pos < 0 else packet.pos
+                moved = demuxer.shift_of(stream)
+                raw = packet.pts - round(moved / self._info.time_base)
+                self.index.add(KeyFrame(packet.pts, raw, position, moved))
+            yield packet
+        if not self._closed.is_set():
+            self._corrupt += _cut_off(stream, self._path)
 
     @contextmanager
     def _container(self) -> Iterator[InputContainer]:
@@ -219,7 +232,7 @@ class FileSource(Source):
             stream.thread_type = "AUTO"
             if self._paced:
                 stream.codec_context.thread_count = 1 if stream.codec_context.is_hwaccel else _PACED_THREADS
-        elif not _seek(container, _video_of(container, self._path), self._origin):
+        elif not seek(container, _video_of(container, self._path), self._beginning):
             raise SourceError(f"{self._path} cannot be read again from its beginning")
         try:
             yield container
@@ -256,7 +269,8 @@ class FileSource(Source):
     def _probe(self, container: InputContainer) -> None:
         """Fill `info` from the headers and the first frame, which also proves that the file can be decoded."""
         stream = _video_of(container, self._path)
-        first = next(self._decode(container, stream), None)
+        self._jumps = clock_may_jump(container)
+        first = next(self._decode(FileDemuxer(container, stream).packets_of(stream)), None)
         self._corrupt = 0
         if first is None and container.format.name == "image2":  # FFmpeg's last resort, which goes by the name
             raise SourceError(f"{self._path} cannot be read as an image: it is damaged or no image at all")
@@ -274,7 +288,10 @@ class FileSource(Source):
             duration_s = float(stream.duration * base)
         elif container.duration:
             duration_s = container.duration / av.time_base
-        self._origin = next((t for t in (stream.start_time, first.pts) if t is not None), 0)
+        origin = _origin(stream.start_time, first.pts, base)
+        self._beginning = KeyFrame(origin, origin, None, Fraction(0))
+        self.index = FileIndex(self._path, base, origin)
+        """The key frames that have been read so far."""
         # Where frames carry no timestamps they are counted from the beginning, so decoding must start there.
         self._seekable = first.pts is not None
         self._info = SourceInfo(
@@ -334,13 +351,26 @@ def _cut_off(stream: av.VideoStream, path: Path) -> int:
     return sum(1 for _ in behind)
 
 
-def _seek(container: InputContainer, stream: av.VideoStream, pts: int) -> bool:
-    """Go to about the key frame before `pts`; False where the container cannot."""
-    try:
-        container.seek(pts, stream=stream, backward=True)
-    except av.error.FFmpegError:
-        return False
-    return True
+def _from_key_frame(
+    packets: Iterable[av.Packet[av.VideoStream]], first_pts: int
+) -> Iterator[av.Packet[av.VideoStream]]:
+    """Leave out what is before the last key frame at or before `first_pts`.
+
+    Where the clock may jump, timestamps do not tell where in the file a time is: all of it has to be read up to there.
+    """
+    held: list[av.Packet[av.VideoStream]] = []
+    size = 0
+    packets = iter(packets)
+    for packet in packets:
+        time = packet.pts if packet.dts is None else packet.dts
+        if packet.is_keyframe and packet.pts is not None and packet.pts <= first_pts:
+            held, size = [], 0
+        held.append(packet)
+        size += packet.size
+        if size > _MOST_HELD_BYTES or not packet.size or (time is not None and time >= first_pts):
+            break
+    yield from held
+    yield from packets
 
 
 def _is_at_or_before(frame: av.VideoFrame | None, pts: int | None) -> bool:
@@ -350,3 +380,10 @@ def _is_at_or_before(frame: av.VideoFrame | None, pts: int | None) -> bool:
 def _units(seconds: float, base: Fraction, origin: int) -> int:
     """The first timestamp at or after `seconds` from the beginning of the video."""
     return origin + math.ceil(Fraction(seconds).limit_denominator(1_000_000) / base)
+
+
+def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
+    """The timestamp at which the video begins: the container's, unless its first frame contradicts it."""
+    if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):
+        return first if first is not None else start_time or 0
+    return start_time

@@ -1,53 +1,206 @@
-"""Turns a decoder's timestamps into ones that are never missing and grow strictly.
+"""Puts the timestamps of files on one clock that grows: first a packet's, then a decoded frame's.
 
 Pure integer arithmetic: knows nothing of files or decoders.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from fractions import Fraction
+
+_FALL_S = 1  # a stream that falls back by more has jumped; less is a careless muxer
+_JUMP_S = 10  # FFmpeg's own limit for formats whose clocks may jump
+_GAP_S = 24 * 3600  # in other formats a gap may be real, such as of a recorder that keeps only motion
+_APART_S = 3600  # presentation and decoding are never further apart; a few frames are usual
+_MOST_SHIFTS = 64
+_LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 64 bits
+
+
+class InputClock:
+    """Closes the jumps of an input's clock, by the same shift for all of its streams.
+
+    - A jump is a fall of more than 1 s, or an advance of more than 10 s (a day where the format's clock cannot jump).
+    - The first stream that jumps goes on where it was; the clock is shifted by that much.
+    - Each other stream takes the same shift when it jumps as well, so that sound stays with the video. Packets from
+      before the jump that are stored after it keep the old shift.
+    - A stream that was silent for a while, and is where the others are, has not jumped.
+    - The time of a packet that is far from both its neighbours is wrong, and taken for missing.
+
+    Args:
+        jumps: whether the format is one whose clock may jump, such as MPEG-TS.
+        shift: seconds to begin with, where reading begins behind a jump.
+    """
+
+    def __init__(self, *, jumps: bool, shift: Fraction = Fraction(0)) -> None:
+        self.jumps = jumps
+        self.shifts: deque[tuple[int, Fraction]] = deque([(0, shift)], _MOST_SHIFTS)  # number and seconds, newest last
+        self.streams: list[StreamClock] = []
+
+    def stream(self, base: Fraction, step: Fraction | None = None) -> StreamClock:
+        """Add a stream.
+
+        Args:
+            base: seconds of one unit of its timestamps.
+            step: seconds from one packet to the next, where packets have no duration; None for one unit.
+
+        Raises:
+            ValueError: if one of them is not more than 0.
+        """
+        stream = StreamClock(self, base, base if step is None else step)
+        self.streams.append(stream)
+        return stream
+
+
+class StreamClock:
+    """One stream of an `InputClock`; made by `InputClock.stream`. Packets come in the order in which they are stored.
+
+    Attributes:
+        shift: units that the last packet was moved by.
+    """
+
+    __slots__ = (
+        "_apart",
+        "_base",
+        "_end",
+        "_fall",
+        "_input",
+        "_jump",
+        "_near",
+        "_number",
+        "_reordered",
+        "_step",
+        "shift",
+    )
+
+    def __init__(self, clock: InputClock, base: Fraction, step: Fraction) -> None:
+        if base <= 0 or step <= 0:
+            raise ValueError(f"a time base and a step are more than 0, not {base} and {step}")
+        self._input = clock
+        self._base = base
+        self._step = max(1, round(step / base))
+        self._fall = max(1, int(_FALL_S / base))
+        self._reordered = max(16, int(_JUMP_S / base))  # of packets that only have a time of presentation
+        self._jump = max(1, int((_JUMP_S if clock.jumps else _GAP_S) / base))
+        self._near = max(1, int(_JUMP_S / base))
+        self._apart = max(16, int(_APART_S / base))
+        self._number, shift = clock.shifts[0]
+        self.shift = round(shift / base)
+        self._end: int | None = None  # of the latest packet, placed
+
+    @property
+    def end_s(self) -> Fraction | None:
+        """Seconds at which the latest packet ends; None before the first."""
+        return None if self._end is None else self._end * self._base
+
+    def place(
+        self, pts: int | None, dts: int | None, duration: int | None, following: int | None = None
+    ) -> tuple[int | None, int | None]:
+        """The times of presentation and decoding of the next packet on the input's clock.
+
+        Args:
+            pts: its time of presentation in units, or None. Any value is allowed.
+            dts: its time of decoding, likewise.
+            duration: for how long it lasts, likewise.
+            following: the time of the stream's packet after this one, likewise.
+
+        Returns:
+            The two times in units; None where the packet has none, or one that cannot be true.
+        """
+        pts, dts = _plausible(pts), _plausible(dts)
+        time = pts if dts is None else dts
+        if time is None:
+            return None, None
+        ends = self._ends_of_others() if self._end is None and self._input.jumps else []
+        if ends and all(abs((time + self.shift) * self._base - end) > _JUMP_S for end in ends):
+            self._end = round(max(ends) / self._base)  # it begins far from where the others are
+        if self._end is not None:
+            ahead = time + self.shift - self._end
+            fall = self._reordered if dts is None else self._fall
+            if not -fall <= ahead <= self._near:
+                following = _plausible(following)
+                if following is not None and -fall <= following + self.shift - self._end <= self._near:
+                    self._end += self._step
+                    return None, None  # a wrong time of this packet alone
+                if not -fall <= ahead <= self._jump:
+                    self._follow(time, ahead)
+        placed = time + self.shift
+        if _plausible(placed) is None:  # by many small advances
+            return None, None
+        if duration is not None and 0 < duration <= self._reordered:
+            self._step = duration
+        end = placed + self._step
+        self._end = end if self._end is None else max(self._end, end)
+        if pts is not None and abs(pts - time) > self._apart:
+            pts = None
+        return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
+
+    def _follow(self, time: int, ahead: int) -> None:
+        """Choose the shift of a packet that has jumped."""
+        assert self._end is not None
+        others = self._ends_of_others()
+        if ahead > 0 and any(abs((time + self.shift) * self._base - end) <= _JUMP_S for end in others):
+            self._end = None  # a pause of this stream alone
+            return
+        self._number, self.shift = self._known_shift(time) or self._new_shift(time)
+        self._end = None
+
+    def _ends_of_others(self) -> list[Fraction]:
+        return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
+
+    def _known_shift(self, time: int) -> tuple[int, int] | None:
+        """The shift of another stream that has jumped already and with which this one goes on, if there is one."""
+        assert self._end is not None
+        best: tuple[int, int, int] | None = None
+        for number, seconds in self._input.shifts:
+            shift = round(seconds / self._base)
+            off = abs(time + shift - self._end)
+            if number > self._number and off <= self._near and (best is None or off < best[0]):
+                best = off, number, shift
+        return best and best[1:]
+
+    def _new_shift(self, time: int) -> tuple[int, int]:
+        assert self._end is not None
+        shift, number = self._end - time, self._input.shifts[-1][0] + 1
+        self._input.shifts.append((number, shift * self._base))
+        return number, shift
+
+
+def _plausible(time: int | None) -> int | None:
+    return time if time is not None and -_LIMIT < time < _LIMIT else None
 
 
 class Timeline:
-    """Places frames on one growing clock and leaves every timestamp alone that is already right.
+    """Places decoded frames in time and leaves every timestamp alone that is already right.
 
     - A missing timestamp is interpolated from the last known one at the nominal rate, without accumulating rounding.
-    - A timestamp that repeats or falls back a little becomes the last one plus 1.
-    - A fall of `jump` units or more is a clock that began again (joined recordings, a wrapped counter): it and all
-      that follow are moved on by the same amount, so that intervals stay exact.
+    - A timestamp that repeats or falls back becomes the last one plus 1.
 
     Args:
         step: nominal units from one frame to the next, more than 0.
-        jump: how far a timestamp must fall back, in units, to count as a clock that began again.
         first: timestamp of the first frame should it have none.
     """
 
-    __slots__ = ("_anchor", "_jump", "_last", "_missing", "_shift", "_step")
+    __slots__ = ("_anchor", "_last", "_missing", "_step")
 
-    def __init__(self, step: Fraction, jump: int, first: int = 0) -> None:
+    def __init__(self, step: Fraction, first: int = 0) -> None:
+        if step <= 0:
+            raise ValueError(f"a step is more than 0, not {step}")
         self._step = step
-        self._jump = jump
         self._anchor = first  # what missing timestamps are counted from
         self._missing = 0
         self._last: int | None = None
-        self._shift = 0
 
     def place(self, pts: int | None) -> int:
         """Return the timestamp of the next frame, whose own is `pts` units or None."""
         last = self._last
         if pts is None:
             placed = self._anchor + round(self._missing * self._step)
-            if last is not None:
-                placed = max(placed, last + 1)
             self._missing += 1
         else:
-            placed = pts + self._shift
-            if last is not None and placed <= last:
-                if last - placed >= self._jump:
-                    self._shift = last + max(1, round(self._step)) - pts
-                    placed = pts + self._shift
-                else:
-                    placed = last + 1
-            self._anchor, self._missing = placed, 1
+            placed, self._missing = pts, 1
+        if last is not None:
+            placed = max(placed, last + 1)
+        if pts is not None:
+            self._anchor = placed
         self._last = placed
         return placed

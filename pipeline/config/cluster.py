@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from saccade.distribution import install_command
-from saccade.pipeline.settings import FileText, NullIsUnset, Text, setting
+from saccade.pipeline.settings import FileText, Text, setting
 
 
-class ClusterSettings(NullIsUnset):
+class ClusterSettings(BaseModel):
     """Where workers run that are not on this machine alone."""
 
     ray: Text | None = setting(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import field_validator
+from pydantic import BaseModel, field_validator
 
-from saccade.pipeline.settings import FileText, NullIsUnset, Text, setting
+from saccade.pipeline.settings import FileText, Text, setting
 
 
-class HttpSettings(NullIsUnset):
+class HttpSettings(BaseModel):
     """Where other programs may ask, and who may."""
 
     http: Text | None = setting(

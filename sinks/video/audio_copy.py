@@ -7,50 +7,66 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import av
 import av.error
 from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 
+from saccade.sinks.video.muxer import Muxer
+from saccade.sources.demux import FileDemuxer
+from saccade.sources.video_stream import NoVideoError, choose_video
+
 log = logging.getLogger(__name__)
 
 # What both MP4 and browsers accept. Other codecs would make a file that some players refuse as a whole.
 _COPYABLE = frozenset({"aac", "mp3", "opus", "flac", "alac", "ac3", "eac3"})
+_OVERLAP_S = Fraction(1, 10)  # less is moved on, as a careless muxer writes it
+_WORTH_SAYING_S = Fraction(1, 20)
+
+
+@dataclass(slots=True)
+class _Sound:
+    """A packet with its time and length in seconds, on the clock of the file it comes from."""
+
+    packet: av.Packet[Any]
+    time_s: Fraction
+    lasts_s: Fraction
 
 
 class AudioCopy:
     """The first audio stream of a file on its way into an MP4; created by `open`."""
 
-    def __init__(self, source: InputContainer, target: OutputContainer, start_s: Fraction, shift_s: Fraction) -> None:
+    def __init__(self, path: Path, source: InputContainer, target: OutputContainer, muxer: Muxer) -> None:
+        self._path = path
         self._source = source
-        self._target = target
+        self._muxer = muxer
         self._input = source.streams.audio[0]
         self._output = target.add_stream_from_template(self._input)
         # AAC from MPEG-TS has a header in every packet; in an MP4 there is one for all.
         bare = self._input.codec_context.name == "aac" and not self._input.codec_context.extradata
         self._filter = BitStreamFilterContext("aac_adtstoasc", self._input) if bare else None
-        self._start_s = start_s
-        self._shift_s = shift_s
-        self._packets = self._read()
-        self._next = next(self._packets, None)
+        self._end_s: Fraction | None = None  # of what is copied
+        self._left_out_s = Fraction(0)
+        self._sounds = self._read()
+        self._next = next(self._sounds, None)
 
     @classmethod
-    def open(cls, path: Path | None, target: OutputContainer, *, start_s: Fraction, shift_s: Fraction) -> Self | None:
+    def open(cls, path: Path | None, target: OutputContainer, muxer: Muxer) -> Self | None:
         """Add the audio of `path` to `target` before anything is written there.
 
         Args:
             path: file with the audio.
             target: MP4 that has its video stream already.
-            start_s: audio before this time in seconds is left out.
-            shift_s: seconds to take off every timestamp, as was done with the video's.
+            muxer: writes into `target`.
 
         Returns:
-            The copy, driven by `copy_until`; None where there is no audio, or, with a warning, none that an MP4
-            can hold.
+            The copy, driven by `skip_until` and `copy_until`; None where there is no audio, or, with a warning, none
+            that an MP4 can hold.
         """
         if path is None:
             return None
@@ -61,38 +77,79 @@ class AudioCopy:
             return None
         codec = source.streams.audio[0].codec_context.name if source.streams.audio else None
         if codec in _COPYABLE:
-            return cls(source, target, start_s, shift_s)
+            return cls(path, source, target, muxer)
         if codec is not None:
             log.warning("no audio: %s is %s, which an MP4 for browsers cannot hold", path, codec)
         source.close()
         return None
 
-    def copy_until(self, time_s: Fraction) -> None:
-        """Copy all audio that begins before `time_s`, in seconds on the source's clock."""
-        while self._next is not None and self._time_of(self._next) < time_s:
-            packet = self._next
-            shift = round(self._shift_s / packet.time_base)
-            assert packet.pts is not None
-            packet.pts -= shift
-            packet.dts = packet.pts  # audio is never reordered
-            for ready in self._filter.filter(packet) if self._filter is not None else (packet,):
-                ready.stream = self._output
-                self._target.mux(ready)
-            self._next = next(self._packets, None)
+    def skip_until(self, time_s: Fraction, *, wanted: bool) -> None:
+        """Leave out all audio that begins before a time, in seconds on the source's clock.
+
+        Args:
+            time_s: the time.
+            wanted: whether nobody has asked for that, so that it has to be said.
+        """
+        while self._next is not None and self._next.time_s < time_s:
+            if wanted:
+                self._left_out_s += self._next.lasts_s
+            self._next = next(self._sounds, None)
+
+    def copy_until(self, time_s: Fraction, shift_s: Fraction) -> None:
+        """Copy all audio that begins before a time.
+
+        Args:
+            time_s: the time, in seconds on the source's clock.
+            shift_s: seconds to take off every timestamp, as is done with the video's.
+        """
+        while (sound := self._next) is not None and sound.time_s < time_s:
+            self._next = next(self._sounds, None)
+            over = self._end_s is not None and sound.time_s < self._end_s - _OVERLAP_S
+            if over or not self._mux(sound, shift_s):
+                self._left_out_s += sound.lasts_s
+            elif self._end_s is None or sound.time_s + sound.lasts_s > self._end_s:
+                self._end_s = sound.time_s + sound.lasts_s
 
     def close(self) -> None:
-        """Close the file the audio comes from."""
+        """Close the file the audio comes from, and say how much of it was left out, if any was."""
         self._source.close()
+        if self._next is not None and self._end_s is None and not self._left_out_s:
+            log.warning("%s: none of its sound is at the time of the video", self._path)
+            self._next = None
+        if self._left_out_s >= _WORTH_SAYING_S:
+            log.warning(
+                "%s: %.2f s of its sound were left out: they had no place beside the video",
+                self._path,
+                self._left_out_s,
+            )
+            self._left_out_s = Fraction(0)
 
-    def _read(self) -> Iterator[av.Packet[av.AudioStream]]:
-        """Yield the packets from `start_s` on; the encoder's priming before it, if any, is left out as well."""
+    def _mux(self, sound: _Sound, shift_s: Fraction) -> bool:
+        packet = sound.packet
+        packet.pts = packet.dts = round((sound.time_s - shift_s) / packet.time_base)  # audio is never reordered
         try:
-            for packet in self._source.demux(self._input):
-                if packet.pts is not None and packet.size and self._time_of(packet) >= self._start_s:
-                    yield packet
-        except av.error.FFmpegError as error:
-            log.warning("the rest of the audio cannot be read (%s)", error.strerror)
+            ready = self._filter.filter(packet) if self._filter is not None else [packet]
+        except av.error.FFmpegError:
+            return False
+        written = [self._muxer.mux(one, self._output) for one in ready]
+        return all(written)
 
-    @staticmethod
-    def _time_of(packet: av.Packet[av.AudioStream]) -> Fraction:
-        return Fraction(packet.pts or 0) * packet.time_base
+    def _read(self) -> Iterator[_Sound]:
+        """Yield the packets; one without a time comes right after the one before it."""
+        # The video is read as well: both are on one clock, see `InputClock`.
+        demuxer = FileDemuxer(self._source, _video_beside(self._source))
+        end_s = Fraction(0)
+        for packet in demuxer.packets():
+            if packet.stream_index == self._input.index and packet.size:
+                base = packet.time_base
+                time_s = end_s if packet.pts is None else packet.pts * base
+                lasts_s = max(0, packet.duration or 0) * base
+                end_s = time_s + lasts_s
+                yield _Sound(packet, time_s, lasts_s)
+
+
+def _video_beside(container: InputContainer) -> av.VideoStream | None:
+    try:
+        return choose_video(container)
+    except NoVideoError:
+        return None

@@ -23,6 +23,8 @@ from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from saccade.sinks.base import SinkError
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.video.audio_copy import AudioCopy
+from saccade.sinks.video.muxer import Muxer
+from saccade.sinks.video.packet_times import LONGEST_UNITS
 from saccade.sinks.video.part_file import SUFFIX, PartFile
 from saccade.sources.frame import Frame, RgbImage
 
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 _GOP_S = 2  # between key frames, in seconds; a kill costs at most that
 _FIRST_AT_MOST_S = 1  # a first frame later than this (a live stream, a start in the middle) is moved to 0
 DEFAULT_RATE = Fraction(25)
-_LONGEST_UNITS = 2**31 - 2  # the longest time that an MP4 can show a frame
+_FINEST = 1_000_000  # units a second: with finer ones an MP4 could show a frame for seconds only
 _LONGEST_SIDE = 16_384  # of x264
 _LARGEST_AREA = 2**28  # of FFmpeg, which adds 128 to each side
 _CRF = "23"
@@ -58,20 +60,26 @@ class Mp4Writer:
         self._height = first.height + first.height % 2
         early = 0 <= first.pts * self._base < _FIRST_AT_MOST_S
         self._shift = 0 if early and not from_zero else first.pts
+        self._unit = Fraction(1, _timescale(self._base))  # of the file
         self._step = max(1, round(1 / (rate * self._base)))  # how long the newest frame is shown, as an estimate
         self._last_pts: int | None = None
+        self._last_unit: int | None = None  # that frame's time in the file
         self._held: av.Packet[av.VideoStream] | None = None  # the newest: the next one gives its duration
         self._key_pts = first.pts
         self._unfinished = 0
-        self._longest = int(_LONGEST_UNITS / _timescale(self._base) / self._base)
+        self._longest = max(1, int((LONGEST_UNITS - 1) * self._unit / self._base))
         self._reformatter = VideoReformatter()
         self._file = PartFile(path)
         try:
-            self._container = _open_mp4(self._file, self._base)
+            self._container = open_mp4(self._file, self._unit.denominator)
+            self._muxer = Muxer(self._container)
             self._video = self._add_video(rate)
-            self._audio = AudioCopy.open(
-                audio_from, self._container, start_s=first.pts * self._base, shift_s=self._shift * self._base
-            )
+            self._audio = AudioCopy.open(audio_from, self._container, self._muxer)
+            if self._audio is not None:
+                # Sound from before a file's first frame is kept where the clock is, and left out where that is moved.
+                whole = first.capture_clock == "file" and first.captured_at <= 0
+                start = self._shift if whole else first.pts
+                self._audio.skip_until(start * self._base, wanted=whole)
         except BaseException:
             self._file.give_up()
             raise
@@ -94,6 +102,9 @@ class Mp4Writer:
         """Encode `image` at the time of `frame`, after the audio up to then."""
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
             log.warning("%s: a gap of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
+            if self._audio is not None:
+                self._audio.copy_until((frame.pts - too_long) * self._base, self._shift * self._base)
+                self._audio.skip_until(frame.pts * self._base, wanted=True)
             self._shift += too_long
         encoded = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(self._fit(image), format="rgb24"),
@@ -101,8 +112,11 @@ class Mp4Writer:
             dst_colorspace=Colorspace.ITU709,
             dst_color_range=ColorRange.MPEG,
         )
-        encoded.pts = frame.pts - self._shift
-        encoded.time_base = self._base
+        unit = round((frame.pts - self._shift) * self._base / self._unit)
+        if self._last_unit is not None:
+            unit = max(unit, self._last_unit + 1)
+        encoded.pts = self._last_unit = unit
+        encoded.time_base = self._unit
         encoded.pict_type = PictureType.NONE
         if self._last_pts is None or (frame.pts - self._key_pts) * self._base >= _GOP_S:
             encoded.pict_type = PictureType.I
@@ -111,7 +125,7 @@ class Mp4Writer:
             self._step = frame.pts - self._last_pts
         self._last_pts = frame.pts
         if self._audio is not None:
-            self._audio.copy_until(frame.pts * self._base)
+            self._audio.copy_until(frame.pts * self._base, self._shift * self._base)
         self._mux(encoded)
         self._unfinished += 1
 
@@ -126,9 +140,9 @@ class Mp4Writer:
                 if until_pts is not None:
                     self._step = until_pts - self._last_pts
                 if self._audio is not None:
-                    self._audio.copy_until((self._last_pts + self._step) * self._base)
+                    self._audio.copy_until((self._last_pts + self._step) * self._base, self._shift * self._base)
             self._mux(None)
-            self._release(self._step)
+            self._release(round(self._step * self._base / self._unit))
             self._file.begin_end()
             self._container.close()
         except BaseException:
@@ -158,9 +172,9 @@ class Mp4Writer:
             options={"preset": "veryfast", "tune": "zerolatency", "crf": _CRF, "forced-idr": "1"},
         )
         video.width, video.height, video.pix_fmt = self._width, self._height, "yuv420p"
-        video.time_base = self._base
+        video.time_base = self._unit
         context = video.codec_context
-        context.time_base = self._base
+        context.time_base = self._unit
         context.sample_aspect_ratio = self._pixel_aspect
         context.gop_size = 2**16  # key frames are requested by time, see add(); x264 adds one at a cut
         context.thread_count = _THREADS
@@ -181,7 +195,7 @@ class Mp4Writer:
             self._held.duration = duration
             held, self._held = self._held, None
             ends_fragment = held.is_keyframe
-            self._container.mux(held)
+            self._muxer.mux(held, self._video)
             if ends_fragment:
                 self._unfinished = 1
                 self._file.publish()
@@ -220,20 +234,20 @@ def _timescale(base: Fraction) -> int:
     """Units a second of the file's clocks.
 
     They are the source's own, so that its timestamps stay the same integers; coarse ones are made finer, since players
-    expect less than a millisecond.
+    expect less than a millisecond, and the finest ones coarser.
     """
     timescale = base.denominator
     while timescale < 1000:
         timescale *= 10
-    return timescale
+    return min(timescale, _FINEST)
 
 
 def _plain(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == SUFFIX else path
 
 
-def _open_mp4(file: PartFile, base: Fraction) -> OutputContainer:
-    timescale = _timescale(base)
+def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
+    """A container for an MP4 that can be played while it is written, with clocks of so many units a second."""
     options = {
         # hybrid_fragmented + flush_packets: readable up to the last full fragment after kill -9, and an ordinary MP4
         # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.

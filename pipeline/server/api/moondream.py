@@ -23,20 +23,19 @@ from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from saccade.engine.results import Result, Text
 from saccade.engine.tasks import Caption, Detect, Point, Query
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.images import decode_image
 from saccade.pipeline.server.api.server_sent_events import EventStream
-from saccade.pipeline.settings import NullIsUnset
 from saccade.sources.http.auth import refusal
 
 MAX_TOKENS = 768
 
 
-class _Settings(NullIsUnset):
+class _Settings(BaseModel):
     """How to answer; what a client sends besides is of no concern here."""
 
     max_objects: int = Field(50, ge=1, le=1000)
@@ -46,7 +45,7 @@ class _Settings(NullIsUnset):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class _Asked(NullIsUnset):
+class _Asked(BaseModel):
     settings: _Settings | None = None
     stream: bool = False
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Text
@@ -29,23 +29,22 @@ from saccade.pipeline.server.api.box_schema import BoxSchema
 from saccade.pipeline.server.api.choice_schema import ChoiceSchema
 from saccade.pipeline.server.api.images import MAX_IMAGES, contact_sheet, decode_image
 from saccade.pipeline.server.api.server_sent_events import EventStream
-from saccade.pipeline.settings import NullIsUnset
 from saccade.sources.frame import RgbImage
 from saccade.sources.http.auth import refusal
 
 MAX_TOKENS = 768
 
 
-class _TextPart(NullIsUnset):
+class _TextPart(BaseModel):
     type: Literal["text"]
     text: str
 
 
-class _Url(NullIsUnset):
+class _Url(BaseModel):
     url: str
 
 
-class _ImagePart(NullIsUnset):
+class _ImagePart(BaseModel):
     type: Literal["image_url"]
     image_url: _Url
 
@@ -60,7 +59,7 @@ _Part = Annotated[
 ]
 
 
-class _Message(NullIsUnset):
+class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part] | None = None
 
@@ -75,20 +74,20 @@ class _Message(NullIsUnset):
         return [part.image_url.url for part in parts if part.type == "image_url"]
 
 
-class _Schema(NullIsUnset):
+class _Schema(BaseModel):
     schema_: dict[str, Any] = Field({}, alias="schema")
 
 
-class _Format(NullIsUnset):
+class _Format(BaseModel):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: _Schema | None = None
 
 
-class _StreamOptions(NullIsUnset):
+class _StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _Chat(NullIsUnset):
+class _Chat(BaseModel):
     """A request; what changes nothing here, such as `user`, is of no concern."""
 
     messages: list[_Message] = Field(min_length=1, max_length=256)

@@ -164,9 +164,9 @@ def test_audio_is_copied_packet_for_packet(make_clip: MakeClip, tmp_path: Path, 
     before, after = audio_packets(path), audio_packets(tmp_path / "out.mp4")
     shift = stamps[0] if stamps[0] >= 1 else 0
     assert frame_times(tmp_path / "out.mp4") == [t - shift for t in stamps]
-    # At the edges, packets before the first frame and after the last are left out.
+    # Packets after the last frame are left out, and those before the first where the clock is moved.
     assert len(before) - 3 <= len(after) <= len(before)
-    offset = sum(t < stamps[0] for t, _ in before)
+    offset = sum(t < shift for t, _ in before)
     kept = before[offset : offset + len(after)]
     assert [size for _, size in after] == [size for _, size in kept]
     assert [t for t, _ in after] == pytest.approx([t - float(shift) for t, _ in kept], abs=0.002)
