@@ -150,10 +150,7 @@ def run_block(block: Block, namespace: dict[str, Any], monkeypatch: pytest.Monke
             for words in commands_of(block):
                 run_command(words, monkeypatch)
         case "yaml" if block.title in OF_OTHERS:
-            text = yaml.safe_dump(yaml.safe_load(block.text))
-            topics = Topics("saccade")
-            known = {topics.count("hall", "person"), topics.stream_available("hall"), topics.events}
-            assert set(re.findall(r"saccade/\S+", text)) <= known
+            check_home_assistant(block)
         case "yaml":
             Path(block.title).write_text(block.text)
             load(Path(block.title), {}, source="street.mp4")
@@ -177,6 +174,34 @@ def run_block(block: Block, namespace: dict[str, Any], monkeypatch: pytest.Monke
             pass  # a drawing
         case language:
             pytest.fail(f"nothing runs blocks of '{language}'")
+
+
+def check_home_assistant(block: Block) -> None:
+    """Every topic and entity in a file of Home Assistant is one that the command beside it makes."""
+    topics, named, entities = Topics("saccade"), list[str](), list[str]()
+
+    def walk(value: Any, key: str = "") -> None:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                walk(one, name)
+        elif isinstance(value, list):
+            for one in value:
+                walk(one, key)
+        elif key == "topic" or key.endswith("_topic"):
+            named.append(value)
+        elif key in ("entity_id", "entities", "camera_entity"):
+            entities.append(value)
+
+    walk(yaml.safe_load(block.text))
+    known = {topics.count("hall", "person"), topics.stream_available("hall"), topics.events}
+    assert set(named) <= known
+    assert entities
+    assert set(entities) <= {"binary_sensor.hall_visitor", "camera.hall"}
+    if block.title == "configuration.yaml":
+        assert topics.count("hall", "person") in named
+        assert topics.stream_available("hall") in named
+    page = block.path.read_text(encoding="utf-8")
+    assert re.search(r'--name hall --rule "visitor=', page)
 
 
 # ---- Python

@@ -176,10 +176,15 @@ def test_streams_of_a_killed_actor_are_back_soon(running: Running) -> None:
     away_s = running.until(lambda streams: any(one["state"] == "waiting" for one in streams.values()))
     lost = {name for name, one in running.streams().items() if one["state"] == "waiting"}
     running.away_s.append(away_s + running.until(all_have_frames))
+    mine = {name for name, one in before.items() if one["stream"] in lost}
+    assert {before[name]["stream"] for name in mine} == lost != set()
+    running.until(lambda _: {one["stream"] for one in running.empty().values()} == NAMES)
     if running.away_s[0] < RESUME_S - 2:  # their events go on, stored where they began
-        mine = {name for name, one in before.items() if one["stream"] in lost}
         running.until(lambda _: all(running.empty()[name]["type"] == "update" for name in mine))
-        assert mine
+    else:  # on a slow machine: they have ended, and others have begun
+        running.until(lambda _: not running.empty().keys() & mine)
+    assert running.empty().keys() >= before.keys() - mine  # those of the other worker never stopped
+    assert len(running.empty()) == len(NAMES)
 
 
 def test_no_stream_notices_that_the_supervisor_is_killed(running: Running) -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from saccade.engine.results import Box, Detections, Points, Result, Spot
-from saccade.pipeline.runtime.stats import BUCKETS_MS, Stats
+from saccade.engine.results import Box, Detections, Points, Result, Spot, Timings
+from saccade.pipeline.runtime.stats import BUCKETS_MS, Stats, latency_of
 from saccade.sinks import Latency
 from saccade.sources import CaptureClock, Frame
 
@@ -83,3 +84,15 @@ def test_what_was_long_ago_is_not_now(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stats.report({}, 0, {}).recent.fps == pytest.approx(5)
     clock[0] += 4
     assert stats.report({}, 0, {}).recent.fps == 0
+
+
+def test_each_part_of_a_latency_is_where_it_was_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = Frame(
+        np.zeros((2, 2, 3), np.uint8), "door", 0, 0, Fraction(1, 10), 0.0, "file", decoded_at=10.0, decode_ms=5.0
+    )
+    timings = Timings(queue_ms=3.0, prefill_ms=20.0, decode_ms=7.0)
+    result = Result(Detections((), 2, 2), Points((), 2, 2), timings=timings)
+    monkeypatch.setattr(time, "monotonic", lambda: 10.1)
+    found = latency_of(frame, 10.02, result, track_ms=4.0)
+    expected = Latency(decode=5.0, queue=23.0, prefill=20.0, decode_tokens=7.0, track=4.0, total=105.0)
+    assert asdict(found) == pytest.approx(asdict(expected))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.sax.saxutils import escape
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from saccade.sources import LiveError, SourceError, open_source, redact
 from saccade.sources.onvif import OnvifAddress, Profile, best_profile, discover, read_profiles
 from saccade.sources.onvif.discovery import parse_matches
 from tests.sources.rtsp.test_faults import numbers, take
-from tests.support.cameras.onvif_device import answering_probes, onvif_device
+from tests.support.cameras.onvif_device import MATCH, answering_probes, onvif_device
 from tests.support.cameras.scripted import Packetizer, ScriptedCamera, coded_frames
 
 pytest.importorskip("onvif")
@@ -22,10 +24,43 @@ def test_devices_that_answer_a_probe_are_found() -> None:
     assert (device.host, device.port, device.name, device.hardware) == ("127.0.0.1", 8899, "Front Door", "IPC-1")
 
 
-@given(st.binary(max_size=200))
-def test_no_answer_raises(data: bytes) -> None:
-    assert parse_matches(data, "127.0.0.1") == []
-    assert parse_matches(b"<!DOCTYPE x>" + data, "127.0.0.1") == []
+ANSWER = MATCH.replace("{port}", "8899").encode()
+
+
+@st.composite
+def damaged_answers(draw: st.DrawFn) -> bytes:
+    """A good answer with a part replaced: bytes anywhere, or the text of an element, so that it stays XML."""
+    if draw(st.booleans()):
+        begin = draw(st.integers(0, len(ANSWER)))
+        end = draw(st.integers(begin, min(len(ANSWER), begin + 40)))
+        return ANSWER[:begin] + draw(st.binary(max_size=40)) + ANSWER[end:]
+    address = st.one_of(
+        st.text(max_size=30),
+        st.builds("http://{}:{}/x".format, st.sampled_from(["127.0.0.1", "[::1]", "[::1", "", "a.b"]), st.integers()),
+        st.builds("{}://127.0.0.1{}".format, st.sampled_from(["https", "rtsp", ""]), st.text(max_size=10)),
+    )
+    texts = draw(st.lists(address, max_size=4)), draw(st.lists(st.text(max_size=90), max_size=4))
+    xaddrs, scopes = (escape(" ".join(one)) for one in texts)
+    text = ANSWER.decode().replace("http://127.0.0.1:8899/onvif/device_service", xaddrs)
+    return text.replace("onvif://www.onvif.org/name/Front%20Door", scopes).encode("utf-8", "surrogatepass")
+
+
+@given(damaged_answers())
+def test_no_answer_raises_and_what_is_found_could_be_a_device(data: bytes) -> None:
+    for device in parse_matches(data, "127.0.0.1"):
+        assert device.host
+        assert not set(device.host) & set(" /?#")
+        assert 0 < device.port < 65536
+        assert (device.name + device.hardware).isprintable()
+    assert parse_matches(data.replace(b"<e:Envelope", b"<!DOCTYPE x><e:Envelope"), "127.0.0.1") == [] or (
+        b"<e:Envelope" not in data
+    )
+
+
+def test_entities_are_not_expanded() -> None:
+    assert parse_matches(ANSWER, "127.0.0.1")
+    bomb = ANSWER.replace(b"<e:Envelope", b'<!DOCTYPE x [<!ENTITY a "aaaa">]><e:Envelope')
+    assert parse_matches(bomb, "127.0.0.1") == []
 
 
 def test_profiles_are_read_and_the_nearest_is_chosen() -> None:

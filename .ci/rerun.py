@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Runs the tests, and what failed once more by itself; says last which of them passed only then: `flaky: N`.
+
+    .ci/rerun.py FIRST COMMAND … -- SECOND COMMAND …
+
+Both commands run pytest in this folder. Exits with 0 if all that failed passed the second time. What is flaky is in
+out/flaky.txt as well.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+FAILED = Path(".pytest_cache/v/cache/lastfailed")
+REPORT = Path("out/flaky.txt")
+
+
+def failed() -> list[str]:
+    """The tests that pytest's last run has noted as failed."""
+    return sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
+
+
+def main(first: list[str], second: list[str]) -> int:
+    """Run both, report, and return the exit code."""
+    FAILED.unlink(missing_ok=True)
+    code = subprocess.run(first, check=False).returncode
+    before = failed()
+    after: list[str] = []
+    if code != 0 and before:
+        code = subprocess.run(second, check=False).returncode
+        after = failed() if code != 0 else []
+    flaky = [name for name in before if name not in after]
+    lines = [f"flaky: {len(flaky)}", *(f"  {name}" for name in flaky)]
+    if code != 0:
+        lines += [f"failed: {len(after)}", *(f"  {name}" for name in after)]
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text("\n".join(lines) + "\n")
+    print(REPORT.read_text(), end="", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    at = sys.argv.index("--")
+    sys.exit(main(sys.argv[1:at], sys.argv[at + 1 :]))
