@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.cuda.image_attention import ImageAttention
@@ -16,8 +15,6 @@ from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower
-
-_ALIGNED = 16  # values of a row of inputs that cuBLAS's fastest kernels take
 
 
 class _Layer:
@@ -40,36 +37,8 @@ def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
     return packed
 
 
-class _FusedMlp(nn.Module):
-    """An `Mlp` whose GELU is in its first product's kernel, 55 µs less for 8 images on an H200.
-
-    It shares the layers, and has 19 MB of Moondream 2 for `twice`.
-    """
-
-    def __init__(self, mlp: nn.Module) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = mlp.fc1, mlp.fc2
-        assert isinstance(self.fc1, nn.Linear)
-        whole, tiles = self.fc1.weight.detach().float().chunk(2, dim=1)
-        self._into = PackedLinear(self.fc1.weight, self.fc1.bias, Fp8.NONE)
-        self._into_twice = PackedLinear((whole + tiles).to(self.fc1.weight.dtype), self.fc1.bias, Fp8.NONE)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Mlp.forward`."""
-        return self._after(self._into, x)
-
-    def twice(self, x: torch.Tensor) -> torch.Tensor:
-        """The same of x beside itself, in half of the first product: 174 µs for 328 of 8 images on an H200."""
-        return self._after(self._into_twice, x)
-
-    def _after(self, into: PackedLinear, x: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.fc2, nn.Linear)
-        out: torch.Tensor = self.fc2(into.linear_gelu(x.reshape(-1, x.shape[-1])))
-        return out.view(*x.shape[:-1], -1)
-
-
 class PackedVision:
-    """A model's vision encoder. Its projection is replaced in place; in FP8 its blocks keep no other weights.
+    """A model's vision encoder. In FP8 its blocks keep no other weights.
 
     Args:
         model: one that `supports` accepts.
@@ -89,17 +58,11 @@ class PackedVision:
         widths = config.enc_dim, config.enc_ff_dim
         self._fp8 = model.fp8 and supports_fp8_gemm(model.device, config.n_tokens, *widths)
         with torch.no_grad():
-            self._projection = _FusedMlp(model.vision.proj_mlp)
-            model.vision.set_submodule("proj_mlp", self._projection)
-            # Of 588 values a patch cuBLAS takes its kernels of Ampere, 60 µs for 8 images on an H200.
-            patch = model.vision.patch_emb
-            self._patch_bias, width = patch.bias, patch.in_features
-            self._patch_weight = F.pad(patch.weight, (0, -width % _ALIGNED))
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """As `VisionTower.features`."""
-        x = (self._patches(crops) + self._tower.pos_emb).contiguous()
+        x = (self._tower.patches(crops) + self._tower.pos_emb).contiguous()
         count, tokens, dim = x.shape
         flat = x.view(-1, dim)
         before: torch.Tensor | None = None
@@ -118,17 +81,8 @@ class PackedVision:
         return add_layernorm(flat, before, last).view(count, tokens, dim)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """As `VisionTower.project`; of an image whose only crop is both, given as the same tensor, in less time."""
-        return self._projection.twice(whole) if tiles is whole else self._tower.project(whole, tiles)
-
-    def _patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """As `VisionTower.patches`, with zeros behind each patch's values."""
-        (n, channels, _, _), config = crops.shape, self._tower.config
-        grid, patch = config.grid, config.enc_patch_size
-        padded = crops.new_zeros(n, grid, grid, self._patch_weight.shape[1])
-        values = padded[..., : channels * patch * patch].unflatten(-1, (channels, patch, patch))
-        values.copy_(crops.view(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5))
-        return F.linear(padded.view(n, grid * grid, -1), self._patch_weight, self._patch_bias)
+        """As `VisionTower.project`."""
+        return self._tower.project(whole, tiles)
 
 
 def supports(model: Moondream) -> bool:

@@ -29,29 +29,3 @@ def fetch(source: torch.Tensor, out: torch.Tensor) -> None:
     """
     count = out.numel()
     _fetch_kernel[(triton.cdiv(count, _BLOCK),)](source, out, count, BLOCK=_BLOCK, num_warps=4)
-
-
-@triton.jit(do_not_specialize=["count"])  # else it is compiled for sizes of images that are divisible by 16 and others
-def _fetch_image_kernel(ticket, about, pixels, count, ABOUT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    source = tl.load(ticket + ABOUT, volatile=True).to(tl.pointer_type(tl.int64))
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < count
-    tl.store(pixels + i, tl.load(source + i, mask=inside, volatile=True), mask=inside)
-    if tl.program_id(0) == 0:
-        number = tl.arange(0, WIDTH)
-        known = tl.load(ticket + number, mask=number < ABOUT, volatile=True)
-        tl.store(about + number, known, mask=number < ABOUT)
-
-
-def fetch_image(ticket: torch.Tensor, about: torch.Tensor, pixels: torch.Tensor) -> None:
-    """Copy an image from pinned memory, and what is known of it.
-
-    Args:
-        ticket: (more than n,) int64 in pinned memory: what is known, and behind that the image's address.
-        about: (n,) int64.
-        pixels: uint8, a multiple of 8; so many bytes are read, wherever the image ends.
-    """
-    words, count = pixels.view(torch.int64), about.numel()
-    width = triton.next_power_of_2(count)
-    grid = (triton.cdiv(words.numel(), _BLOCK),)
-    _fetch_image_kernel[grid](ticket, about, words, words.numel(), ABOUT=count, WIDTH=width, BLOCK=_BLOCK, num_warps=4)

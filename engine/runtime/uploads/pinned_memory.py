@@ -75,10 +75,6 @@ class PinnedMemory:
         """Bytes of it."""
         return self._memory[start:end]
 
-    def address(self, part: PinnedPart) -> int:
-        """Where a part begins; of pinned memory also on the device."""
-        return self._memory.data_ptr() + part.start
-
     def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
         """The first bytes of a part."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)

@@ -33,7 +33,6 @@ def test_what_comes_in_order_lies_in_line() -> None:
     memory = PinnedMemory(1 << 12)
     parts = [memory.take(1000) for _ in range(4)]
     assert [part and part.start for part in parts] == [0, 1024, 2048, 3072]
-    assert [part and memory.address(part) - memory.tensor(0, 1).data_ptr() for part in parts] == [0, 1024, 2048, 3072]
     assert memory.take(1) is None
     del parts[0], parts[0]
     again = [memory.take(2000), memory.take(1)]
