@@ -25,7 +25,7 @@ from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import StoreError
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stream import CheckSource, OpenedStream, load_engine, open_stream
+from saccade.pipeline.runtime.stream import OpenedStream, load_engine, open_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.targets import HEATMAP, Target, check_frames, check_targets, open_output, targets_of
 from saccade.pipeline.server.access import Access
@@ -34,6 +34,7 @@ from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, 
 from saccade.sinks import SupportsEvents
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources.http.auth import HttpAuth
+from saccade.sources.network.dialer import CheckAddress
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -109,7 +110,7 @@ class Session:
             del self._waiting[name]
         return runs
 
-    def add(self, config: StreamConfig, *, check: CheckSource | None = None, repeat: bool = False) -> Run:
+    def add(self, config: StreamConfig, *, check: CheckAddress | None = None, repeat: bool = False) -> Run:
         """Start another stream, whose results go where those of every stream go; `check`, … as in `open_stream`.
 
         Raises:
@@ -119,7 +120,7 @@ class Session:
         with self.open(config, check=check, repeat=repeat) as stream:
             return self.begin(stream)
 
-    def open(self, config: StreamConfig, *, check: CheckSource | None = None, repeat: bool = False) -> OpenedStream:
+    def open(self, config: StreamConfig, *, check: CheckAddress | None = None, repeat: bool = False) -> OpenedStream:
         """Open another stream, to be given to `begin` or closed; arguments as in `open_stream`.
 
         Raises:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -17,11 +18,11 @@ from saccade.sources.image_file import UnsupportedImageError
 from saccade.sources.images import ImageSource, is_image
 from saccade.sources.live.connection import LiveConnection
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
-from saccade.sources.live.redirects import CheckAddress, follow_redirects
 from saccade.sources.live.source import LiveSource, Opener
+from saccade.sources.network.dialer import CheckAddress, Dialer
+from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtsp.connection import Loss, RtspConnection
 from saccade.sources.rtsp.session import UnhandledCodecError
-from saccade.sources.rtsp.tls import TlsPolicy
 from saccade.sources.rtsp.transport import Transport, TransportChoice
 from saccade.sources.urls import RtspAddress, check_port, redact, stream_name
 
@@ -65,10 +66,10 @@ def open_source(
             alone.
         rtsp_transport: how RTSP cameras send their frames; auto finds out.
         loss: hide frames that RTSP packets are missing from, or show them, with `Frame.damaged`.
-        tls: certificates accepted from rtsps cameras: verify, accept (any) or sha256:HEX (this one).
+        tls: certificates accepted from servers, on every connection: verify, accept (any) or sha256:HEX (this one).
         retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
-        check_address: called with each address before it is connected to, those of redirects among them; raises
-            `SourceError` to refuse it.
+        check_address: called with each address before it is connected to, those of redirects, playlists and segments
+            among them, and with what its host was looked up to be; raises `SourceError` to refuse it.
         paced: a file is read again and again, at its own pace, as one of many.
 
     Raises:
@@ -146,37 +147,26 @@ def _live_opener(
     """What connects to a live address or webcam; None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
+    policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
     if not separator:
         if not text.isdecimal() or Path(text).exists():
             return None
         address = FfmpegInput.of_camera(int(text))
     elif scheme in _RTSP:
         rtsp = RtspAddress.parse(text)
-        policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
         return lambda closed, gpu: _open_rtsp(rtsp, closed, hwaccel, gpu, choice, loss, policy, check)
     elif scheme == "onvif":
         from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
 
         device = OnvifAddress.parse(text)
-        policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
         return lambda closed, gpu: _open_onvif(device, closed, hwaccel, gpu, choice, loss, policy, check)
     elif scheme in _STREAMS:
         check_port(text)
-        if check is not None:
-            return lambda closed, gpu: FfmpegConnection(_checked(text, check), closed, hwaccel=hwaccel, gpu=gpu)
         address = FfmpegInput.of_url(text)
     else:  # only the scheme is shown, since the rest may hold a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// is not a kind of source; use {known}, a file, a folder or a webcam's number")
-    return lambda closed, gpu: FfmpegConnection(address, closed, hwaccel=hwaccel, gpu=gpu)
-
-
-def _checked(url: str, check: CheckAddress) -> FfmpegInput:
-    """How to open an address that is not RTSP, once it and all that it redirects to are checked."""
-    if url.lower().startswith(("http://", "https://")):
-        return FfmpegInput.of_url(follow_redirects(url, check), follow_redirects=False)
-    check(url)
-    return FfmpegInput.of_url(url)
+    return lambda closed, gpu: FfmpegConnection(address, Dialer(closed, policy, check), hwaccel=hwaccel, gpu=gpu)
 
 
 def _open_onvif(
@@ -192,9 +182,10 @@ def _open_onvif(
     """Ask the device where it streams, for each connection, since its configuration may have changed."""
     from saccade.sources.onvif.device import best_profile, read_profiles
 
+    asked = device
     if check is not None:
-        check(device.url)
-    profiles = read_profiles(device)
+        asked = replace(device, host=Dialer(closed, tls, check).look_up(device.url, device.host)[0])
+    profiles = read_profiles(asked, there_only=check is not None)
     chosen = [profile for profile in profiles if profile.token == device.token] if device.token else profiles
     if not chosen:
         known = ", ".join(profile.token for profile in profiles)
@@ -216,11 +207,12 @@ def _open_rtsp(
         return RtspConnection(
             address, closed, choice=choice, hwaccel=hwaccel, gpu=gpu, loss=loss, tls=tls, check_address=check
         )
-    except UnhandledCodecError:
+    except UnhandledCodecError as unhandled:
+        address = unhandled.address
         if check is not None:  # FFmpeg would follow any redirect
             raise LiveError(
                 "codec unsupported", f"{redact(address.url)}: only H.264 and H.265 where sources are restricted"
             ) from None
         return FfmpegConnection(
-            FfmpegInput.of_rtsp(address.with_credentials, choice.way), closed, hwaccel=hwaccel, gpu=gpu
+            FfmpegInput.of_rtsp(address, choice.way), Dialer(closed, tls, check), hwaccel=hwaccel, gpu=gpu
         )

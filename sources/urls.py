@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, replace
-from urllib.parse import quote, unquote, urljoin
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from saccade.sources.errors import SourceError
 
@@ -82,6 +82,15 @@ def check_port(url: str) -> None:
     match = _HOST.match(split_credentials(url.partition("://")[2])[1])
     if match and not _is_port(match["port"]):
         raise SourceError(f"{redact(url)}: a port is a number from 1 to 65535")
+
+
+def host_and_port(url: str) -> tuple[str, int | None]:
+    """Host and port of an address as FFmpeg reads it, "" and None where there is none."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port
+    except ValueError:
+        return "", None
 
 
 def _is_port(found: str | None) -> bool:

@@ -30,7 +30,7 @@ MAY_IMPORT = {
 
 ORDER = {
     "sources": "errors planes timestamps rtp http | demux frame | base gpu image_file rgb urls video_stream | "
-    "file replay live | images rtsp webrtc onvif | factory",
+    "network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",
     "engine": "errors image phase results | config kernels models vocabulary futures | tasks text_stream | core | "

@@ -40,8 +40,8 @@ class HttpSettings(BaseModel):
         [],
         "What POST /streams may open: globs of paths and addresses, and networks, such as 192.168.7.0/24.",
         more="If empty, everything where http is on 127.0.0.1, else nothing. A path counts with its symbolic links "
-        "resolved; an address with every redirect, and one whose host is private only if its network, or the host "
-        "itself, is listed. Sources that listen on the network must be listed in any case.",
+        "resolved; an address with every redirect, playlist, segment and key, and one whose host is private only if "
+        "its network, or the host itself, is listed. Sources that listen on the network must be listed in any case.",
         metavar="ENTRY",
         flags=("--allow-source",),
     )

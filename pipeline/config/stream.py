@@ -67,8 +67,9 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     )
     tls: Text = setting(
         "verify",
-        "Certificates accepted from rtsps cameras: verify, accept or sha256:HEX.",
-        more="Those of cameras hardly ever match their address. sha256:HEX accepts only the one with this fingerprint, "
+        "Certificates accepted from https, rtmps and rtsps sources: verify, accept or sha256:HEX.",
+        more="It holds for every connection, those to segments and keys of HLS too. Certificates of cameras hardly "
+        "ever match their address. sha256:HEX accepts only the one with this fingerprint, "
         "which the error message shows; accept takes any, and is no protection against interception.",
         metavar="HOW",
     )

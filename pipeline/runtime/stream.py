@@ -34,13 +34,11 @@ from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.tasks import names_of, set_asker, tasks_for
 from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
+from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.replay import ReplaySource
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
-
-
-CheckSource = Callable[[str], None]
 
 
 class OpenedStream:
@@ -155,7 +153,7 @@ def open_stream(
     engine: Engine | None = None,
     *,
     repeat: bool = False,
-    check: CheckSource | None = None,
+    check: CheckAddress | None = None,
     events: EventHub | None = None,
     history: bool = False,
     media: MediaWriter | None = None,
@@ -226,7 +224,7 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recor
 
 
 def add_stream(
-    streams: Streams, config: StreamConfig, *, repeat: bool = False, check: CheckSource | None = None
+    streams: Streams, config: StreamConfig, *, repeat: bool = False, check: CheckAddress | None = None
 ) -> Run:
     """Open a stream and start it, with no outputs but those of every stream; `repeat`, `check` as in `open_stream`.
 
@@ -238,7 +236,7 @@ def add_stream(
         return stream.start(streams, name)
 
 
-def _open_source(config: StreamConfig, check: CheckSource | None, *, paced: bool = False) -> Source:
+def _open_source(config: StreamConfig, check: CheckAddress | None, *, paced: bool = False) -> Source:
     return open_source(
         config.source,
         stream=config.name,

@@ -65,8 +65,13 @@ class SourcePolicy:
             else:
                 self._paths.append(_resolved_glob(entry))
 
-    def check(self, source: str) -> None:
-        """Refuse a source that may not be opened; looks its host up, which may take seconds.
+    def check(self, source: str, addresses: Sequence[IpAddress] | None = None) -> None:
+        """Refuse a source that may not be opened.
+
+        Args:
+            source: a path, or an address.
+            addresses: what its host was looked up to be, and where it will be connected to; None to look it up, which
+                may take seconds.
 
         Raises:
             NotAllowedError: if it is refused.
@@ -76,21 +81,21 @@ class SourcePolicy:
         if live and _listens(source) and not is_loopback(_host(source)):
             if not self._names(source):  # it opens a port without authentication
                 raise NotAllowedError
-        elif self.restricted and not (self._address_allowed(source) if live else self._path_allowed(source)):
+        elif self.restricted and not (self._address_allowed(source, addresses) if live else self._path_allowed(source)):
             raise NotAllowedError
 
     def _path_allowed(self, source: str) -> bool:
         path = source if source.isdecimal() else os.path.realpath(source)  # a webcam has a number
         return any(fnmatchcase(path, glob) for glob in self._paths)
 
-    def _address_allowed(self, source: str) -> bool:
+    def _address_allowed(self, source: str, addresses: Sequence[IpAddress] | None) -> bool:
         if source.startswith("webrtc:"):
             return self._names(source)
         host = _host(source)
         globs = [glob for glob in self._addresses if _matches(source, glob)]
         if any(not _GLOB.search(_authority(glob)) for glob in globs):
             return True
-        addresses = _resolve(host)
+        addresses = _resolve(host) if addresses is None else addresses
         in_network = all(any(address in network for network in self._networks) for address in addresses)
         public = all(address.is_global and not address.is_multicast for address in addresses)
         return bool(addresses) and (in_network or (bool(globs) and public))

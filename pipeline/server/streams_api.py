@@ -33,7 +33,6 @@ from saccade.pipeline.config import Changes, StreamConfig
 from saccade.pipeline.config.file import NOT_UNICODE, explain, first_mistake
 from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stream import CheckSource
 from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
 from saccade.pipeline.runtime.tasks import change_prompts, change_share, prompts_of, settings_of
 from saccade.pipeline.server.access import client_of
@@ -43,6 +42,7 @@ from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
 from saccade.sources.http.auth import HttpAuth, read_text, refusal
+from saccade.sources.network.dialer import CheckAddress
 
 MAX_BODY_BYTES = 64 * 1024
 OPEN_S = 15.0  # for a source, such as a file on a network, and outputs
@@ -55,7 +55,7 @@ M = TypeVar("M", bound=BaseModel)
 class AddStream(Protocol):
     """Opens and starts a stream."""
 
-    def __call__(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
+    def __call__(self, config: StreamConfig, *, check: CheckAddress | None = None) -> Run:
         """As `saccade.pipeline.runtime.stream.add_stream`."""
 
 

@@ -1,19 +1,22 @@
 """Live streams that FFmpeg opens: HLS, RTMP, MJPEG over HTTP, MPEG-TS over UDP, SRT, webcams, RTSP with rare codecs.
 
 FFmpeg cannot be interrupted from outside, so it gets a thread of its own, which ends with its next packet or by its
-own timeout, 4 s at most after `close`. Knows nothing of states or of reconnecting.
+own timeout, 4 s at most after `close`. It opens no TLS by itself, since it cannot pin a certificate: files over HTTP
+come through `HttpFiles`, RTMP and RTSP over TLS through a `Relay`. Knows nothing of states or of reconnecting.
 """
 
 from __future__ import annotations
 
-import errno
+import re
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from urllib.parse import urlsplit
 
 import av
 import av.error
@@ -28,7 +31,10 @@ from saccade.sources.live.decoder import set_live
 from saccade.sources.live.pacer import Pacer
 from saccade.sources.live.packets import PacketListener, PacketTap
 from saccade.sources.live.reconnect import SILENCE_S
-from saccade.sources.urls import redact
+from saccade.sources.network.dialer import Dialer
+from saccade.sources.network.http_files import HttpFiles
+from saccade.sources.network.relay import Relay
+from saccade.sources.urls import RtspAddress, host_and_port, redact
 from saccade.sources.video_stream import NoVideoError, choose_video
 
 _OPEN_S = 10.0  # HLS requests a playlist, a variant and a segment first
@@ -48,31 +54,58 @@ class FfmpegInput:
         target: address or device.
         format: FFmpeg's name of the format, where it cannot be detected.
         options: its options.
+        protocols: the only ones of FFmpeg's own that it may use, separated by commas; "" for any, as of a device.
+        server: host and port of the server, and whether it has TLS, where the connection goes through a relay.
     """
 
     target: str
     format: str | None = None
     options: Mapping[str, str] = field(default_factory=lambda: dict(_PROBE))
+    protocols: str = ""
+    server: tuple[str, int, bool] | None = None
 
     def __repr__(self) -> str:
         return f"FfmpegInput({redact(self.target)!r})"  # a traceback or log must not show the password
 
-    @classmethod
-    def of_url(cls, url: str, *, follow_redirects: bool = True) -> FfmpegInput:
-        """How to open an address that is not RTSP."""
-        options = _PROBE if follow_redirects else {**_PROBE, "max_redirects": "0"}
-        return cls(url, options=options)
+    @property
+    def is_http(self) -> bool:
+        """Whether it is a file over HTTP."""
+        return self.target.lower().startswith(("http://", "https://"))
 
     @classmethod
-    def of_rtsp(cls, url: str, transport: str) -> FfmpegInput:
+    def of_url(cls, url: str) -> FfmpegInput:
+        """How to open an address that is not RTSP.
+
+        Raises:
+            SourceError: if it is malformed.
+        """
+        scheme, _, rest = url.partition("://")
+        scheme = scheme.lower()
+        if scheme in ("http", "https"):
+            return cls(url, protocols="data")
+        if scheme not in ("rtmp", "rtmps"):
+            return cls(f"{scheme}://{rest}", protocols=scheme)
+        host, port = host_and_port(url)
+        if not host:
+            raise SourceError(f"{redact(url)} is not an address such as rtmp://host/application/stream")
+        place = urlsplit(url).netloc.rpartition("@")[2]
+        # What the server is told that it was asked as, since that may choose the application.
+        options = {**_PROBE, "rtmp_tcurl": f"{scheme}://{place}/{_rtmp_application(url)}"}
+        secure = scheme == "rtmps"
+        server = (host, port or (443 if secure else 1935), secure)
+        return cls(f"{scheme}://{rest}", options=options, protocols="rtmp,tcp", server=server)
+
+    @classmethod
+    def of_rtsp(cls, address: RtspAddress, transport: str) -> FfmpegInput:
         """How to open RTSP with another codec than H.264 and H.265: in 0.08 s instead of 1.5 to 2."""
-        options = {
-            "rtsp_transport": {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport),
-            "fflags": "nobuffer",
-            "analyzeduration": "0",
-            "probesize": "32",
-        }
-        return cls(url, options=options)
+        way = {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport)
+        server = None
+        if address.tls:
+            way = "http" if way == "http" else "tcp"
+            server = (address.host, 443 if way == "http" and address.default_port else address.port, True)
+        options = {"rtsp_transport": way, "fflags": "nobuffer", "analyzeduration": "0", "probesize": "32"}
+        protocols = "tcp,http" if address.tls else "tcp,http,udp,rtp"
+        return cls(address.with_credentials, options=options, protocols=protocols, server=server)
 
     @classmethod
     def of_camera(cls, number: int) -> FfmpegInput:
@@ -94,7 +127,7 @@ class FfmpegConnection:
 
     Args:
         address: what to open.
-        closed: ends every wait when set.
+        dialer: opens its connections.
         hwaccel: whether to decode on the GPU.
         gpu: as in `gpu_decoding`.
 
@@ -104,10 +137,12 @@ class FfmpegConnection:
     """
 
     def __init__(
-        self, address: FfmpegInput, closed: threading.Event, *, hwaccel: HwAccel = "none", gpu: int | None = None
+        self, address: FfmpegInput, dialer: Dialer, *, hwaccel: HwAccel = "none", gpu: int | None = None
     ) -> None:
         self._address = address
-        self._closed = closed
+        self._dialer = dialer
+        self._closed = dialer.closed
+        self._files = HttpFiles(dialer, _OPEN_S, SILENCE_S)
         self._handle = gpu_decoding(hwaccel, gpu)
         self._gpu = gpu if self._handle else None
         self._done = threading.Event()
@@ -185,6 +220,7 @@ class FfmpegConnection:
     def close(self) -> None:
         """Close the connection; its thread ends soon."""
         self._done.set()
+        self._files.close()
 
     def _wait_until_open(self) -> None:
         deadline = time.monotonic() + _OPEN_S + SILENCE_S
@@ -211,27 +247,68 @@ class FfmpegConnection:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        files = self._files
         try:
-            address = self._address
-            with primary_context(self._gpu):
+            with self._reach() as (target, form), primary_context(self._gpu):
                 container = av.open(
-                    address.target,
-                    format=address.format,
-                    options=dict(address.options),
+                    target,
+                    format=form,
+                    options=self._options(),
                     timeout=(_OPEN_S, SILENCE_S),
+                    io_open=files.open if self._address.is_http else None,
                     hwaccel=self._handle,
                     metadata_errors="replace",
                 )
-            with container:
-                self._read(container)
+                with container:
+                    self._read(container)
         except (SourceError, StreamEndedError) as error:
-            self._fail(error)
+            self._fail(files.refused or error)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             shown = redact(self._address.target)
             authenticated = shown != self._address.target
-            self._fail(explain(error, shown, opened=bool(self._codec), authenticated=authenticated))
+            known = files.refused or (None if self._codec else files.failure)
+            self._fail(known or explain(error, shown, opened=bool(self._codec), authenticated=authenticated))
         except Exception as error:
             self._fail(error)  # a bug of ours must not vanish with the thread
+        finally:
+            files.close()
+
+    @contextmanager
+    def _reach(self) -> Iterator[tuple[str, str | None]]:
+        """What FFmpeg is to open while this lasts, and the format if that is known."""
+        address, dialer = self._address, self._dialer
+        target = address.target
+        if address.is_http:
+            first = self._files.open_first(target)
+            form = "mpjpeg" if first.content_type == "multipart/x-mixed-replace" else None
+            yield target, "hls" if first.is_playlist else form
+        elif address.server is not None:
+            host, port, secure = address.server
+            with Relay(lambda: dialer.connect(target, host, port, secure=secure)) as relay:
+                clear = re.sub("^(rtmp|rtsp)s:", r"\1:", target)
+                yield _with_place(clear, f"127.0.0.1:{relay.port}"), address.format
+        else:
+            if dialer.check is not None and "://" in target:
+                target = self._checked(target)
+            yield target, address.format
+
+    def _checked(self, url: str) -> str:
+        """The address with its host as it was looked up and checked."""
+        host, port = host_and_port(url)
+        if not host:  # it listens
+            self._dialer.allow(url, [])
+            return url
+        numeric = self._dialer.look_up(url, host)[0]
+        numeric = f"[{numeric}]" if ":" in numeric else numeric
+        return _with_place(url, numeric if port is None else f"{numeric}:{port}")
+
+    def _options(self) -> dict[str, str]:
+        options = dict(self._address.options)
+        if self._address.protocols:
+            options["protocol_whitelist"] = self._address.protocols
+        if self._address.is_http:
+            options["http_persistent"] = "0"  # FFmpeg's reader of HLS would take our files for its own connections
+        return options
 
     def _read(self, container: InputContainer) -> None:
         what = redact(self._address.target)
@@ -295,7 +372,7 @@ def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = 
         return SourceError(
             f"{scheme}:// is not in this build of FFmpeg, which comes with PyAV; use RTSP, RTMP, HLS or UDP"
         )
-    if isinstance(error, av.error.HTTPUnauthorizedError | av.error.HTTPForbiddenError):
+    if isinstance(error, av.error.HTTPUnauthorizedError | av.error.HTTPForbiddenError):  # also of RTSP
         return LiveError("auth failed", f"{what}: the server refuses user name or password", refused=authenticated)
     if isinstance(error, av.error.HTTPNotFoundError | FileNotFoundError):
         return LiveError("not found", f"{what}: there is nothing")
@@ -305,9 +382,23 @@ def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = 
     if isinstance(error, no_video) and not opened:
         return LiveError("codec unsupported", f"{what} is no video that FFmpeg can read")
     why = getattr(error, "strerror", None) or type(error).__name__
-    if getattr(error, "errno", None) == errno.EIO:
-        if what.startswith(("https://", "rtmps://")):
-            return LiveError("tls", f"{what}: no secure connection ({why})")
-        if what.startswith("http://") and not opened:  # such as the page on which a camera asks who one is
-            why = "the server sends no video that FFmpeg can read, or hangs up before it"
     return LiveError("connection failed", f"{what}: {why}")
+
+
+def _with_place(url: str, place: str) -> str:
+    """The address with another host and port."""
+    parts = urlsplit(url)
+    credentials, separator, _ = parts.netloc.rpartition("@")
+    return url.replace(f"://{parts.netloc}", f"://{credentials}{separator}{place}", 1)
+
+
+def _rtmp_application(url: str) -> str:
+    """The application of an RTMP address, as FFmpeg splits its path: all but the last of at most three parts."""
+    path = urlsplit(url).path
+    first, _, rest = path.removeprefix("/").partition("/")
+    if not rest:
+        return ""
+    instance, separator, _ = rest.partition("/")
+    if first == "ondemand" or not separator or ":" in instance:
+        return first
+    return f"{first}/{instance}"

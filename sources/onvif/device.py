@@ -101,8 +101,12 @@ def best_profile(profiles: list[Profile]) -> Profile:
     return min(profiles, key=distance)
 
 
-def read_profiles(address: OnvifAddress) -> list[Profile]:
+def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Profile]:
     """What a device offers.
+
+    Args:
+        address: of the device.
+        there_only: whether nothing but this host and port is asked, wherever the device says that its services are.
 
     Raises:
         SourceError: if the extra is not installed.
@@ -113,7 +117,7 @@ def read_profiles(address: OnvifAddress) -> list[Profile]:
     except ImportError:
         raise SourceError(f"onvif:// needs an extra: {install_command('onvif')}") from None
     try:
-        profiles = asyncio.run(asyncio.wait_for(_read(onvif, address), _TIMEOUT_S))
+        profiles = asyncio.run(asyncio.wait_for(_read(onvif, address, there_only), _TIMEOUT_S))
     except (TimeoutError, OSError) as error:
         raise LiveError("timeout", f"{address.host}:{address.port} does not answer as an ONVIF device") from error
     except Exception as error:  # zeep and httpx raise a dozen kinds
@@ -128,9 +132,10 @@ def read_profiles(address: OnvifAddress) -> list[Profile]:
     return profiles
 
 
-async def _read(onvif: Any, address: OnvifAddress) -> list[Profile]:
+async def _read(onvif: Any, address: OnvifAddress, there_only: bool) -> list[Profile]:
     # Its clock may be off: the digest of the password depends on it.
-    device = onvif.ONVIFCamera(address.host, address.port, address.user, address.password, adjust_time=True)
+    options = {"adjust_time": True, "nat_override": there_only}
+    device = onvif.ONVIFCamera(address.host, address.port, address.user, address.password, **options)
     try:
         await device.update_xaddrs()
         media = await device.create_media_service()

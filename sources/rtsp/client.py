@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from saccade.sources.errors import LiveError
-from saccade.sources.rtsp.digest_auth import Credentials
+from saccade.sources.network.dialer import CheckAddress, Dialer
+from saccade.sources.network.digest_auth import Credentials
+from saccade.sources.network.stream_socket import WAKE_S, ByteStream, wait_for
+from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtsp.http_tunnel import HttpTunnel
 from saccade.sources.rtsp.messages import Interleaved, MessageParser, ProtocolError, Reply, ServerRequest
 from saccade.sources.rtsp.sdp import Media
-from saccade.sources.rtsp.stream_socket import WAKE_S, ByteStream, StreamSocket, wait_for
-from saccade.sources.rtsp.tls import TlsPolicy
 from saccade.sources.rtsp.transport import TransportRefusedError, Way, port_pair, transport_fields, transport_request
 from saccade.sources.rtsp.udp import RTCP, RTP, UdpPair
 from saccade.sources.urls import RtspAddress
@@ -50,16 +51,23 @@ class RtspClient:
         closed: ends every wait when set.
         way: how packets are to come; "http" opens a tunnel for everything.
         tls: which certificates are accepted from an rtsps server.
+        check: refuses addresses; None to allow any.
 
     Attributes:
         heard_at: `time.monotonic()` when anything last arrived, packets or replies.
 
     Raises:
         LiveError: if the server does not answer.
+        SourceError: as `check`.
     """
 
     def __init__(
-        self, address: RtspAddress, closed: threading.Event, way: Way = "tcp", tls: TlsPolicy | None = None
+        self,
+        address: RtspAddress,
+        closed: threading.Event,
+        way: Way = "tcp",
+        tls: TlsPolicy | None = None,
+        check: CheckAddress | None = None,
     ) -> None:
         self._address = address
         self._closed = closed
@@ -71,7 +79,7 @@ class RtspClient:
         self._udp: UdpPair | None = None
         self._session = ""
         self._credentials = _credentials_of(address)
-        self._tls = (tls or TlsPolicy()) if address.tls else None
+        self._dialer = Dialer(closed, tls or TlsPolicy(), check)
         self._stream: ByteStream = self._connect()
         self.heard_at = time.monotonic()
 
@@ -148,7 +156,8 @@ class RtspClient:
             self._udp.join(fields["destination"], ports)
         else:
             peer = self._stream.peer_host
-            source = fields.get("source", peer)
+            # A server could name any host, which would then get packets.
+            source = peer if self._dialer.check else fields.get("source", peer)
             self._udp.announce({source, peer}, source, port_pair(fields.get("server_port", "")))
         timeout = rest.strip().lower().removeprefix("timeout=")
         return float(timeout) if timeout.isdecimal() and 1 < len(timeout) < 6 else 60.0
@@ -205,13 +214,16 @@ class RtspClient:
     def _connect(self) -> ByteStream:
         address = self._address
         if self._way != "http":
-            return StreamSocket(address.host, address.port, self._closed, self._tls)
+            return self._dialer.connect(address.url, address.host, address.port, secure=address.tls)
         port = address.port if not address.default_port else 443 if address.tls else 80
         parts = urlsplit(address.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         credentials = _credentials_of(address)  # its own, since nonces are counted
         return HttpTunnel(
-            lambda: StreamSocket(address.host, port, self._closed, self._tls), path, credentials, self._closed
+            lambda: self._dialer.connect(address.url, address.host, port, secure=address.tls),
+            path,
+            credentials,
+            self._closed,
         )
 
     def _wait(self, timeout_s: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Literal
 
@@ -20,11 +19,12 @@ from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder
 from saccade.sources.live.packets import CodedPacket, PacketListener
+from saccade.sources.network.dialer import CheckAddress
+from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtp.depacketizer import AccessUnit
 from saccade.sources.rtp.packet import signed
 from saccade.sources.rtsp.receiver import Receiver
 from saccade.sources.rtsp.session import open_session
-from saccade.sources.rtsp.tls import TlsPolicy
 from saccade.sources.rtsp.transport import TransportChoice
 from saccade.sources.urls import RtspAddress
 
@@ -49,6 +49,7 @@ class RtspConnection:
         gpu: as in `gpu_decoding`.
         loss: whether damaged frames are handed on.
         tls: which certificates are accepted.
+        check_address: refuses addresses, those of redirects too; None to allow any.
 
     Raises:
         LiveError: if it cannot be played.
@@ -66,7 +67,7 @@ class RtspConnection:
         gpu: int | None = None,
         loss: Loss = "hide",
         tls: TlsPolicy | None = None,
-        check_address: Callable[[str], None] | None = None,
+        check_address: CheckAddress | None = None,
     ) -> None:
         choice = choice or TransportChoice("tcp")
         session = open_session(address, closed, choice, tls, check_address)

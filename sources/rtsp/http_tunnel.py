@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from saccade.sources.errors import LiveError
-from saccade.sources.rtsp.digest_auth import Credentials
-from saccade.sources.rtsp.stream_socket import CONNECT_S, WAKE_S, StreamSocket, wait_for
+from saccade.sources.network.digest_auth import Credentials
+from saccade.sources.network.stream_socket import CONNECT_S, WAKE_S, StreamSocket, wait_for
 
 _TYPE = "application/x-rtsp-tunnelled"
 _MAX_HEAD = 64 << 10

@@ -6,16 +6,16 @@ Knows nothing of what the packets hold.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urljoin
 
 from saccade.sources.errors import LiveError, SourceError
+from saccade.sources.network.dialer import CheckAddress
+from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtp.depacketizer import Codec
 from saccade.sources.rtsp.client import RedirectError, RtspClient
 from saccade.sources.rtsp.sdp import Media, parse_sdp
 from saccade.sources.rtsp.srtp import SrtpReceiver
-from saccade.sources.rtsp.tls import TlsPolicy
 from saccade.sources.rtsp.transport import TransportChoice, TransportRefusedError
 from saccade.sources.urls import RtspAddress, redact
 
@@ -25,7 +25,11 @@ _KEEPALIVE_S = 25.0  # at most; some cameras hang up after 30 s whatever they an
 
 
 class UnhandledCodecError(Exception):
-    """The camera's video is neither H.264 nor H.265."""
+    """The camera's video is neither H.264 nor H.265; `address` is where it is, after redirects."""
+
+    def __init__(self, address: RtspAddress) -> None:
+        super().__init__("neither H.264 nor H.265")
+        self.address = address
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ def open_session(
     closed: threading.Event,
     choice: TransportChoice,
     tls: TlsPolicy | None = None,
-    check_address: Callable[[str], None] | None = None,
+    check_address: CheckAddress | None = None,
 ) -> RtspSession:
     """Play the video at `address`.
 
@@ -65,16 +69,14 @@ def open_session(
         closed: ends every wait when set.
         choice: how packets are to come; another way is tried when the server refuses one.
         tls: which certificates are accepted.
-        check_address: called with each address before it is connected to; raises `SourceError` to refuse it.
+        check_address: refuses addresses, those of redirects too; None to allow any.
 
     Raises:
         LiveError: if it cannot be played.
         UnhandledCodecError: if it is neither H.264 nor H.265.
     """
     for _ in range(_MAX_ATTEMPTS):
-        if check_address is not None:
-            check_address(address.url)
-        client = RtspClient(address, closed, choice.way, tls)
+        client = RtspClient(address, closed, choice.way, tls, check_address)
         try:
             return _play(client, address)
         except RedirectError as redirect:
@@ -126,4 +128,4 @@ def _video(medias: list[Media], address: RtspAddress) -> Media:
     for media in videos:
         if media.encoding in CODECS:
             return media
-    raise UnhandledCodecError
+    raise UnhandledCodecError(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from saccade.sources.rtsp.digest_auth import Credentials
+from saccade.sources.network.digest_auth import Credentials
 
 
 def test_a_digest_equals_the_standards_example() -> None:

@@ -8,10 +8,11 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from saccade.sources.errors import LiveError
-from saccade.sources.rtsp.tls import TlsPolicy, WrongCertificateError, fingerprint_of
+from saccade.sources.network.tls import TlsPolicy, WrongCertificateError, fingerprint_of
 
 CONNECT_S = 5.0
 WAKE_S = 0.1
@@ -68,18 +69,30 @@ class StreamSocket:
         host, port: where to.
         closed: ends every wait when set.
         tls: which certificates are accepted; None for no TLS.
+        addresses: the numeric addresses of `host`, tried in this order; None to look them up.
 
     Raises:
         LiveError: if it cannot be opened.
     """
 
-    def __init__(self, host: str, port: int, closed: threading.Event, tls: TlsPolicy | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        closed: threading.Event,
+        tls: TlsPolicy | None = None,
+        addresses: Sequence[str] | None = None,
+    ) -> None:
         self._name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._closed = closed
         self._tls = tls
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = [
+                place
+                for one in ([host] if addresses is None else addresses)
+                for place in socket.getaddrinfo(one, port, type=socket.SOCK_STREAM)
+            ]
         except (OSError, UnicodeError) as error:
             raise LiveError("connection failed", f"no such host: {host}") from error
         failure: LiveError | None = None
@@ -150,6 +163,11 @@ class StreamSocket:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+
+    @property
+    def raw(self) -> socket.socket:
+        """The socket itself, for a library that reads and writes it."""
+        return self._socket
 
     def _open(self, opened: socket.socket, address: object) -> socket.socket:
         opened.setblocking(False)

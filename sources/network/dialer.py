@@ -1,0 +1,81 @@
+"""Opens the connections of a source: a host is looked up once, checked, and connected to where it was checked.
+
+Looking it up a second time to connect would let a name lead elsewhere by then (DNS rebinding). Knows no protocols.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from saccade.sources.errors import LiveError
+from saccade.sources.network.stream_socket import StreamSocket
+from saccade.sources.network.tls import TlsPolicy
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+CheckAddress = Callable[[str, Sequence[IpAddress]], None]
+"""Called with an address before it is connected to, and with what its host was looked up to be. Raises `SourceError` to
+refuse it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Dialer:
+    """Opens connections.
+
+    Attributes:
+        closed: ends every wait when set.
+        tls: which certificates are accepted.
+        check: refuses addresses; None to allow any.
+    """
+
+    closed: threading.Event
+    tls: TlsPolicy = field(default_factory=TlsPolicy)
+    check: CheckAddress | None = None
+
+    def look_up(self, url: str, host: str) -> list[str]:
+        """The numeric addresses of a host, once `check` allows them for `url`.
+
+        Raises:
+            LiveError: if there is no such host.
+            SourceError: as `check`.
+        """
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self.allow(url, [])  # which address is refused must not depend on names
+            raise LiveError("connection failed", f"no such host: {host}") from error
+        numeric = list(dict.fromkeys(str(place[4][0]) for place in found))
+        self.allow(url, numeric)
+        return numeric
+
+    def allow(self, url: str, numeric: Sequence[str]) -> None:
+        """Have `url` checked as one that is reached at these addresses.
+
+        Raises:
+            SourceError: as `check`.
+        """
+        if self.check is not None:
+            self.check(url, ip_addresses(numeric))
+
+    def connect(self, url: str, host: str, port: int, *, secure: bool) -> StreamSocket:
+        """A connection for `url`, over TLS if it is to be secure.
+
+        Raises:
+            LiveError: if it cannot be opened.
+            SourceError: as `check`.
+        """
+        return StreamSocket(host, port, self.closed, self.tls if secure else None, self.look_up(url, host))
+
+
+def ip_addresses(numeric: Sequence[str]) -> list[IpAddress]:
+    """Addresses without the zones of link-local ones."""
+    found = []
+    for text in numeric:
+        with suppress(ValueError):
+            found.append(ipaddress.ip_address(text.partition("%")[0]))
+    return found

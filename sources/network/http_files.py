@@ -1,0 +1,458 @@
+"""Files over HTTP for a library that reads them by itself, as FFmpeg does: playlists, segments and keys included.
+
+Every connection is our own, so that certificates are verified as the user asks, and each address that a redirect or a
+playlist leads to is checked. Knows nothing of video.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import re
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.cookiejar import CookieJar
+from typing import Protocol
+from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
+from urllib.request import Request
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from saccade.sources.errors import LiveError, SourceError
+from saccade.sources.network.dialer import Dialer
+from saccade.sources.network.digest_auth import Credentials
+from saccade.sources.urls import redact
+
+_MAX_REDIRECTS = 8
+_REDIRECTS = (301, 302, 303, 307, 308)
+_SKIPPED = 256 << 10  # bytes: so far ahead, reading on is faster than another request
+_MAX_PLAYLIST = 4 << 20
+_MAX_DISCARDED = 64 << 20  # bytes of a file that is sent whole although a part was asked for
+_PLAYLISTS = ("application/vnd.apple.mpegurl", "application/x-mpegurl", "audio/mpegurl", "audio/x-mpegurl")
+_URI = re.compile(r'(URI=")([^"]*)"')
+_SAFE = "/%:=&?~+!$,;'@()*[]|{}^<>`"
+_BLOCK = 16
+
+
+class ReadableFile(Protocol):
+    """What FFmpeg reads."""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Place:
+    """An HTTP address taken apart; `origin` is whether it is secure, the host and the port."""
+
+    url: str
+    origin: tuple[bool, str, int]
+    path: str
+    credentials: Credentials | None
+
+    @classmethod
+    def parse(cls, url: str) -> _Place:
+        try:
+            parts = urlsplit(url)
+            secure = parts.scheme.lower() == "https"
+            host, port = parts.hostname or "", parts.port or (443 if secure else 80)
+        except ValueError:
+            host = ""
+        if not host or parts.scheme.lower() not in ("http", "https"):
+            raise LiveError("connection failed", f"{redact(url)} is not a valid address")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        user = None
+        if parts.username is not None:
+            user = Credentials(unquote(parts.username), unquote(parts.password or ""))
+        return cls(url, (secure, host, port), quote(path, safe=_SAFE), user)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection that the dialer opens; `numeric` is the address that it was opened to."""
+
+    def __init__(self, place: _Place, dialer: Dialer, timeout_s: float) -> None:
+        self._secure, host, port = place.origin
+        super().__init__(host, port)
+        self.default_port = 443 if self._secure else 80  # which the Host header leaves out
+        opened = dialer.connect(place.url, host, port, secure=self._secure)
+        self.numeric = opened.peer_host
+        self.opened = opened.raw
+        self.opened.settimeout(timeout_s)
+        self.sock = self.opened
+
+    def connect(self) -> None:
+        raise http.client.NotConnected  # it is open from the beginning, and used only once
+
+
+class HttpFiles:
+    """Opens files; cookies, credentials and connections are shared among them.
+
+    Attributes:
+        failure: why a file that is not the first one could not be read, for a library that only says that it failed.
+        refused: why nothing is opened any more, once an address or a certificate was refused.
+
+    Args:
+        dialer: opens the connections.
+        answer_s: seconds for a server to answer.
+        silence_s: seconds without a byte after which a file has failed.
+    """
+
+    def __init__(self, dialer: Dialer, answer_s: float, silence_s: float) -> None:
+        self._dialer = dialer
+        self._answer_s = answer_s
+        self._silence_s = silence_s
+        self._cookies = CookieJar()
+        self._credentials: dict[tuple[bool, str, int], Credentials] = {}
+        self._lock = threading.Lock()  # guards the three that follow
+        self._closed = False
+        self._sockets: set[socket.socket] = set()
+        self._idle: dict[tuple[bool, str, int], _Connection] = {}
+        self._first: HttpFile | None = None
+        self.failure: SourceError | None = None
+        self.refused: SourceError | None = None
+
+    def open_first(self, url: str) -> HttpFile:
+        """The file that the library is told to open; `open` returns it the first time.
+
+        Raises:
+            LiveError: if it cannot be opened.
+            SourceError: if an address is refused.
+        """
+        self._first = HttpFile(self, url)
+        return self._first
+
+    def open(self, url: str, _flags: int, options: Mapping[str, str]) -> ReadableFile:
+        """PyAV's `io_open`. What a playlist leads to and is not there is empty, since FFmpeg skips a segment.
+
+        Raises:
+            SourceError: if an address or a certificate is refused: then nothing more is read.
+        """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if url.startswith("data:"):
+            head, _, body = url.partition(",")
+            return io.BytesIO(base64.b64decode(body) if head.endswith(";base64") else unquote_to_bytes(body))
+        encrypted = re.match(r"crypto[:+]", url)
+        end = int(options.get("end_offset", 0))
+        try:
+            file = HttpFile(
+                self, url[encrypted.end() :] if encrypted else url, int(options.get("offset", 0)), end, nested=True
+            )
+        except LiveError as error:
+            if error is self.refused:
+                raise
+            self.failure = error
+            return io.BytesIO()
+        if encrypted:
+            return _Decrypted(file, bytes.fromhex(options["key"]), bytes.fromhex(options["iv"]))
+        return file
+
+    def close(self) -> None:
+        """Close every connection; whoever reads one wakes up with an error. Callable from any thread."""
+        with self._lock:
+            self._closed = True
+            for one in self._sockets:
+                with suppress(OSError):  # not SSLSocket's method, with which a reader cannot cope
+                    socket.socket.shutdown(one, socket.SHUT_RDWR)
+            for connection in self._idle.values():
+                connection.close()
+            self._idle.clear()
+
+    def request(self, url: str, begin: int, end: int) -> tuple[http.client.HTTPResponse, _Connection, str]:
+        """The response to a GET of these bytes, up to the last one if `end` is 0; redirects are followed.
+
+        Returns:
+            The response, its connection, and the address that it comes from.
+
+        Raises:
+            LiveError: if there is none, or one that says that there is no such file.
+            SourceError: if an address is refused.
+        """
+        wanted = f"bytes={begin}-{end - 1 if end else ''}"
+        try:
+            for _ in range(_MAX_REDIRECTS + 1):
+                if self.refused is not None:
+                    raise self.refused
+                response, connection = self._ask(_Place.parse(url), wanted)
+                if response.status in (200, 206):
+                    return response, connection, url
+                self.discard(connection)
+                location = response.getheader("Location") if response.status in _REDIRECTS else None
+                if not location:
+                    raise _explained(response, redact(url), _Place.parse(url).origin in self._credentials)
+                url = urljoin(url, location.strip())
+                if not url.lower().startswith(("http://", "https://")):
+                    raise LiveError("connection failed", "the server redirects to another protocol")
+        except SourceError as error:
+            if not isinstance(error, LiveError) or error.reason == "tls":
+                self.refused = error
+            raise
+        raise LiveError("connection failed", f"the server redirects more than {_MAX_REDIRECTS} times")
+
+    def keep(self, connection: _Connection, url: str) -> None:
+        """Take a connection back whose response was read to its end."""
+        connection.opened.settimeout(self._answer_s)
+        with self._lock:
+            if not self._closed and (connection.sock is not None):
+                self._idle[_Place.parse(url).origin] = connection
+                return
+        self.discard(connection)
+
+    def discard(self, connection: _Connection) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._sockets.discard(connection.opened)
+        connection.close()
+        connection.opened.close()
+
+    def _ask(self, place: _Place, wanted: str) -> tuple[http.client.HTTPResponse, _Connection]:
+        if place.credentials is not None:
+            self._credentials.setdefault(place.origin, place.credentials)
+        credentials = self._credentials.get(place.origin)
+        response, connection = self._exchange(place, wanted, credentials)
+        challenges = response.headers.get_all("WWW-Authenticate", [])
+        if response.status == 401 and credentials is not None and credentials.challenge(challenges):
+            self.discard(connection)
+            response, connection = self._exchange(place, wanted, credentials)
+        return response, connection
+
+    def _exchange(
+        self, place: _Place, wanted: str, credentials: Credentials | None
+    ) -> tuple[http.client.HTTPResponse, _Connection]:
+        with self._lock:
+            kept = self._idle.pop(place.origin, None)
+        if kept is not None:
+            self._dialer.allow(place.url, [kept.numeric])
+            try:
+                return self._get(kept, place, wanted, credentials), kept
+            except (OSError, http.client.HTTPException):  # the server has closed it by now
+                self.discard(kept)
+        connection = _Connection(place, self._dialer, self._answer_s)
+        with self._lock:
+            self._sockets.add(connection.opened)
+        try:
+            if self._closed:
+                raise LiveError("connection failed", "closed")
+            return self._get(connection, place, wanted, credentials), connection
+        except BaseException as error:
+            self.discard(connection)
+            if isinstance(error, TimeoutError):
+                raise LiveError("timeout", f"{redact(place.url)} does not answer") from None
+            if isinstance(error, OSError | http.client.HTTPException | UnicodeError):
+                why = getattr(error, "strerror", None) or type(error).__name__
+                raise LiveError("connection failed", f"{redact(place.url)}: {why}") from None
+            raise
+
+    def _get(
+        self, connection: _Connection, place: _Place, wanted: str, credentials: Credentials | None
+    ) -> http.client.HTTPResponse:
+        described = Request(place.url)
+        self._cookies.add_cookie_header(described)
+        headers = {"User-Agent": "saccade", "Accept": "*/*", "Range": wanted, **dict(described.header_items())}
+        if authorization := credentials.authorization("GET", place.path) if credentials else None:
+            headers["Authorization"] = authorization
+        connection.putrequest("GET", place.path, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        response = connection.getresponse()
+        self._cookies.extract_cookies(response, described)
+        connection.opened.settimeout(self._silence_s)
+        return response
+
+
+class HttpFile:
+    """One file, open from construction on.
+
+    Attributes:
+        url: where it comes from, after redirects.
+        content_type: in lower case, without parameters; "" if the server gives none.
+        is_playlist: whether it is one of HLS.
+
+    Args:
+        files: opens the connections.
+        url: where it is.
+        begin, end: the part of it that is read, in bytes; up to its end if `end` is 0.
+        nested: whether it is empty from where it cannot be read on, instead of raising.
+
+    Raises:
+        LiveError: if it cannot be opened.
+        SourceError: if an address is refused.
+    """
+
+    def __init__(self, files: HttpFiles, url: str, begin: int = 0, end: int = 0, *, nested: bool = False) -> None:
+        self._files = files
+        self._asked = url
+        self._begin = begin
+        self._end = end
+        self._nested = nested
+        self._at = 0  # of the response, from `begin`
+        self._wanted = 0  # what is read next
+        self._text: bytes | None = None
+        self._response, self._connection, self.url = files.request(url, begin, end)
+        headers = self._response.headers
+        self.content_type = headers.get_content_type() if "Content-Type" in headers else ""
+        path = urlsplit(self.url).path.lower()
+        self.is_playlist = self.content_type in _PLAYLISTS or path.endswith((".m3u8", ".m3u"))
+        partial = self._response.status == 206
+        self._seekable = partial or self._response.getheader("Accept-Ranges", "").strip().lower() == "bytes"
+        length = self._response.length
+        self._length = None if length is None else length - (0 if partial else begin)
+        if begin and not partial:
+            self._skip(begin, _MAX_DISCARDED)
+        if self.is_playlist and self.url != url:
+            self._text = _with_whole_addresses(self._read_all(), self.url)
+            self._length = len(self._text)
+            self._at = 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether the server sends parts."""
+        return self._text is not None or (self._seekable and self._length is not None)
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end.
+
+        Raises:
+            LiveError: if the connection breaks, unless it is nested.
+            SourceError: if an address is refused.
+        """
+        try:
+            if self._text is not None:
+                data = self._text[self._wanted : self._wanted + size]
+                self._wanted += len(data)
+                return data
+            if self._wanted != self._at and not self._move():
+                return b""
+            data = self._receive(size)
+        except LiveError as error:
+            if not self._nested or error is self._files.refused:
+                raise
+            self._files.failure = error
+            return b""
+        self._at += len(data)
+        self._wanted = self._at
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Read from there on."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._wanted, io.SEEK_END: self._length or 0}[whence]
+        self._wanted = max(0, base + offset)
+        return self._wanted
+
+    def tell(self) -> int:
+        """What is read next."""
+        return self._wanted
+
+    def close(self) -> None:
+        """Close it; its connection is used again if the file was read to its end."""
+        if self._response.isclosed() and not self._response.will_close:
+            self._files.keep(self._connection, self.url)
+        else:
+            self._files.discard(self._connection)
+
+    def _move(self) -> bool:
+        """Go to where is to be read; False if that is beyond the end."""
+        if self._length is not None and self._wanted >= self._length:
+            return False
+        ahead = self._wanted - self._at
+        if 0 < ahead <= _SKIPPED:
+            self._skip(ahead, _SKIPPED)
+        else:
+            self.close()
+            self._response, self._connection, _ = self._files.request(
+                self._asked, self._begin + self._wanted, self._end
+            )
+            if self._response.status != 206:
+                raise LiveError("connection failed", f"{redact(self.url)}: the server sends no parts any more")
+        self._at = self._wanted
+        return True
+
+    def _skip(self, count: int, most: int) -> None:
+        if count > most:
+            raise LiveError("connection failed", f"{redact(self.url)}: the server sends no parts of files")
+        while count and (data := self._receive(min(count, 64 << 10))):
+            count -= len(data)
+
+    def _read_all(self) -> bytes:
+        pieces = []
+        while data := self._receive(64 << 10):
+            pieces.append(data)
+            if sum(map(len, pieces)) > _MAX_PLAYLIST:
+                raise LiveError("connection failed", f"{redact(self.url)}: the playlist is too large")
+        return b"".join(pieces)
+
+    def _receive(self, size: int) -> bytes:
+        try:
+            data = self._response.read1(size)
+        except TimeoutError:
+            raise LiveError("timeout", f"{redact(self.url)}: nothing arrives any more") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or type(error).__name__
+            raise LiveError("connection failed", f"{redact(self.url)}: {why}") from None
+        if not data and self._response.length:
+            raise LiveError("connection failed", f"{redact(self.url)}: the server has hung up")
+        return data
+
+
+class _Decrypted:
+    """A segment of HLS that is encrypted by AES-128 in CBC mode, padded as in PKCS #7."""
+
+    def __init__(self, file: HttpFile, key: bytes, iv: bytes) -> None:
+        self._file = file
+        self._decryptor = Cipher(algorithms.AES(key), modes.CBC(iv)).decryptor()
+        self._coded = b""  # not yet a block
+        self._clear = b""  # the last block, which may be padding
+        self._ended = False
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        while not self._ended and len(self._clear) <= _BLOCK:
+            data = self._file.read(max(size, _BLOCK))
+            self._coded += data
+            whole = len(self._coded) - len(self._coded) % _BLOCK
+            self._clear += self._decryptor.update(self._coded[:whole])
+            self._coded = self._coded[whole:]
+            if not data:
+                self._ended = True
+                padding = self._clear[-1] if self._clear else 0
+                if 0 < padding <= _BLOCK:
+                    self._clear = self._clear[:-padding]
+        ready = len(self._clear) if self._ended else len(self._clear) - _BLOCK
+        data, self._clear = self._clear[: min(size, ready)], self._clear[min(size, ready) :]
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
+    """A playlist whose addresses are absolute: FFmpeg takes them as relative to where it asked, not to a redirect."""
+    lines = []
+    for line in playlist.decode("utf-8", "surrogateescape").splitlines():
+        if line.startswith("#"):
+            line = _URI.sub(lambda match: f'{match[1]}{urljoin(url, match[2])}"', line)
+        elif line.strip():
+            line = urljoin(url, line.strip())
+        lines.append(line)
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
+
+
+def _explained(response: http.client.HTTPResponse, shown: str, has_credentials: bool) -> LiveError:
+    """What a response says that is neither a file nor a redirect."""
+    if response.status in (401, 403):
+        return LiveError("auth failed", f"{shown}: the server refuses user name or password", refused=has_credentials)
+    if response.status in (404, 410):
+        return LiveError("not found", f"{shown}: there is nothing")
+    phrase = re.sub(r"[^ -~]", "", response.reason or "")[:80]
+    return LiveError("connection failed", f"{shown}: the server answers {response.status} {phrase}".rstrip())
