@@ -53,6 +53,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home saccade \
     && install -d -o saccade -g saccade /data
+# PyAV's wheels carry x264 and x265: read NOTICE before you pass an image on.
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND GPL-2.0-or-later AND LGPL-3.0-or-later"
+COPY LICENSE NOTICE /usr/share/doc/saccade/
 # SACCADE_IMAGE: messages about a missing optional part name the build argument instead of pip.
 ENV PATH=/opt/saccade/bin:$PATH PYTHONUNBUFFERED=1 SACCADE_IMAGE=1
 USER 1000:1000

@@ -136,10 +136,6 @@ def test_links_and_paths_of_a_document_lead_somewhere(path: Path) -> None:
     assert [str(place) for place in places if not place.exists()] == []
 
 
-def test_the_readme_is_short() -> None:
-    assert len((REPO / "README.md").read_text(encoding="utf-8").split()) <= 900
-
-
 def run_block(block: Block, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     match block.language:
         case "python":
