@@ -14,6 +14,7 @@ from typing import Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from saccade.sinks.base import SinkError
+from saccade.sources.addresses import with_plain_zone
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME = "a time such as 90, 10m, 1h or 7d"
@@ -190,7 +191,7 @@ class Address:
         """
         shown = redact_target(text)
         try:
-            parts = urlsplit(text)
+            parts = urlsplit(with_plain_zone(text))
             port = parts.port if parts.port is not None else ports[parts.scheme]
             host = parts.hostname or ""
             host.encode("idna")  # as the lookup will do

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from saccade.sources.addresses import with_plain_zone
 from saccade.sources.base import Source
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.file import FileSource
@@ -82,7 +83,7 @@ def open_source(
     if not isinstance(text, str) or not text:  # an empty path would be the folder that one happens to be in
         raise SourceError(f"a source is a path, an address or a webcam's number, not {text!r:.100}")
     if "://" in text:
-        text = text.strip()
+        text = with_plain_zone(text.strip())
     for name, value, known in (
         ("hwaccel", hwaccel, HwAccel),
         ("rtsp_transport", rtsp_transport, Transport),
@@ -122,7 +123,7 @@ def check_source(target: str) -> None:
         SourceError: in one line for the user.
     """
     if "://" in target:
-        _live_opener(target.strip(), "auto", "auto", "hide", "verify", None)
+        _live_opener(with_plain_zone(target.strip()), "auto", "auto", "hide", "verify", None)
     elif not target.startswith("webrtc:") and not target.isdecimal():
         _check_path(Path(target))
         if not Path(target).exists():

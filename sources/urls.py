@@ -11,11 +11,12 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from saccade.sources.addresses import with_plain_zone, without_zone
 from saccade.sources.errors import SourceError
 
 _DEFAULT_PORTS = {"rtsp": 554, "rtsps": 322}
 _SCHEME = re.compile(r"(\b[A-Za-z][\w+.-]+:/{1,3}|\brtsps?:)(?=[^\s/])")
-_HOST = re.compile(r"(?P<host>\[[\w:.%]+\]|[^\s:/?#@\[\]]+)(?P<port>:\d{0,5})?(?=[/?#\s'\",;)]|$)")
+_HOST = re.compile(r"(?P<host>\[[\w:.%~-]+\]|[^\s:/?#@\[\]]+)(?P<port>:\d{0,5})?(?=[/?#\s'\",;)]|$)")
 _EXAMPLES = ("user:password", "user:pass", "u:p")
 _SECRET = re.compile(
     r"(?i)(\b[\w-]*(?:pass|pas|password|passwd|passphrase|pwd|psw|pw|token|secret|key|auth|sig|signature|credential)=)"
@@ -140,6 +141,7 @@ class RtspAddress:
         scheme, separator, rest = text.partition("://")
         scheme = scheme.lower()
         credentials, rest = split_credentials(rest)
+        rest = with_plain_zone(rest)
         match = _HOST.match(rest)
         host = match["host"].strip("[]") if match else ""
         port = match["port"][1:] if match and match["port"] else ""
@@ -151,7 +153,7 @@ class RtspAddress:
         path = quote(rest[match.end() :].partition("#")[0], safe="/%:=&?~+!$,;'@()*[]|{}^\"\\<>`")
         user, _, password = credentials.partition(":")
         return cls(
-            url=f"{scheme}://{match[0]}{path}",
+            url=without_zone(f"{scheme}://{match[0]}") + path,
             host=host,
             port=int(port) if port else _DEFAULT_PORTS[scheme],
             user=unquote(user) if credentials else None,
@@ -164,9 +166,15 @@ class RtspAddress:
     def with_credentials(self) -> str:
         """The URL for a library that takes credentials within it."""
         if self.user is None:
-            return self.url
-        scheme, _, rest = self.url.partition("://")
-        return f"{scheme}://{quote(self.user, safe='')}:{quote(self.password or '', safe='')}@{rest}"
+            return self.with_zone
+        login = f"{quote(self.user, safe='')}:{quote(self.password or '', safe='')}"
+        return self.with_zone.replace("://", f"://{login}@", 1)
+
+    @property
+    def with_zone(self) -> str:
+        """The URL for a library that connects to it."""
+        address, mark, zone = self.host.partition("%")
+        return self.url.replace(f"[{address}]", f"[{address}{mark}{zone}]", 1) if mark else self.url
 
     def redirected(self, location: str) -> RtspAddress:
         """The address that a redirect leads to; credentials go along to the same host only.
@@ -175,6 +183,8 @@ class RtspAddress:
             SourceError: if `location` is malformed.
         """
         target = RtspAddress.parse(urljoin(self.url, location.strip()))
+        if target.host == self.host.partition("%")[0]:  # a server does not know the zone
+            target = replace(target, host=self.host)
         if target.user is None and target.host == self.host and (target.tls or not self.tls):
             target = replace(target, user=self.user, password=self.password)
         return target
@@ -183,10 +193,11 @@ class RtspAddress:
 def _is_host(text: str) -> bool:
     """Whether a host name or address is well-formed."""
     try:
-        ipaddress.ip_address(text.partition("%")[0])
+        ipaddress.ip_address(text)
         return True
     except ValueError:
-        pass
+        if ":" in text or "%" in text:
+            return False
     try:
         return bool(text.encode("idna")) and not text.startswith("-")
     except UnicodeError:  # an empty label, as in a..b, or one that is too long

@@ -23,14 +23,21 @@ PACKAGES = ("engine", "pipeline", "sinks", "sources")
 MAY_IMPORT = {
     "sources": set(),
     "engine": set(),
-    "sinks": {"sources.frame", "sources.demux", "sources.video_stream", "sources.http", "engine.results"},
+    "sinks": {
+        "sources.addresses",
+        "sources.frame",
+        "sources.demux",
+        "sources.video_stream",
+        "sources.http",
+        "engine.results",
+    },
     "pipeline": {"engine", "sinks", "sources"},
 }
 """What of the other packages a package may import."""
 
 ORDER = {
-    "sources": "errors planes timestamps rtp http | demux frame | base gpu image_file rgb urls video_stream | "
-    "network | file replay live | images rtsp webrtc onvif | factory",
+    "sources": "addresses errors planes timestamps rtp http | demux frame | "
+    "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",
     "engine": "errors image phase results | config kernels models vocabulary futures | tasks text_stream | core | "

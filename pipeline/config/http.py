@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, field_validator
 
 from saccade.pipeline.settings import FileText, Text, setting
+from saccade.sources.addresses import with_plain_zone
 
 
 class HttpSettings(BaseModel):
@@ -65,7 +66,7 @@ def parse_place(text: str) -> tuple[str, int]:
         ValueError: if it is none of these.
     """
     try:
-        parts = urlsplit(f"//:{text}" if text.isdecimal() else f"//{text}")
+        parts = urlsplit(f"//:{text}" if text.isdecimal() else with_plain_zone(f"//{text}"))
         port = 8080 if parts.port is None else parts.port
     except ValueError:
         parts, port = urlsplit(""), -1

@@ -21,10 +21,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import SourceError
+from saccade.sources.addresses import with_plain_zone
 from saccade.sources.http.tokens import is_loopback
 from saccade.sources.urls import RtspAddress
 
-_HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
+_HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+(%[\w.~-]+)?")
 _GLOB = re.compile(r"[*?\[]")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -77,6 +78,7 @@ class SourcePolicy:
             NotAllowedError: if it is refused.
             SourceError: if it is a malformed address.
         """
+        source = with_plain_zone(source)
         live = "://" in source or source.startswith("webrtc:")
         if live and _listens(source) and not is_loopback(_host(source)):
             if not self._names(source):  # it opens a port without authentication

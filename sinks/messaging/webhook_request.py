@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from saccade.sinks.base import SinkError
 from saccade.sinks.urls import Address, Options
+from saccade.sources.addresses import with_plain_zone, without_zone
 
 PORTS = {"http": 80, "https": 443}
 EXAMPLE = "https://user:password@host/path"
@@ -45,9 +46,11 @@ class WebhookRequest:
         Raises:
             SinkError: if one of them is wrong.
         """
-        parts = urlsplit(target)
+        parts = urlsplit(with_plain_zone(target))
         url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
         headers = {"Content-Type": "application/json", "User-Agent": "saccade"}
+        if without_zone(url) != url:
+            headers["Host"] = urlsplit(without_zone(url)).netloc
         if address.user is not None:
             login = f"{address.user}:{address.password or ''}"
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from saccade.sinks.base import SinkError
 from saccade.sinks.urls import Options, redact_target
 from saccade.sinks.websocket.subscription import Subscription
+from saccade.sources.addresses import with_plain_zone
 from saccade.sources.http.tls import server_context
 from saccade.sources.http.tokens import find_token, is_loopback
 
@@ -65,7 +66,7 @@ class FeedTarget:
         """
         shown = redact_target(text)
         try:
-            parts = urlsplit(text)
+            parts = urlsplit(with_plain_zone(text))
             port = DEFAULT_PORT if parts.port is None else parts.port
         except ValueError:
             raise SinkError(f"{shown} is not an address to listen on; use ws://HOST:PORT/PATH?token=…") from None

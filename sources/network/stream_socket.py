@@ -180,7 +180,8 @@ class StreamSocket:
         return self._secure(opened, self._tls, deadline) if self._tls else opened
 
     def _secure(self, opened: socket.socket, tls: TlsPolicy, deadline: float) -> ssl.SSLSocket:
-        wrapped = tls.context().wrap_socket(opened, server_hostname=self._host, do_handshake_on_connect=False)
+        host = self._host.partition("%")[0]  # no certificate names a zone
+        wrapped = tls.context().wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False)
         try:
             while True:
                 try:

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from aiohttp import web
 from aiortc import RTCIceServer
 
+from saccade.sources.addresses import with_plain_zone
 from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.gpu import HwAccel
 from saccade.sources.http.app_server import AppServer
@@ -59,7 +60,7 @@ class ListenTarget:
         Raises:
             SourceError: if it is neither, or would accept any client on the network.
         """
-        rest = text.removeprefix("webrtc:")
+        rest = with_plain_zone(text.removeprefix("webrtc:"))
         parts = urlsplit(rest if rest.startswith("//") else f"//127.0.0.1:{rest}")
         try:
             port = DEFAULT_PORT if parts.port is None else parts.port

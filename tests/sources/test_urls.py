@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sources import SourceError, check_source, open_source, redact
+from saccade.sources.addresses import with_plain_zone, without_zone
 from saccade.sources.urls import RtspAddress, stream_name
 
 # What is typed; host, port, user, password; what is requested; all of it shown as the request, unless stated otherwise.
@@ -30,6 +31,11 @@ VENDORS = [
     ("rtsp://bob:pass/word@cam/1", "cam", 554, "bob", "pass/word"),
     ("rtsp://bob:a?b@cam.lan/1", "cam.lan", 554, "bob", "a?b"),
     ("rtsp://[fe80::1]:8554/x", "fe80::1", 8554, None, None),
+    ("rtsp://[fe80::1%eth0]:8554/x", "fe80::1%eth0", 8554, None, None),
+    ("rtsp://[fe80::1%25eth0]/x", "fe80::1%eth0", 554, None, None),
+    ("rtsp://u1:p1@[fe80::1%25en-0.5]/x", "fe80::1%en-0.5", 554, "u1", "p1"),
+    ("rtsp://[fe80::1%25]/x", "fe80::1%25", 554, None, None),
+    ("rtsp://[fe80::1%253]/x", "fe80::1%3", 554, None, None),
     ("rtsp://u1:p1@[2001:db8::1]/x", "2001:db8::1", 554, "u1", "p1"),
     ("rtsp://cam:554/a@b", "cam", 554, None, None),
     ("rtsps://cam", "cam", 322, None, None),
@@ -43,13 +49,16 @@ def test_vendors_urls_are_parsed_and_shown_without_credentials(
     address = RtspAddress.parse(typed)
     assert (address.host, address.port, address.user, address.password) == (host, port, user, password)
     assert address.tls == typed.startswith("rtsps")
-    path = typed.partition("://")[2].partition(host)[2]
+    path = with_plain_zone(typed).partition("://")[2].partition(host)[2]
     assert address.url.endswith(path.lstrip("]"))
+    assert "%" not in address.url.partition("]")[0]  # a zone means nothing to the camera
     for shown in (redact(typed), repr(address), redact(f"{typed}: it does not answer")):
-        assert host in shown
+        assert host.partition("%")[0] in shown
         assert not user or f"{user}:" not in shown
         assert not password or password not in shown
-    assert address.url in redact(typed).replace("RTSP", "rtsp")
+    assert address.url in without_zone(redact(typed).replace("RTSP", "rtsp"))
+    assert without_zone(address.with_zone) == address.url
+    assert (host.partition("%")[0] == host) == (address.with_zone == address.url)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +139,15 @@ def test_a_redirect_keeps_credentials_to_the_same_host_only(location: str, url: 
 
 def test_a_stream_is_named_after_host_and_path() -> None:
     assert stream_name("rtsp://bob:p@cam:8554/front/door?x=1") == "cam-8554-front-door"
+
+
+@pytest.mark.parametrize("host", ["[fe80::1%]", "[fe80::1%25%]", "[fe80::1%eth0", "cam%eth0", "[::g%eth0]"])
+def test_a_zone_that_cannot_be_one_is_refused(host: str) -> None:
+    with pytest.raises(SourceError):
+        RtspAddress.parse(f"rtsp://{host}/x")
+
+
+def test_a_redirect_without_the_zone_keeps_it_and_the_password() -> None:
+    address = RtspAddress.parse("rtsp://u1:p1@[fe80::1%25eth0]/a").redirected("rtsp://[fe80::1]:8554/b")
+    assert (address.host, address.port, address.user) == ("fe80::1%eth0", 8554, "u1")
+    assert address.with_credentials == "rtsp://u1:p1@[fe80::1%eth0]:8554/b"

@@ -11,6 +11,8 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from saccade.sources.addresses import with_plain_zone
+
 _ANSWER_S = 130.0  # more than the server takes at most for an answer
 _MAX_BYTES = 32 * 1024 * 1024
 
@@ -31,6 +33,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
+        url = with_plain_zone(url)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("should be the address of a running saccade, such as http://127.0.0.1:8080")
