@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from saccade.engine.cpu.threads import limit_spinning
+from saccade.engine.process import limit_spinning
 
 if TYPE_CHECKING:
     from saccade.engine.api import Engine

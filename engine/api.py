@@ -274,7 +274,8 @@ class Engine:
         """Seconds on a GPU's clock of decode steps of `rows` sequences at `position`; None on a CPU, which has none.
 
         Raises:
-            EngineError: unless the engine is idle: it overwrites page tables. Likewise for the two that follow.
+            EngineError: unless the engine is idle and keeps no encoded images: it overwrites their pages. Likewise for
+                the two that follow.
         """
         self._submitter.require_process()
         return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))

@@ -11,9 +11,9 @@ from saccade.engine.backends.quantization import supports_fp8
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.kv_pages import PagePool
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.cpu.threads import keep_freed_memory
 from saccade.engine.errors import EngineError
 from saccade.engine.models.protocol import DraftingEncoder, Model
+from saccade.engine.process import keep_freed_memory, silence_tracer
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.loop import StepLoop
@@ -47,6 +47,7 @@ def start(
         together, preparers = config.images_per_prefill, _GPU_PREPARERS
     else:
         keep_freed_memory()
+        silence_tracer()
         executor = CpuExecutor(model, config, n_pages)
         together = preparers = 1  # on a CPU a batch of images is no faster than one by one
     from_images = config.drafts and isinstance(model.vision, DraftingEncoder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import weakref
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -104,7 +105,7 @@ class AdapterBank:
         # Every tensor is the model's own; only the modules around them are new.
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
-        self._resident: dict[int, Adapter] = {}
+        self._resident: dict[int, weakref.ref[Adapter]] = {}  # it keeps no unloaded adapter alive
         self._column_slots = torch.arange(1, n_slots + 1, device=text.wte.device).repeat_interleave(rank)
         for number, block in enumerate(self._text.blocks):
             assert isinstance(block, Block)
@@ -116,12 +117,13 @@ class AdapterBank:
 
     def fill(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter into a slot, if it is not there yet."""
-        if self._resident.get(slot) is adapter:
+        resident = self._resident.get(slot)
+        if resident is not None and resident() is adapter:
             return
         self._resident.pop(slot, None)
         for place, layer in self._layers.items():
             layer.fill(slot, adapter.weights.get(place))
-        self._resident[slot] = adapter
+        self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
         """The decoder with slots (rows,) int for the rows that it is given next."""

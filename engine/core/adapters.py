@@ -5,6 +5,7 @@ Needs no torch. Slots are assigned at admission only, so a slot may be refilled 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ NO_SLOT = 0
 """The slot of sequences without an adapter; real slots are counted from 1."""
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class Adapter:
     """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); compared by identity.
 
@@ -32,6 +33,8 @@ class Adapter:
 class AdapterSlots:
     """`n_slots` slots for adapters. An adapter without a holder stays until another one needs its slot.
 
+    That keeps no adapter alive: what holds a slot holds its adapter.
+
     Not thread-safe: one thread schedules.
     """
 
@@ -39,7 +42,7 @@ class AdapterSlots:
 
     def __init__(self, n_slots: int) -> None:
         self._holders = dict.fromkeys(range(1, n_slots + 1), 0)  # least recently released first
-        self._resident: dict[int, Adapter] = {}
+        self._resident: dict[int, weakref.ref[Adapter]] = {}
 
     @property
     def n_free(self) -> int:
@@ -50,7 +53,7 @@ class AdapterSlots:
         """The slot to call `acquire` with: where the adapter is, or a free one; None if there is none now."""
         if adapter is None:
             return NO_SLOT
-        at = next((slot for slot, one in self._resident.items() if one is adapter), None)
+        at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
         return at or next((slot for slot, count in self._holders.items() if not count), None)
 
     def acquire(self, slot: int, adapter: Adapter | None) -> None:
@@ -61,9 +64,9 @@ class AdapterSlots:
         """
         if adapter is None:
             return
-        if self._holders[slot] and self._resident[slot] is not adapter:
-            raise ValueError(f"adapter slot {slot} is held for '{self._resident[slot].name}'")
-        self._resident[slot] = adapter
+        if self._holders[slot] and (held := self._resident[slot]()) is not adapter:
+            raise ValueError(f"adapter slot {slot} is held for '{held.name if held else 'another'}'")
+        self._resident[slot] = weakref.ref(adapter)
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:

@@ -41,7 +41,7 @@ from saccade.engine.errors import DeadlineError, SupersededError
 _TURN = 1 - 1e-9  # credit for a part, but for what rounding takes
 _OWED = 2.0  # one for the next turn, and one that the stream has not used
 _FRESH_S = 0.05  # of a prefill of 8 images on an H200: of a camera of 5 frames a second, each has one such chance
-_MOST_IDLE = 4096  # streams that are remembered though nothing of them waits or runs
+_MOST_PASSING = 4096  # streams without settings that are remembered though nothing of them waits or runs
 
 
 class Admission(Generic[ImageT]):
@@ -63,6 +63,7 @@ class Admission(Generic[ImageT]):
         self._backlog: dict[Stream[ImageT], None] = {}  # streams in which something waits
         self._unkeyed: Stream[ImageT] = Stream(None, StreamSettings(newest=False, in_flight=sys.maxsize))
         self._streams[None] = self._unkeyed
+        self._passing: dict[Hashable, None] = {}  # streams that nobody has given settings, in order of arrival
         self._arrived = self._length = 0
         # What may be admitted at a moment; kept while one after another is admitted, as each looks at all streams.
         self._ready: tuple[float, list[Waiting[ImageT]]] | None = None
@@ -86,20 +87,23 @@ class Admission(Generic[ImageT]):
         """The stream of a key; made with the first request or the first settings."""
         found = self._streams.get(key)
         if found is None:
-            if len(self._streams) > _MOST_IDLE:
+            if len(self._passing) > _MOST_PASSING:
                 self._forget_idle()
             found = self._streams[key] = Stream(key, StreamSettings())
+            self._passing[key] = None
         return found
 
     def configure(self, key: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares, from now on."""
         self.stream(key).configure(settings)
+        self._passing.pop(key, None)
         self._ready = None
 
     def forget(self, key: Hashable) -> None:
         """Forget a stream's settings, and what was learned of it; what waits in it is run all the same."""
         if key is not None:
             self._streams.pop(key, None)
+            self._passing.pop(key, None)
 
     def offer(self, submission: Submission[ImageT], key: Hashable, now: float = 0.0) -> None:
         """Let a request wait; in a stream that keeps the newest, the one that waits there ends."""
@@ -272,9 +276,9 @@ class Admission(Generic[ImageT]):
         return self._arrived
 
     def _forget_idle(self) -> None:
-        idle = (key for key, one in self._streams.items() if key is not None and not one.waiting and not one.running)
-        for key in list(idle)[: _MOST_IDLE // 2]:
-            del self._streams[key]
+        idle = [key for key in self._passing if not (self._streams[key].waiting or self._streams[key].running)]
+        for key in idle[: _MOST_PASSING // 2]:
+            self.forget(key)
 
 
 def _rank(waiting: Waiting[Any]) -> tuple[bool, bool, float, int]:

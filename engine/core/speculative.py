@@ -26,7 +26,7 @@ from saccade.engine.tasks.output_state import FROM_IMAGE, DraftMemory, FedValue,
 
 Rows = list[ScheduledSequence[Any]]
 """Of one sequence in a step, in order."""
-Memory = dict[tuple[object, ...], DraftMemory]
+Memory = dict[Hashable, DraftMemory]
 """What the answers of a stream have left, by what was asked."""
 
 _MOST_REMEMBERED = 256  # prompts of a stream
@@ -49,7 +49,7 @@ def recall(request: ImageRequest[Any], memory: Memory) -> None:
         if sequence.memory is None and sequence.output.draftable:
             if len(memory) >= _MOST_REMEMBERED:
                 memory.clear()
-            key = request.window, sequence.prompt, type(sequence.output), request.adapter
+            key = _key(request, sequence)
             sequence.memory = memory.setdefault(key, DraftMemory())
 
 
@@ -74,7 +74,9 @@ def remember(requests: Iterable[ImageRequest[Any]]) -> dict[Hashable, DraftMemor
 
 
 def _key(request: ImageRequest[Any], sequence: Answer[Any]) -> Hashable:
-    return request.window, sequence.prompt, type(sequence.output).__name__
+    # By the adapter's name: what is verified may come from another adapter, and a memory must not keep its weights.
+    adapter = None if request.adapter is None else request.adapter.name
+    return request.window, sequence.prompt, type(sequence.output).__name__, adapter
 
 
 def first_rows(

@@ -119,7 +119,7 @@ class Stream(Generic[ImageT]):
     most_credit: float = MOST_CREDIT
     next_at: float = -math.inf
     service: ServiceTime = field(default_factory=ServiceTime)
-    memory: dict[tuple[object, ...], DraftMemory] = field(default_factory=dict)
+    memory: dict[Hashable, DraftMemory] = field(default_factory=dict)
 
     def configure(self, settings: StreamSettings) -> None:
         """Set its share. It may save some rounds of what it earns: with less, a heavy one would lose some of them."""

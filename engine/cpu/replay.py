@@ -7,18 +7,14 @@ optimizations off) does the same operations on the same numbers. Knows no models
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.jit._trace import TracerWarning
 
 RECORDED_AFTER = 16  # calls: the first lays weights out; recording takes 0.2 s, as much as is saved on 100 images
 _MOST = 8  # shapes that are recorded
-# Of numbers that a record takes as fixed, which depend on shapes alone here; and `catch_warnings` knows no threads.
-warnings.filterwarnings("ignore", category=TracerWarning)
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 

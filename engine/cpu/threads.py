@@ -1,11 +1,10 @@
-"""Settings of the process that a model on the CPU runs much better with. Knows no models."""
+"""How many threads share an operation of a model on the CPU. Knows no models."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-import gc
 import math
 import os
 import statistics
@@ -13,49 +12,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from saccade.engine.process import limit_spinning
 from saccade.processors import usable_processors
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-_MIB = 1 << 20
-_SPINS = 20_000  # some 0.4 ms: with 40 µs, as long as a decode step, helpers sleep and are woken late too often
-_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 _WORTH = 0.93  # of an image's time on few threads is the most that it may take on many for these to be used
 _RECENT, _TRIAL = 9, 16  # images whose median counts: what is found in them takes as much as what is gained
 _LOST_AFTER, _LOST = 3, 1.2  # a trial ends when so many images took that much longer
 _AGAIN, _AGAIN_MOST = 400, 25_600  # images between two trials; twice as many after each that found nothing better
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next image instead of giving it back to the kernel each time.
-
-    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order on every image.
-    Mapped anew each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Larger blocks
-    are frames of more than 1080p, which threads of their own allocate: kept, six 4K cameras took 1.8 GB for good;
-    mapped, they cost nano no page fault. Does nothing elsewhere.
-    """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 4 * _MIB)
-        mallopt(_TRIM_THRESHOLD, 256 * _MIB)
-
-
-def shorten_collections(*, model: bool = False) -> None:
-    """Leave what is loaded by now out of Python's garbage collections; to be called before the first model is loaded.
-
-    Torch and all else that is imported are 240,000 objects, which stay. To look through them stopped all threads for
-    190 ms, some seconds after the start: frames of 64 cameras that were under way missed their deadlines of 250 ms.
-    Without them it takes 9. What comes later, as a model, is collected as ever, so that one that is dropped is freed.
-
-    Args:
-        model: leave out a model, too, and what came with it, to be called where it stays for the life of the process:
-            on an H200, with the compiler of its kernels, that made it 165 ms again.
-    """
-    if model:
-        gc.collect()
-    if model or not gc.get_freeze_count():
-        gc.freeze()
 
 
 def set_threads(threads: int) -> None:
@@ -69,25 +32,6 @@ def set_threads(threads: int) -> None:
     if set_omp is not None and torch.backends.openmp.is_available():
         torch.get_num_threads()  # torch sets a thread's number when it is first asked there, and would undo ours
         set_omp(threads)
-
-
-def limit_spinning() -> bool:
-    """Let threads that wait for each other sleep after some 0.4 ms, not 5; to be called before torch is loaded.
-
-    Only so can an operation be shared by as many threads as there are CPUs, see `step_threads`: one that is displaced
-    keeps the others from working, but no more than these keep it. Nano on two quiet CPUs, median and p99 of an image:
-    one thread 33.3 and 46.6 ms, two that spin 40 µs 29.9 and 45.3, 0.4 ms 27.7 and 35.8, 20 ms 28.6 and 43.5. On two
-    CPUs that others loaded six times two threads are slower the longer they spin (`ImageThreads` does not stay with
-    them): the tower took 25 ms on one, on two 80 with 20 µs and 360 with 0.2 ms.
-
-    Returns:
-        Whether they do. Not where torch is loaded already, OpenMP is another than libgomp, or the user has set how.
-    """
-    ours = os.environ.get(_SET_BY[0]) == str(_SPINS)
-    if ours or sys.platform != "linux" or "torch" in sys.modules or any(name in os.environ for name in _SET_BY):
-        return ours
-    os.environ[_SET_BY[0]] = str(_SPINS)
-    return True
 
 
 class ImageThreads:

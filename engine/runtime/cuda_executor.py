@@ -12,7 +12,6 @@ the first such step has run: few engines have any, and the slots take memory. Kn
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable
 from functools import partial
 
@@ -171,7 +170,6 @@ class CudaExecutor:
         """Wait for the work on the streams."""
         for part in (self._images, self._compute, self._copy):
             part.close()
-        gc.unfreeze()  # or the model would stay where a process loads another, see `shorten_collections`
 
     # ---- what a step costs
 

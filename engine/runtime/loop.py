@@ -19,6 +19,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.step import ImageRequest, ImageT, KeptPrefix
 from saccade.engine.core.streams import StreamSettings, Submission
 from saccade.engine.errors import EngineClosedError, EngineError, SupersededError
+from saccade.engine.process import engine_closed, engine_opened
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.preparer import Preparer
 from saccade.engine.runtime.step_cycle import StepCycle
@@ -51,6 +52,7 @@ class StepLoop(Generic[ImageT]):
         self._wanted: float = 1  # things in the inbox for which the thread is woken
         self._offered: dict[Hashable, Submission[ImageT]] = {}  # of a stream, the newest that is still in the inbox
         self._closing: BaseException | None = None
+        engine_opened()
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
         self._thread.start()
 
@@ -166,14 +168,15 @@ class StepLoop(Generic[ImageT]):
         """Run something in the loop's thread, and wait for it.
 
         Raises:
-            EngineError: unless no request is waiting or being answered; or in the loop's thread.
+            EngineError: unless no request is waiting or being answered, and no prefix is kept; or in the loop's thread.
         """
         self.require_other_thread()
         outcome: Future[T] = Future()
 
         def act() -> None:
-            if self._cycle.flights or self._scheduler.active:
-                outcome.set_exception(EngineError("the engine is at work: steps are timed only while it is idle"))
+            if self._cycle.flights or not self._scheduler.at_rest:
+                busy = "the engine is at work, or keeps encoded images: steps are timed only while it is idle"
+                outcome.set_exception(EngineError(busy))
                 return
             try:
                 outcome.set_result(work())
@@ -226,6 +229,7 @@ class StepLoop(Generic[ImageT]):
         finally:
             self._preparer.close()
             self._executor.close()
+            engine_closed()
 
     def _abandon(self, error: BaseException) -> None:
         with self._wake:

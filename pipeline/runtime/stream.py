@@ -289,7 +289,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 
 def for_life(load: Callable[[], Engine]) -> Engine:
     """What is loaded, as the engine of this process for all of its life: see `shorten_collections`."""
-    from saccade.engine.cpu.threads import shorten_collections
+    from saccade.engine.process import shorten_collections
 
     shorten_collections()
     engine = load()

@@ -374,6 +374,13 @@ def test_steps_are_timed_only_while_the_engine_is_idle(tiny: Engine, monkeypatch
     waiting.result(WAIT_S)
     assert at_rest(tiny)
     assert (tiny.time_step(4, 20, 3), tiny.time_sampling(4)) == ([0.5], 0.25)
+    called.clear()
+    with tiny.encode(IMAGE):  # whose pages it would write over
+        for timed in (lambda: tiny.time_step(4, 20, 3), lambda: tiny.time_sampling(4)):
+            with pytest.raises(EngineError, match="keeps encoded images"):
+                timed()
+    assert called == []
+    assert tiny.time_step(4, 20, 3) == [0.5]
 
 
 # Deadlines of large images

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, Task
 from saccade.engine.phase import Phase
@@ -115,6 +120,27 @@ def test_prompts_of_other_tiles_and_streams_are_not_mixed_up(tiny: Engine) -> No
         for key, tiles in (("door", 2), ("yard", 1), (None, 1)):
             wanted = tiny.submit(image, [task], tiles).result(WAIT_S)
             assert places(tiny.submit(image, [task], tiles, stream=key).result(WAIT_S)) == places(wanted)
+
+
+def test_an_adapter_that_is_unloaded_is_gone(folder: Path, tiny: Engine) -> None:
+    """The memory of a stream keeps no weights alive, nor do slots that nobody holds."""
+    generator, adapter = torch.Generator().manual_seed(0), folder / "adapter.safetensors"
+    qkv = tiny._loaded.model.text.get_submodule("blocks.0.attn.qkv").weight.shape  # type: ignore[attr-defined]
+    pair = {
+        "A": torch.randn(2, qkv[1], generator=generator) * 0.2,
+        "B": torch.randn(qkv[0], 2, generator=generator) * 0.2,
+    }
+    save_file({f"text.blocks.0.attn.qkv.{name}": matrix for name, matrix in pair.items()}, adapter)
+    tiny.load_adapter("shop", adapter)
+    held = weakref.ref(tiny._submitter.adapters.find("shop"))
+    for _ in range(2):
+        tiny.submit(noise(16, 16), [Detect("x", 3, 0.0)], stream="door", adapter="shop").result(WAIT_S)
+    tiny.unload_adapter("shop")
+    tiny.submit(noise(16, 16), [Detect("x", 3, 0.0)], stream="door").result(WAIT_S)  # behind what the last one held
+    latest = time.monotonic() + WAIT_S
+    while held() is not None and time.monotonic() < latest:
+        gc.collect()
+    assert held() is None
 
 
 def test_drawn_text_and_choices_are_not_drafted(tiny: Engine) -> None:

@@ -81,6 +81,17 @@ def test_no_more_frames_are_run_at_a_time_than_the_stream_may() -> None:
     assert admission.next(0.1) is not None
 
 
+def test_settings_outlive_thousands_of_other_streams() -> None:
+    """Streams that were given none are forgotten in time, with what was learned of them."""
+    admission: Admission[int] = Admission()
+    for number in range(6000):
+        admission.configure(number, StreamSettings(weight=4.0))
+    for number in range(6000):
+        admission.stream(("passing", number))
+    assert all(admission.stream(number).settings.weight == 4.0 for number in range(6000))
+    assert len(admission._streams) < 6000 + 4500
+
+
 def test_a_frame_that_cannot_be_in_time_costs_nothing() -> None:
     admission: Admission[int] = Admission()
     admission.offer(Asked(), "door")

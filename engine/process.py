@@ -1,0 +1,112 @@
+"""What the engine changes for the whole process, all in one place. Knows no models.
+
+| what | when |
+|---|---|
+| `GOMP_SPINCOUNT` in the environment, see `limit_spinning` | `import saccade.engine`, before torch is loaded |
+| glibc's `mallopt`, see `keep_freed_memory` | an engine on a CPU is loaded |
+| the filter of torch's `TracerWarning`, see `silence_tracer` | an engine on a CPU is loaded |
+| `gc.freeze`, see `shorten_collections` | an application asks for it; the engine never does |
+| `gc.unfreeze` | the last engine closes, where an application has frozen a model |
+
+Threads that the engine starts are daemons named `saccade-…`. Torch's number of threads stays as it is: `cpu.threads`
+sets OpenMP's for the engine's own threads only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import warnings
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_MIB = 1 << 20
+_SPINS = 20_000  # some 0.4 ms: with 40 µs, as long as a decode step, helpers sleep and are woken late too often
+_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+
+_lock = threading.Lock()
+_open_engines = 0
+_frozen_model = False
+
+
+def engine_opened() -> None:
+    """Count an engine of this process."""
+    global _open_engines
+    with _lock:
+        _open_engines += 1
+
+
+def engine_closed() -> None:
+    """Count one less; after the last one, models are collected again, see `shorten_collections`."""
+    global _open_engines, _frozen_model
+    with _lock:
+        _open_engines -= 1
+        if _frozen_model and not _open_engines:
+            _frozen_model = False
+            gc.unfreeze()
+
+
+def shorten_collections(*, model: bool = False) -> None:
+    """Leave what is loaded by now out of Python's garbage collections; to be called before the first model is loaded.
+
+    Torch and all else that is imported are 240,000 objects, which stay. To look through them stopped all threads for
+    190 ms, some seconds after the start: frames of 64 cameras that were under way missed their deadlines of 250 ms.
+    Without them it takes 9. What comes later, as a model, is collected as ever, so that one that is dropped is freed.
+
+    Args:
+        model: leave out a model, too, and what came with it, to be called where it stays for the life of the process:
+            on an H200, with the compiler of its kernels, that made it 165 ms again.
+    """
+    global _frozen_model
+    if model:
+        gc.collect()
+        _frozen_model = True
+    if model or not gc.get_freeze_count():
+        gc.freeze()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next image instead of giving it back to the kernel each time.
+
+    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order on every image.
+    Mapped anew each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Larger blocks
+    are frames of more than 1080p, which threads of their own allocate: kept, six 4K cameras took 1.8 GB for good;
+    mapped, they cost nano no page fault. Does nothing elsewhere.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 4 * _MIB)
+        mallopt(_TRIM_THRESHOLD, 256 * _MIB)
+
+
+def limit_spinning() -> bool:
+    """Let threads that wait for each other sleep after some 0.4 ms, not 5; to be called before torch is loaded.
+
+    Only so can an operation be shared by as many threads as there are CPUs, see `cpu.threads.step_threads`: one that is
+    displaced keeps the others from working, but no more than these keep it. Nano on two quiet CPUs, median and p99 of
+    an image: one thread 33.3 and 46.6 ms, two that spin 40 µs 29.9 and 45.3, 0.4 ms 27.7 and 35.8, 20 ms 28.6 and 43.5.
+    On two CPUs that others loaded six times two threads are slower the longer they spin (`ImageThreads` does not stay
+    with them): the tower took 25 ms on one, on two 80 with 20 µs and 360 with 0.2 ms.
+
+    Returns:
+        Whether they do. Not where torch is loaded already, OpenMP is another than libgomp, or the user has set how.
+    """
+    ours = os.environ.get(_SET_BY[0]) == str(_SPINS)
+    if ours or sys.platform != "linux" or "torch" in sys.modules or any(name in os.environ for name in _SET_BY):
+        return ours
+    os.environ[_SET_BY[0]] = str(_SPINS)
+    return True
+
+
+def silence_tracer() -> None:
+    """Hide torch's warnings of numbers that a recorded function takes as fixed: here these depend on shapes alone.
+
+    For the whole process, as `warnings.catch_warnings` knows no threads.
+    """
+    from torch.jit._trace import TracerWarning
+
+    warnings.filterwarnings("ignore", category=TracerWarning)
