@@ -7,7 +7,7 @@ from fractions import Fraction
 LIVE_BASE = Fraction(1, 90_000)
 """Time base of every live stream: that of RTP, WebRTC and MPEG-TS."""
 
-_CLOCK_JUMP_S = 60.0  # HLS comes a segment at a time, which is 10 s or so; more is a clock that was set
+_CLOCK_JUMP_S = 10.0  # a step that is longer by this than the time that passed here is a clock that was set
 _WINDOW_S = 2.0
 _WRONG_RATE = 2.0  # a clock this many times too fast or too slow is not believed
 
@@ -47,7 +47,7 @@ class LiveClock:
             self._timestamp = None
             self._pts = max(self._pts + 1, self._pts + passed)
             return self._pts
-        if last is None or not -1 <= (timestamp - last) * LIVE_BASE <= passed * LIVE_BASE + _CLOCK_JUMP_S:
+        if last is None or not 0 <= (timestamp - last) * LIVE_BASE <= passed * LIVE_BASE + _CLOCK_JUMP_S:
             self._offset = self._pts + max(1, passed) - timestamp
         self._pts = max(self._pts + 1, timestamp + self._offset)
         return self._pts

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-_JUMP_S = 60.0  # a difference from the schedule that no network makes: the sender's clock was set
-_WINDOW_S = 20.0  # two segments of HLS, which are 10 s at most as a rule
+_JUMP_S = 3.0  # a longer step forward is a clock that was set, unless frames come as seldom as that
+_JUMP_STEPS = 4
+_CATCH_UP = 0.1  # of the speed: nobody sees it, and 2 s are made up for in 20
+_SLACK_S = 0.1  # in the comparison of two delays
 
 
 class Pacer:
-    """The schedule of one stream.
+    """The schedule of one stream: when each frame is due.
 
-    After a stall frames are due at once until they have caught up with the schedule. Only where every frame is late
-    for 20 s, because the sender itself lost time, the schedule is moved.
+    - A clock that falls, repeats a time or jumps forward: the schedule is anchored to the frame before.
+    - A frame that comes late is due at once, and the schedule moves back by as much, so the frames that follow are
+      spread as before. The delay is made up for by playing faster by a tenth.
+    - If frames are late again because of that, the sender has lost the time for good, and the schedule stays.
     """
 
     def __init__(self) -> None:
         self._offset: float | None = None  # when a frame is due, after its timestamp
-        self._window_at = 0.0
-        self._least_late = 0.0  # of all frames in this window
+        self._taken = 0.0  # the timestamp before
+        self._step = 0.0  # from one timestamp to the next, the last that grew
+        self._interval = 0.0  # the last such step that was no jump
+        self._behind = 0.0  # how much later than at first frames are due, as far as that is to be made up for
+        self._regained = 0.0  # how much of that was made up for since the last late frame
 
     def delay(self, taken: float, now: float) -> float:
         """How long to wait until a frame is due, in seconds.
@@ -25,12 +32,27 @@ class Pacer:
             taken: the frame's timestamp in seconds.
             now: seconds on a growing clock.
         """
-        if self._offset is None or abs(taken + self._offset - now) > _JUMP_S:
+        if self._offset is None:
             self._offset = now - taken
-            self._window_at, self._least_late = now, _JUMP_S
-        ahead = taken + self._offset - now
-        self._least_late = min(self._least_late, max(0.0, -ahead))
-        if now - self._window_at >= _WINDOW_S:
-            self._offset += self._least_late
-            self._window_at, self._least_late = now, _JUMP_S
-        return max(0.0, taken + self._offset - now)
+        else:
+            self._offset = self._follow(self._offset, taken)
+        self._taken = taken
+        late = now - taken - self._offset
+        if late <= 0:
+            return -late
+        self._offset += late
+        self._behind = self._behind + late if late > self._regained + _SLACK_S else 0.0
+        self._regained = 0.0
+        return 0.0
+
+    def _follow(self, offset: float, taken: float) -> float:
+        """The offset for the frame that follows the one before."""
+        step = taken - self._taken
+        if not 0 < step <= max(_JUMP_S, _JUMP_STEPS * self._step):
+            self._step = step if step > 0 else self._step
+            return self._taken + offset + self._interval - taken
+        self._step = self._interval = step
+        regained = min(self._behind, _CATCH_UP * step)
+        self._behind -= regained
+        self._regained += regained
+        return offset - regained

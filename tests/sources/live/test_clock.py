@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,13 @@ def test_intervals_hold_within_a_connection_and_time_between() -> None:
     clock.restart()
     assert clock.place(5, 11.08) == 7201 + 900_000 - 1  # 10 s later, rounded down
     assert clock.place(3605, 11.12) == 7201 + 900_000 - 1 + 3600
+
+
+@pytest.mark.parametrize("jump", [-(2**40), -90_000 * 30, -45_000, -1, 90_000 * 12, 90_000 * 40, 2**40])
+def test_where_a_clock_falls_or_jumps_the_time_that_passed_counts(jump: int) -> None:
+    clock = LiveClock()
+    placed = [clock.place(3600 * n + (jump if n >= 50 else 0), n / 25) for n in range(100)]
+    assert all(abs(after - before - 3600) <= 1 for before, after in itertools.pairwise(placed))
 
 
 def test_a_clock_at_the_wrong_rate_gives_way_to_arrival() -> None:

@@ -79,6 +79,21 @@ def test_hls_comes_in_bursts_and_is_handed_on_at_its_own_pace(make_clip: MakeCli
     assert time.monotonic() - begun > 0.9
 
 
+@pytest.mark.parametrize("moved", [-750, 1000])
+def test_hls_stays_even_after_a_clock_that_falls_or_jumps(make_clip: MakeClip, tmp_path: Path, moved: int) -> None:
+    for name, begin in (("a", 1000), ("b", 1000 + moved), ("c", 1025 + moved)):
+        make_clip(f"{name}.ts", pts=range(begin, begin + 25), gop=25)
+    (tmp_path / "live.m3u8").write_text(
+        "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:1\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1,\na.ts\n"
+        "#EXT-X-DISCONTINUITY\n#EXTINF:1,\nb.ts\n#EXTINF:1,\nc.ts\n"
+    )
+    with http(serve_folder(tmp_path)) as url, live(f"{url}/live.m3u8") as source:
+        frames = list(itertools.islice(source, 70))
+    assert sum(frame.dropped_before for frame in frames) < 5  # a burst of 50 frames loses nearly all of them
+    assert frames[-1].captured_at - frames[0].captured_at > 2
+    assert float((frames[-1].pts - frames[0].pts) * frames[0].time_base) < LONG_S
+
+
 def test_a_recording_behind_an_address_has_an_end(make_clip: MakeClip, tmp_path: Path) -> None:
     make_clip("clip.mp4", frames=15)
     with http(serve_folder(tmp_path)) as url, live(f"{url}/clip.mp4") as source:
