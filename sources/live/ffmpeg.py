@@ -271,7 +271,7 @@ class FfmpegConnection:
         except Exception as error:
             self._fail(error)  # a bug of ours must not vanish with the thread
         finally:
-            files.close()
+            files.free()
 
     @contextmanager
     def _reach(self) -> Iterator[tuple[str, str | None]]:

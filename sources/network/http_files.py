@@ -110,7 +110,7 @@ class HttpFiles:
         self._credentials: dict[tuple[bool, str, int], Credentials] = {}
         self._lock = threading.Lock()  # guards the three that follow
         self._closed = False
-        self._sockets: set[socket.socket] = set()
+        self._connections: set[_Connection] = set()
         self._idle: dict[tuple[bool, str, int], _Connection] = {}
         self._first: HttpFile | None = None
         self.failure: SourceError | None = None
@@ -154,15 +154,18 @@ class HttpFiles:
         return file
 
     def close(self) -> None:
-        """Close every connection; whoever reads one wakes up with an error. Callable from any thread."""
+        """End every connection: whoever reads one gets an error. Callable from any thread, unlike `free`."""
         with self._lock:
             self._closed = True
-            for one in self._sockets:
+            for connection in self._connections:
                 with suppress(OSError):  # not SSLSocket's method, with which a reader cannot cope
-                    socket.socket.shutdown(one, socket.SHUT_RDWR)
-            for connection in self._idle.values():
-                connection.close()
-            self._idle.clear()
+                    socket.socket.shutdown(connection.opened, socket.SHUT_RDWR)
+
+    def free(self) -> None:
+        """Close every connection, once nothing is read any more."""
+        self.close()
+        for connection in list(self._connections):
+            self.discard(connection)
 
     def request(self, url: str, begin: int, end: int) -> tuple[http.client.HTTPResponse, _Connection, str]:
         """The response to a GET of these bytes, up to the last one if `end` is 0; redirects are followed.
@@ -186,7 +189,7 @@ class HttpFiles:
                 location = response.getheader("Location") if response.status in _REDIRECTS else None
                 if not location:
                     raise _explained(response, redact(url), _Place.parse(url).origin in self._credentials)
-                url = urljoin(url, location.strip())
+                url = _joined(url, location)
                 if not url.lower().startswith(("http://", "https://")):
                     raise LiveError("connection failed", "the server redirects to another protocol")
         except SourceError as error:
@@ -197,9 +200,8 @@ class HttpFiles:
 
     def keep(self, connection: _Connection, url: str) -> None:
         """Take a connection back whose response was read to its end."""
-        connection.opened.settimeout(self._answer_s)
         with self._lock:
-            if not self._closed and (connection.sock is not None):
+            if not self._closed and connection.sock is not None:
                 self._idle[_Place.parse(url).origin] = connection
                 return
         self.discard(connection)
@@ -207,7 +209,7 @@ class HttpFiles:
     def discard(self, connection: _Connection) -> None:
         """Close a connection."""
         with self._lock:
-            self._sockets.discard(connection.opened)
+            self._connections.discard(connection)
         connection.close()
         connection.opened.close()
 
@@ -229,19 +231,22 @@ class HttpFiles:
             kept = self._idle.pop(place.origin, None)
         if kept is not None:
             self._dialer.allow(place.url, [kept.numeric])
+            kept.opened.settimeout(self._answer_s)
             try:
                 return self._get(kept, place, wanted, credentials), kept
             except (OSError, http.client.HTTPException):  # the server has closed it by now
                 self.discard(kept)
-        connection = _Connection(place, self._dialer, self._answer_s)
-        with self._lock:
-            self._sockets.add(connection.opened)
+        connection = None
         try:
-            if self._closed:
-                raise LiveError("connection failed", "closed")
+            connection = _Connection(place, self._dialer, self._answer_s)
+            with self._lock:
+                self._connections.add(connection)
+                if self._closed:
+                    raise LiveError("connection failed", "closed")
             return self._get(connection, place, wanted, credentials), connection
         except BaseException as error:
-            self.discard(connection)
+            if connection is not None:
+                self.discard(connection)
             if isinstance(error, TimeoutError):
                 raise LiveError("timeout", f"{redact(place.url)} does not answer") from None
             if isinstance(error, OSError | http.client.HTTPException | UnicodeError):
@@ -304,12 +309,17 @@ class HttpFile:
         self._seekable = partial or self._response.getheader("Accept-Ranges", "").strip().lower() == "bytes"
         length = self._response.length
         self._length = None if length is None else length - (0 if partial else begin)
-        if begin and not partial:
-            self._skip(begin, _MAX_DISCARDED)
-        if self.is_playlist and self.url != url:
-            self._text = _with_whole_addresses(self._read_all(), self.url)
-            self._length = len(self._text)
-            self._at = 0
+        if end and not partial:  # the server sends all of it
+            self._length = min(end - begin, self._length or end - begin)
+        try:
+            if begin and not partial:
+                self._skip(begin, _MAX_DISCARDED)
+            if self.is_playlist and self.url != url:
+                self._text = _with_whole_addresses(self._read_all(), self.url)
+                self._length = len(self._text)
+        except BaseException:
+            files.discard(self._connection)
+            raise
 
     def readable(self) -> bool:
         """True."""
@@ -331,9 +341,11 @@ class HttpFile:
                 data = self._text[self._wanted : self._wanted + size]
                 self._wanted += len(data)
                 return data
-            if self._wanted != self._at and not self._move():
+            if self._length is not None and self._wanted >= self._length:
                 return b""
-            data = self._receive(size)
+            if self._wanted != self._at:
+                self._move()
+            data = self._receive(size if self._length is None else min(size, self._length - self._at))
         except LiveError as error:
             if not self._nested or error is self._files.refused:
                 raise
@@ -354,16 +366,17 @@ class HttpFile:
         return self._wanted
 
     def close(self) -> None:
-        """Close it; its connection is used again if the file was read to its end."""
-        if self._response.isclosed() and not self._response.will_close:
+        """Close it; its connection is used again if the response was read to its end."""
+        response = self._response
+        read = response.isclosed() or response.length == 0
+        response.close()
+        if read and not response.will_close:
             self._files.keep(self._connection, self.url)
         else:
             self._files.discard(self._connection)
 
-    def _move(self) -> bool:
-        """Go to where is to be read; False if that is beyond the end."""
-        if self._length is not None and self._wanted >= self._length:
-            return False
+    def _move(self) -> None:
+        """Go to where is to be read, before the end."""
         ahead = self._wanted - self._at
         if 0 < ahead <= _SKIPPED:
             self._skip(ahead, _SKIPPED)
@@ -375,7 +388,6 @@ class HttpFile:
             if self._response.status != 206:
                 raise LiveError("connection failed", f"{redact(self.url)}: the server sends no parts any more")
         self._at = self._wanted
-        return True
 
     def _skip(self, count: int, most: int) -> None:
         if count > most:
@@ -436,14 +448,21 @@ class _Decrypted:
         self._file.close()
 
 
+def _joined(base: str, address: str) -> str:
+    try:
+        return urljoin(base, address.strip())
+    except ValueError:
+        raise LiveError("connection failed", f"{redact(base)} leads to what is no address") from None
+
+
 def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
     """A playlist whose addresses are absolute: FFmpeg takes them as relative to where it asked, not to a redirect."""
     lines = []
     for line in playlist.decode("utf-8", "surrogateescape").splitlines():
         if line.startswith("#"):
-            line = _URI.sub(lambda match: f'{match[1]}{urljoin(url, match[2])}"', line)
+            line = _URI.sub(lambda match: f'{match[1]}{_joined(url, match[2])}"', line)
         elif line.strip():
-            line = urljoin(url, line.strip())
+            line = _joined(url, line)
         lines.append(line)
     return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 

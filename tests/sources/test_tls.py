@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
 
-from saccade.sources import LiveError, LiveSource, open_source
+from saccade.sources import LiveError, LiveSource, SourceError, open_source
 from tests.support.cameras.http_camera import http, mjpeg
 from tests.support.cameras.rtmp_server import rtmp_server
 from tests.support.cameras.rtsp import Camera, need_servers
@@ -217,3 +217,29 @@ def test_a_certificate_that_is_not_wanted_is_refused(
         if tls == "verify":
             assert f"sha256:{certificates[certificate].fingerprint}" in caught.value.message
         assert server.carried == 0
+
+
+def test_the_second_connection_to_a_camera_is_verified(certificates: dict[str, Certificate]) -> None:
+    """MJPEG over RTSP: our own client finds out what it is, and FFmpeg plays it over another connection."""
+    need_servers()
+    with Camera() as camera, front(camera.port, certificates["right"], certificates["of a stranger"]) as tls:
+        with live(f"rtsps://127.0.0.1:{tls.port}/jpeg", "verify") as source, pytest.raises(LiveError) as caught:
+            next(iter(source))
+        assert caught.value.reason == "tls"
+        assert tls.calls >= 2
+
+
+def test_a_segment_is_verified_though_its_playlist_was(certificates: dict[str, Certificate], folder: Path) -> None:
+    playlist(folder, "clip.ts")
+    with http(files(folder)) as url, front(port_of(url), certificates["right"], certificates["expired"]) as tls:
+        with live(f"https://127.0.0.1:{tls.port}/live.m3u8", "verify") as source, pytest.raises(LiveError) as caught:
+            next(iter(source))
+        assert caught.value.reason == "tls"
+
+
+def test_a_playlist_on_disk_opens_no_connection(certificates: dict[str, Certificate], folder: Path) -> None:
+    with http(files(folder)) as url, front(port_of(url), certificates["right"]) as tls:
+        playlist(folder, f"https://127.0.0.1:{tls.port}/clip.ts")
+        with pytest.raises(SourceError), open_source(folder / "live.m3u8") as source:
+            list(source)
+        assert tls.calls == 0

@@ -63,12 +63,18 @@ def trust(certificates: Sequence[Certificate], path: Path) -> Path:
 
 
 class Front:
-    """Decrypts what comes to `port` and carries it to a server in clear; `carried` is how many bytes of requests."""
+    """Decrypts what comes to `port` and carries it to a server in clear; `carried` is how many bytes of requests.
 
-    def __init__(self, backend: int, certificate: Certificate) -> None:
+    Args:
+        backend: the server's port.
+        certificate: what is shown.
+        later: what is shown from the second connection on.
+    """
+
+    def __init__(self, backend: int, certificate: Certificate, later: Certificate | None = None) -> None:
         self._backend = backend
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificate.path)
+        self._shown = [certificate, later or certificate]
+        self.calls = 0
         self._stop = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.05)
@@ -87,12 +93,16 @@ class Front:
         while not self._stop.is_set():
             with suppress(TimeoutError):
                 call, _ = self._listener.accept()
-                self._threads.append(threading.Thread(target=self._carry, args=(call,)))
+                shown = self._shown[min(self.calls, 1)]
+                self.calls += 1
+                self._threads.append(threading.Thread(target=self._carry, args=(call, shown)))
                 self._threads[-1].start()
 
-    def _carry(self, call: socket.socket) -> None:
+    def _carry(self, call: socket.socket, shown: Certificate) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(shown.path)
         call.settimeout(10)
-        with call, suppress(OSError), self._context.wrap_socket(call, server_side=True) as secure:
+        with call, suppress(OSError), context.wrap_socket(call, server_side=True) as secure:
             data = secure.recv(65536)
             if not data:
                 return
@@ -117,8 +127,8 @@ class Front:
 
 
 @contextmanager
-def front(backend: int, certificate: Certificate) -> Iterator[Front]:
-    made = Front(backend, certificate)
+def front(backend: int, certificate: Certificate, later: Certificate | None = None) -> Iterator[Front]:
+    made = Front(backend, certificate, later)
     try:
         yield made
     finally:
