@@ -1,4 +1,4 @@
-"""Runs steps on CUDA: every forward is a graph captured at the start, so that a step costs the host a launch or two.
+"""Runs steps on CUDA: a forward is a graph, so that a step costs the host a launch or two.
 
     compute stream, prefill   image tokens (`cuda_images`); image prefixes and prompts together → first samples
     compute stream, decode    one graph: inputs → embeddings of the batch slots → blocks → samples → next embeddings
@@ -6,13 +6,14 @@
 
 Page tables lie on the device from a sequence's prefill on, so a decode step needs three numbers a sequence, which its
 graph fetches from pinned memory. Inputs on the device are shared by both slots, as the compute stream runs in order;
-what the host writes and reads is each slot's own. A step with adapters has a graph of its own, which is captured when
-the first such step has run: few engines have any, and the slots take memory. Knows no requests, names or results.
+what the host writes and reads is each slot's own. Graphs of what nearly every engine meets, objects and text, are
+captured at the start; those of tilings, long prompts, drafts, adapters, and of objects and text in one step when the
+first such step has run. Knows no requests, names or results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -40,16 +41,18 @@ from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_slot import CudaSlot
 from saccade.engine.runtime.device_streams import CudaStream, Stream
 from saccade.engine.runtime.executor import Progress
-from saccade.engine.runtime.graph_capture import captured
-from saccade.engine.runtime.image_encoder import CudaImageEncoder, Graphs, PreparedImage, bucket_of
+from saccade.engine.runtime.graph_capture import Graphs
+from saccade.engine.runtime.image_encoder import CudaImageEncoder, Job, PreparedImage, bucket_of
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
 from saccade.engine.tasks.output_state import Sampled
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
 # As is a prefill in tokens of prompts; more run without a graph. 48 of 8 images fill products' tiles (16.4 ms for 16.8)
-PROMPT_TOKEN_SIZES = (8, 16, 32, 48, 64, 128, 256, MAX_PROMPT_TOKENS)
+PROMPT_TOKEN_SIZES = (8, 16, 48, 128, 256, MAX_PROMPT_TOKENS)
+_COMMON_TOKENS = 128  # of a prefill whose graph is captured at the start
 _COORDS, _SIZES, _TEXT, _DRAFTED = 1, 2, 4, 8  # what a graph samples, as bits; whether the host says what is fed
+_OBJECTS = _COORDS | _SIZES
 _KINDS = {Phase.X_OR_EOS: _COORDS, Phase.Y: _COORDS, Phase.SIZE: _SIZES, **dict.fromkeys(TEXT_PHASES, _TEXT)}
 
 
@@ -74,9 +77,10 @@ class CudaExecutor:
         self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
         unread = self._unread = set[int]()  # slots whose step is launched
         # Not a closure over the executor: in a cycle its memory would stay until Python collects garbage.
-        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not unread)
-        self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         self._compute, self._copy = CudaStream(device), CudaStream(device)
+        self.graphs = Graphs(self._compute.stream)
+        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not unread, self.graphs)
+        self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         # Past the last prefix page a sequence has at most the rest of the context.
         width = self.cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
         self._steps = DecodeInputs(depth, device, rows, self.cache.prefix_length)
@@ -96,9 +100,6 @@ class CudaExecutor:
         self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
-        self._prefill_graphs: Graphs = {}
-        self._adapted_prefills: Graphs = {}
-        self._memory = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(device)  # weights and buffers come from other streams
         self._capture_all(texts, progress)
 
@@ -193,8 +194,8 @@ class CudaExecutor:
         host["positions"].fill(position)
         # Rows that differ, as a step's do: with experts, how many are read depends on it.
         states = torch.randn_like(self._state[:bucket])
-        graph = self._slots[0].decode[bucket, _COORDS]
-        times = self._compute.time(graph.replay, repeats, lambda: self._state[:bucket].copy_(states))
+        job = self._decode_job(self._slots[0], bucket, _COORDS)
+        times = self._compute.time(lambda: self.graphs.run(*job), repeats, lambda: self._state[:bucket].copy_(states))
         self._tables.zero_()
         torch.cuda.synchronize(self._device)  # not on the compute stream: the next prefill must not come before it
         return times
@@ -203,8 +204,8 @@ class CudaExecutor:
         """Median seconds on the GPU's clock of a step's sampling of coordinates, while nothing else runs."""
         self._steps.device["outs"].fill_(self._spare)
         self._steps.device["phases"].fill_(Phase.X_OR_EOS)
-        graph = self._slots[0].first[bucket_of(self._batch_sizes, rows), _COORDS]
-        return float(np.median(self._compute.time(graph.replay, repeats=100)))
+        job = self._first_job(self._slots[0], bucket_of(self._batch_sizes, rows), _COORDS)
+        return float(np.median(self._compute.time(lambda: self.graphs.run(*job), repeats=100)))
 
     def experts_used(self, rows: int) -> float | None:
         """See `Runner.experts_used`."""
@@ -216,19 +217,13 @@ class CudaExecutor:
         rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
         bucket = bucket_of(self._batch_sizes, len(rows))
         self._steps.fill(slot, rows, bucket)
-        if any(row.sequence.request.adapter_slot for row in rows):
-            kind |= _COORDS | _SIZES  # fewer graphs
-            self._run_or_capture(held.adapted, (bucket, kind), partial(self._decode_step, held, bucket, kind, True))
-        else:
-            held.decode[bucket, kind].replay()
+        adapted = any(row.sequence.request.adapter_slot for row in rows)
+        self.graphs.run(*self._decode_job(held, bucket, kind, adapted))
 
-    def _run_or_capture(self, graphs: Graphs, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay a graph; if there is none yet, do the work without, and capture it for the next time."""
-        if key in graphs:
-            graphs[key].replay()
-            return
-        work()
-        graphs[key] = self._captured(work)
+    def _decode_job(self, slot: CudaSlot, rows: int, kind: int, adapted: bool = False) -> Job:
+        kind = _sampled_by(rows, kind)
+        work = partial(self._decode_step, slot, rows, kind, adapted)
+        return ("decode", slot.number, rows, kind, adapted), work
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the embeddings of what rows sample go, and their phases."""
@@ -276,15 +271,20 @@ class CudaExecutor:
         n = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
         if bucket is None:
             self._prefill_without_graph(step, prompts, adapted)
-        elif adapted:
-            self._run_or_capture(self._adapted_prefills, (n, bucket), partial(self._prefill_step, n, bucket, True))
         else:
-            self._prefill_graphs[n, bucket].replay()
+            self.graphs.run(*self._prefill_job(n, bucket, adapted))
         if rows:
-            held.first[whole, _kind_of(step) & ~_DRAFTED].replay()
+            self.graphs.run(*self._first_job(held, whole, _kind_of(step)))
+
+    def _prefill_job(self, n: int, tokens: int, adapted: bool = False) -> Job:
+        return ("prefill", n, tokens, adapted), partial(self._prefill_step, n, tokens, adapted)
+
+    def _first_job(self, slot: CudaSlot, rows: int, kind: int) -> Job:
+        kind = _sampled_by(rows, kind & ~_DRAFTED)
+        return ("first", slot.number, rows, kind), partial(self._first_samples, slot, rows, kind)
 
     def _prefill_without_graph(self, step: Step[PreparedImage], prompts: PromptTokens, adapted: bool) -> None:
-        """What `_prefill_graphs` do, for long prompts. Kernels are compiled anew for an input that is not aligned."""
+        """What `_prefill_step` does, for long prompts. Kernels are compiled anew for an input that is not aligned."""
         ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
         if n := len(step.imaged):
@@ -328,21 +328,6 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def _capture_all(self, texts: bool, progress: Progress | None) -> None:
-        kinds = [_COORDS, _SIZES, _COORDS | _SIZES, _COORDS | _SIZES | _DRAFTED]
-        firsts = [_COORDS, _COORDS | _SIZES]
-        if texts:
-            firsts += [_TEXT, _TEXT | _COORDS, _TEXT | _COORDS | _SIZES]
-            kinds += [_TEXT, _TEXT | _COORDS, _TEXT | _SIZES, _TEXT | _COORDS | _SIZES]
-            kinds.append(_TEXT | _COORDS | _SIZES | _DRAFTED)
-        jobs = self._images.capture_jobs()
-        for n in (0, *self._images.batch_sizes):
-            for tokens in PROMPT_TOKEN_SIZES:
-                jobs.append((self._prefill_graphs, (n, tokens), partial(self._prefill_step, n, tokens)))
-        for slot in self._slots:
-            for n in self._batch_sizes:
-                for kind in kinds:
-                    jobs.append((slot.decode, (n, kind), partial(self._decode_step, slot, n, kind)))
-                jobs += [(slot.first, (n, kind), partial(self._first_samples, slot, n, kind)) for kind in firsts]
         # Warm-up runs write to pages and slots that are never read.
         for host in self._steps.host:
             host["batch_slots"].fill(self._spare)
@@ -353,18 +338,23 @@ class CudaExecutor:
         for name, value in unused.items():
             self._prefills.device[name].fill_(value)
         torch.cuda.synchronize(self._device)
-        for done, (graphs, key, work) in enumerate(jobs, start=1):
-            self._compute.run(work)  # compiles kernels and lets libraries set themselves up
-            graphs[key] = self._captured(work)
+        jobs = list(self._jobs(texts))
+        for done, job in enumerate(jobs, start=1):
+            self._compute.run(partial(self.graphs.run, *job))
             if progress is not None:
                 progress(done, len(jobs))
 
-    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of work that has been done once on the compute stream."""
-        stream = self._compute.stream
-        with torch.cuda.stream(stream):
-            stream.synchronize()
-            return captured(work, self._memory)
+    def _jobs(self, texts: bool) -> Iterator[Job]:
+        """What nearly every engine runs, each once."""
+        yield from self._images.jobs()
+        yield self._prefill_job(1, PROMPT_TOKEN_SIZES[0])
+        common = [size for size in PROMPT_TOKEN_SIZES[1:] if size <= _COMMON_TOKENS]
+        yield from (self._prefill_job(n, tokens) for n in self._images.batch_sizes for tokens in common)
+        for slot in self._slots:
+            for n in self._batch_sizes:
+                kinds = [_COORDS, _SIZES] if n == 1 else [_OBJECTS]
+                yield from (self._decode_job(slot, n, kind) for kind in [*kinds, *[_TEXT] * texts])
+                yield from (self._first_job(slot, n, kind) for kind in [kinds[0], *[_TEXT] * texts])
 
     def _prefill_step(self, n: int, tokens: int, adapted: bool = False) -> None:
         inputs, runner = self._prefills.device, self._runner
@@ -390,9 +380,17 @@ class CudaExecutor:
 
 
 def _kind_of(step: Step[PreparedImage]) -> int:
-    kind = 0
+    """What a step samples."""
+    kind = _DRAFTED if step.drafted else 0
     for row in step.sequences:
         kind |= _KINDS[row.phase]
-    if step.drafted:  # few steps are: one graph serves all that have no text, and another all others
-        kind |= _DRAFTED | _COORDS | _SIZES
     return kind
+
+
+def _sampled_by(rows: int, kind: int) -> int:
+    """What the graph samples that serves a step of a kind: objects, text, or both, so that there are few graphs.
+
+    Only a single row, whose step is the shortest, has its coordinates and its sizes apart.
+    """
+    objects = _OBJECTS if rows > 1 or kind & _DRAFTED else kind & _OBJECTS
+    return kind & (_TEXT | _DRAFTED) | (objects if kind & (_OBJECTS | _DRAFTED) else 0)

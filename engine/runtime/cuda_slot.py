@@ -10,13 +10,12 @@ import torch
 from saccade.engine.backends.plain_runner import SAMPLED
 from saccade.engine.core.speculative import Rows, put_found
 from saccade.engine.models.protocol import Model
-from saccade.engine.runtime.image_encoder import Graphs
 from saccade.engine.runtime.step_inputs import NO_CLASS
 from saccade.engine.tasks.output_state import MAX_SCORED
 
 
 class CudaSlot:
-    """A step's outputs, and the graphs that write them.
+    """A step's outputs.
 
     Args:
         number: the slot's.
@@ -41,9 +40,6 @@ class CudaSlot:
         self.scores = torch.zeros(rows, MAX_SCORED, device=device)
         self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=True)
         self.drafted: list[tuple[int, Rows]] = []  # by them, see `drafts.drafted_from_images`
-        self.decode: Graphs = {}
-        self.adapted: Graphs = {}
-        self.first: Graphs = {}
         # A blocking event interrupts the host, which sleeps: only the one that is waited for so.
         self.ready = torch.cuda.Event(blocking=True)
         self.computed, self._reached = torch.cuda.Event(), torch.cuda.Event()

@@ -2,11 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
+
+
+class Graphs:
+    """Work by keys: run as it is the first time, and from a graph from then on.
+
+    Work for which there is no memory left to capture is remembered, and run as it is.
+
+    Args:
+        stream: where all of it runs, in order; no default one.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._memory = torch.cuda.graph_pool_handle()  # shared: the graphs run one behind the other
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: there was no memory for it
+
+    def __len__(self) -> int:
+        return sum(graph is not None for graph in self._graphs.values())
+
+    def __contains__(self, key: Hashable) -> bool:
+        return self._graphs.get(key) is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether there was memory for every graph."""
+        return None not in self._graphs.values()
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Put work on the stream, which is the current one.
+
+        Args:
+            key: of the work: the same work for the same key.
+            work: what it launches, with tensors of fixed addresses.
+        """
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.replay()
+            return
+        work()  # compiles kernels and lets libraries set themselves up, which a capture cannot
+        if key not in self._graphs:
+            self._capture(key, work)
+
+    def _capture(self, key: Hashable, work: Callable[[], None]) -> None:
+        try:
+            with torch.cuda.stream(self._stream):
+                self._stream.synchronize()
+                self._graphs[key] = captured(work, self._memory)
+        except RuntimeError as error:  # torch has no memory, or the driver, whose error is of no other type
+            if self.complete:
+                reason = (str(error).strip().splitlines() or [""])[0]
+                log.warning("some steps run without a CUDA graph, slower, as there is no memory for it: %s", reason)
+            self._graphs[key] = None
+            if not len(self):  # a pool that no graph is left of has ended
+                self._memory = torch.cuda.graph_pool_handle()
 
 
 def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,15 +20,14 @@ from saccade.engine import kernels
 from saccade.engine.cuda.select import cuda_vision
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
+from saccade.engine.runtime.graph_capture import Graphs
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
 from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
 
-Graphs = dict[Hashable, torch.cuda.CUDAGraph]
-CaptureJob = tuple[dict[Hashable, Any], Hashable, Callable[[], None]]
-"""A graph to be captured: where it goes, under which key, and what it runs."""
-
+Job = tuple[Hashable, Callable[[], None]]
+"""Work for `Graphs.run`."""
 
 PreparedImage = TiledImage | StagedImage
 """An image that can be encoded."""
@@ -43,6 +41,7 @@ class CudaImageEncoder:
         most: images at a time.
         depth: step slots.
         idle: whether the device has nothing to do, as far as any thread can know.
+        graphs: of the stream that images are encoded on.
 
     Attributes:
         batch_sizes: how many images are encoded together; fewer are padded to the next of these.
@@ -50,15 +49,14 @@ class CudaImageEncoder:
         objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
     """
 
-    def __init__(self, model: Model, most: int, depth: int, idle: Callable[[], bool]) -> None:
+    def __init__(self, model: Model, most: int, depth: int, idle: Callable[[], bool], graphs: Graphs) -> None:
         vision, device = model.vision, model.device
         self._idle = idle
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
         self._encoder = cuda_vision(model)
         self._uploads = CudaUploads(device, depth, most, vision.crop_size)
-        self._feature_graphs: Graphs = {}
-        self._join_graphs: Graphs = {}
+        self._graphs = graphs
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -148,7 +146,7 @@ class CudaImageEncoder:
         for place, pixels in loose:
             self._crops[place : place + 1].copy_(pixels)
         if single:  # the encoder runs once over all images that are a single crop
-            self._feature_graphs[bucket_of(self.batch_sizes, count), True].replay()
+            self._graphs.run(*self._encode_job(bucket_of(self.batch_sizes, count), True))
             for place in range(count - 1, -1, -1):  # from the last on: none is written over that is still to be moved
                 if single[place] != place:
                     self.tokens[single[place]].copy_(self.tokens[place])
@@ -156,19 +154,16 @@ class CudaImageEncoder:
             if isinstance(image, TiledImage) and image.tiling != (1, 1):
                 count = len(image.pixels)
                 self._crops[:count].copy_(image.pixels)
-                self._feature_graphs[count, False].replay()
-                self._join_graphs[image.tiling].replay()
+                self._graphs.run(*self._encode_job(count, False))
+                self._graphs.run(("join", image.tiling), partial(self._join, image.tiling))
                 self.tokens[number].copy_(self._joined)
 
-    def capture_jobs(self) -> list[CaptureJob]:
-        """What is to be captured before the first `encode`."""
-        tiles = self._vision.max_crops
-        tilings = [(rows, columns) for rows in range(1, tiles + 1) for columns in range(1, tiles // rows + 1)][1:]
-        counts = sorted({crop_count(tiling) for tiling in tilings})
-        keys = [*((n, True) for n in self.batch_sizes), *((n, False) for n in counts)]
-        jobs: list[CaptureJob] = [(self._feature_graphs, key, partial(self._encode_crops, *key)) for key in keys]
-        jobs += [(self._join_graphs, tiling, partial(self._join, tiling)) for tiling in tilings]
-        return jobs
+    def jobs(self) -> list[Job]:
+        """What is worth a graph before the first `encode`: images that are one crop. Tilings are captured as met."""
+        return [self._encode_job(n, True) for n in self.batch_sizes]
+
+    def _encode_job(self, n: int, single: bool) -> Job:
+        return ("encode", n, single), partial(self._encode_crops, n, single)
 
     def close(self) -> None:
         """Wait for the uploads under way."""

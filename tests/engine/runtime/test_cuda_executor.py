@@ -286,8 +286,9 @@ def test_adapters_on_cuda_answer_as_on_the_cpu(tmp_path: Path) -> None:
         assert results[1][0].detections != results[1][1].detections
         executor = cuda._executor
         assert isinstance(executor, CudaExecutor)
-        assert executor._adapted_prefills
-        assert all(slot.adapted for slot in executor._slots)
+        adapted = {key[:2] for key in executor.graphs._graphs if isinstance(key, tuple) and key[-1] is True}
+        assert {("decode", 0), ("decode", 1)} < adapted
+        assert any(what == "prefill" for what, _ in adapted)
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -1,18 +1,84 @@
-"""A capture that fails leaves the device as it was."""
+"""Work runs each time it is asked for, with a graph or without; a capture that fails leaves the device as it was."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
 
-from saccade.engine.runtime.graph_capture import captured
+from saccade.engine.runtime.graph_capture import Graphs, captured
+from tests.support.engine.eager_cuda import Now
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-]
+CAPTURED = "saccade.engine.runtime.graph_capture.captured"
 
 
+class Replayed:
+    """A graph on no device: it runs the work that it was captured from, and says so."""
+
+    def __init__(self, work: Callable[[], None], done: list[str]) -> None:
+        self._work, self._done = work, done
+
+    def replay(self) -> None:
+        self._work()
+        self._done[-1] += " from its graph"
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    return Graphs(Now())  # type: ignore[arg-type]
+
+
+def test_work_is_captured_when_it_is_met(graphs: Graphs) -> None:
+    done: list[str] = []
+    with mock.patch(CAPTURED, lambda work, _: Replayed(work, done)):
+        for key in "aabab":
+            graphs.run(key, lambda key=key: done.append(key))  # type: ignore[misc]
+    assert done == ["a", "a from its graph", "b", "a from its graph", "b from its graph"]
+    assert len(graphs) == 2
+    assert graphs.complete
+
+
+def test_without_memory_for_a_graph_work_runs_once_and_that_is_remembered(
+    graphs: Graphs, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+
+    def captured_once(work: Callable[[], None], _: object) -> Replayed:
+        if "big" in done[-1]:
+            raise RuntimeError("CUDA error: out of memory\nlines of advice")  # the driver's error is of no other type
+        return Replayed(work, done)
+
+    with mock.patch(CAPTURED, side_effect=captured_once) as capture, caplog.at_level(logging.WARNING):
+        for key in ("small", "big", "big", "small", "also big", "also big", "big"):
+            graphs.run(key, lambda key=key: done.append(key))  # type: ignore[misc]
+    assert done == ["small", "big", "big", "small from its graph", "also big", "also big", "big"]
+    assert capture.call_count == 3, "each is tried once"
+    assert [record.getMessage() for record in caplog.records] == [
+        "some steps run without a CUDA graph, slower, as there is no memory for it: CUDA error: out of memory"
+    ]
+    assert not graphs.complete
+    assert "small" in graphs
+    assert "big" not in graphs
+
+
+def test_work_that_fails_is_not_captured(graphs: Graphs) -> None:
+    def fails() -> None:
+        raise ValueError("wrong")
+
+    with mock.patch(CAPTURED) as capture, pytest.raises(ValueError, match="wrong"):
+        graphs.run("a", fails)
+    assert not capture.called
+    assert graphs.complete
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 def test_another_graph_can_be_captured_behind_one_that_failed() -> None:
     numbers, memory = torch.zeros(8, device="cuda"), torch.cuda.graph_pool_handle()
     numbers.add_(0)  # loads the kernel

@@ -49,7 +49,7 @@ class Now:
 class _Call:
     """A graph that is captured by keeping what it runs."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], _: object) -> None:
         self.replay = torch.inference_mode()(work)
 
 
@@ -77,7 +77,7 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
         "torch.cuda.stream": nullcontext,
         "saccade.engine.kernels.available": lambda _: False,
         f"{here}.CudaStream": Now,
-        f"{here}.CudaExecutor._captured": _Call,
+        "saccade.engine.runtime.graph_capture.captured": _Call,
         "saccade.engine.api.start": start,
     }
     with Engine.load(name, "cpu", "float32") as loaded, ExitStack() as stack:
