@@ -11,6 +11,7 @@ import sys
 from typing import ClassVar, Self
 
 import cv2
+import numpy as np
 
 from saccade.engine.results import Result
 from saccade.sinks.base import SinkClosedError, SinkError, SourceHints
@@ -62,6 +63,8 @@ class DisplaySink:
             SinkClosedError: if the user closed the window or pressed q or Esc.
         """
         image = draw(frame.image, result, drawn_latency(frame, latency))
+        if frame.pixel_aspect != 1:
+            image = np.asarray(cv2.resize(image, frame.shown_size), dtype=np.uint8)
         if not self._shown:
             cv2.namedWindow(self._title, cv2.WINDOW_NORMAL)
             cv2.resizeWindow(self._title, frame.width, frame.height)

@@ -32,7 +32,7 @@ from saccade.sources.errors import SourceError
 from saccade.sources.frame import Frame
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
 from saccade.sources.image_file import is_motion_jpeg
-from saccade.sources.rgb import RgbConverter, orientation_of
+from saccade.sources.rgb import RgbConverter, orientation_of, pixel_aspect_of
 from saccade.sources.timestamps import Timeline
 from saccade.sources.video_stream import NoVideoError, choose_video
 
@@ -63,6 +63,10 @@ class FileSource(Source):
         hwaccel: whether to decode on the GPU.
         paced: it is read over and over, at its own pace, as one of many: each iteration goes on with the decoder of
             the one before, which has few threads.
+        index: of another source of the same file, by which `start` is found; None for one of its own.
+
+    Attributes:
+        index: the key frames that have been read so far.
 
     Raises:
         SourceError: if the file cannot be read as a video, or the window `start`..`end` is empty.
@@ -78,6 +82,7 @@ class FileSource(Source):
         end: float | None = None,
         hwaccel: HwAccel = "none",
         paced: bool = False,
+        index: FileIndex | None = None,
     ) -> None:
         self._path = Path(path)
         super().__init__(stream if stream is not None else self._path.stem, vid_stride)
@@ -92,6 +97,7 @@ class FileSource(Source):
         check_readable(self._path)
         with self._open() as container:
             self._probe(container)
+        self.index = index or FileIndex(self._path, self._info.time_base, self._beginning.pts)
         # Where the clock may jump, the duration is no more than the difference of the first timestamp and the last.
         known = None if self._jumps else self._info.duration_s
         if start is not None and known is not None and start >= known:
@@ -278,8 +284,8 @@ class FileSource(Source):
             raise SourceError(f"{self._path}: not one frame could be decoded; is the file damaged or cut off?")
         self._orientation, self._rotation = orientation_of(first), first.rotation
         sideways = self._orientation.transpose
-        aspect = stream.sample_aspect_ratio or stream.codec_context.sample_aspect_ratio or Fraction(1)
-        self._pixel_aspect = 1 / aspect if sideways else Fraction(aspect)
+        aspect = pixel_aspect_of(stream.sample_aspect_ratio, stream.codec_context.sample_aspect_ratio)
+        self._pixel_aspect = 1 / aspect if sideways else aspect
         width, height = (first.height, first.width) if sideways else (first.width, first.height)
         base = stream.time_base or Fraction(1, av.time_base)
         rate = stream.average_rate or stream.guessed_rate
@@ -290,8 +296,6 @@ class FileSource(Source):
             duration_s = container.duration / av.time_base
         origin = _origin(stream.start_time, first.pts, base)
         self._beginning = KeyFrame(origin, origin, None, Fraction(0))
-        self.index = FileIndex(self._path, base, origin)
-        """The key frames that have been read so far."""
         # Where frames carry no timestamps they are counted from the beginning, so decoding must start there.
         self._seekable = first.pts is not None
         self._info = SourceInfo(

@@ -101,6 +101,13 @@ class Frame:
         return self.captured_at if self.capture_clock == "file" else self.decoded_at - self.decode_ms / 1e3
 
     @property
+    def shown_size(self) -> tuple[int, int]:
+        """Width and height at which the image has square pixels, one of them being its own."""
+        if self.pixel_aspect >= 1:
+            return round(self.width * self.pixel_aspect), self.height
+        return self.width, round(self.height / self.pixel_aspect)
+
+    @property
     def width(self) -> int:
         """Width of the frame in pixels."""
         return int(self.image.shape[1]) if self.size is None else self.size[0]

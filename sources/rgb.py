@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import av
@@ -27,17 +28,13 @@ class Orientation:
 
 
 _UPRIGHT = Orientation()
-_TURNED = {
-    90: Orientation(True, False, True),
-    -90: Orientation(True, True, False),
-    180: Orientation(False, True, True),
-    -180: Orientation(False, True, True),
-}
-"""What `rotation` stands for: degrees against the clock."""
+_MOST_ASPECT = Fraction(10)  # of a pixel; the most that is in use is 64/33
+_TURNED = {90: (0, -1, 1, 0), -90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), -180: (-1, 0, 0, -1)}
+"""The display matrix, without its unit of 65536, that `rotation` stands for: degrees against the clock."""
 
 
-def orientation_of(frame: av.VideoFrame) -> Orientation:
-    """What the display matrix of a frame asks for. Turns by other angles than 90° are not supported.
+def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
+    """The display matrix of a frame, as containers keep it: 9 numbers; None where it has none.
 
     Not for every frame: PyAV's `side_data` makes a cycle of references, so that only the cyclic collector frees the
     frame. At 1080p 500 MB of them were waiting for it.
@@ -45,14 +42,35 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
     try:
         side_data: Any = frame.side_data  # not `rotation`, to which mirrored is the same as upside down
     except ValueError:  # there is a kind that PyAV does not know, such as EXIF
-        return _TURNED.get(frame.rotation, _UPRIGHT)
+        if (turned := _TURNED.get(frame.rotation)) is None:
+            return None
+        a, b, c, d = (number << 16 for number in turned)
+        return a, b, 0, c, d, 0, 0, 0, 1 << 30
     data = side_data.get(Type.DISPLAYMATRIX)
-    if data is None or len(raw := bytes(data)) < 20:
+    return None if data is None or len(raw := bytes(data)) < 36 else struct.unpack_from("=9i", raw)
+
+
+def orientation_of(frame: av.VideoFrame) -> Orientation:
+    """What the display matrix of a frame asks for, which is read as `display_matrix_of` does."""
+    return orientation_of_matrix(display_matrix_of(frame))
+
+
+def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
+    """What a display matrix asks for. Turns by other angles than 90° are not supported."""
+    if matrix is None:
         return _UPRIGHT
-    x_to_x, x_to_y, _, y_to_x, y_to_y = struct.unpack_from("=5i", raw)
+    x_to_x, x_to_y, _, y_to_x, y_to_y = matrix[:5]
     if abs(x_to_x) + abs(y_to_y) >= abs(x_to_y) + abs(y_to_x):
         return Orientation(False, x_to_x < 0, y_to_y < 0)
     return Orientation(True, y_to_x < 0, x_to_y < 0)
+
+
+def pixel_aspect_of(*told: Fraction | None) -> Fraction:
+    """The width of a stored pixel by its height, as the first says that says it; 1 where none can be true."""
+    for aspect in told:
+        if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT:
+            return Fraction(aspect)
+    return Fraction(1)
 
 
 class RgbConverter:
@@ -123,4 +141,5 @@ class DecodedImage:
     def planes(self) -> YuvPlanes | None:
         """The frame as the decoder gave it, see `planes_of`; None where the image is made already."""
         with self._lock:
-            return None if self._frame is None else planes_of(self._frame)
+            turned = self._orientation is not None and self._orientation != _UPRIGHT
+            return None if self._frame is None or turned else planes_of(self._frame)

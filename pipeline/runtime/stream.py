@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast, get_args
 
@@ -33,7 +32,7 @@ from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.tasks import names_of, set_asker, tasks_for
-from saccade.sources import HwAccel, LiveSource, Source, Transport, open_source
+from saccade.sources import FileSource, HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.replay import ReplaySource
 
@@ -215,9 +214,8 @@ def open_stream(
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
     """What records the events of a stream: from its packets if it is live, from the file if it is one."""
-    file = Path(source.info.url)
-    path = file if not source.info.live and file.is_file() else None
-    recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=path)
+    file = source.index if isinstance(source, FileSource) else None
+    recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file)
     if isinstance(source, LiveSource):
         source.on_packet = recorder.ring.add
     return recorder

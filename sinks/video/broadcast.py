@@ -60,9 +60,10 @@ class Shown:
     def image(self, *, drawn: bool, width: int | None = None) -> RgbImage:
         """The image, `width` pixels wide if that is smaller, with the results drawn on it or not."""
         image = self.frame.image
-        height_of, width_of = image.shape[:2]
+        size = width_of, height_of = self.frame.shown_size
         if width is not None and width < width_of:
             size = (width, max(2, round(height_of * width / width_of) // 2 * 2))
+        if size != (image.shape[1], image.shape[0]):  # a small one, or one whose pixels are not square
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA).astype(np.uint8, copy=False)
         return draw(image, self.result) if drawn else image
 

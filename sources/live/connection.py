@@ -23,6 +23,7 @@ class LiveFrame:
         captured_at: Unix time in seconds by the sender's RTCP report; None while that is not known.
         lost_before: frames lost between the one before and this one.
         damaged: whether a part of it, or of a frame that it is predicted from, is missing.
+        pixel_aspect: width of a pixel by its height, of the frame as it is decoded.
     """
 
     decoded: VideoFrame
@@ -31,6 +32,7 @@ class LiveFrame:
     captured_at: float | None = None
     lost_before: int = 0
     damaged: bool = False
+    pixel_aspect: Fraction = Fraction(1)
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from fractions import Fraction
 
 import av
 from av.video.codeccontext import VideoCodecContext
@@ -15,6 +16,7 @@ from av.video.frame import VideoFrame
 
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
 from saccade.sources.live.clock import LIVE_BASE
+from saccade.sources.rgb import pixel_aspect_of
 
 _NICE = 10  # of decoding, beside what computes results
 _THREADS = 4  # a camera's frame has few slices; without a limit 16 cameras on 64 cores would have 1024 threads
@@ -61,6 +63,11 @@ class Decoder:
     def name(self) -> str:
         """What runs, such as "h264" or "h264 (cuda)"; certain once a frame is decoded."""
         return running(self._context, self._first)
+
+    @property
+    def pixel_aspect(self) -> Fraction:
+        """Width of a pixel by its height, as the newest frame has it."""
+        return pixel_aspect_of(self._context.sample_aspect_ratio)
 
     def decode(self, data: bytes, pts: int) -> list[VideoFrame]:
         """Decode one access unit whose time is `pts`, in units of `LIVE_BASE`.

@@ -34,6 +34,7 @@ from saccade.sources.live.reconnect import SILENCE_S
 from saccade.sources.network.dialer import Dialer
 from saccade.sources.network.http_files import HttpFiles
 from saccade.sources.network.relay import Relay
+from saccade.sources.rgb import display_matrix_of, pixel_aspect_of
 from saccade.sources.urls import RtspAddress, host_and_port, redact
 from saccade.sources.video_stream import NoVideoError, choose_video
 
@@ -333,6 +334,8 @@ class FfmpegConnection:
         """Hand frames over until the end; wait for a key frame after what cannot be decoded."""
         keyed, lost = False, 0
         tap = PacketTap(stream)
+        form: object = None  # whose display matrix is known
+        matrix: tuple[int, ...] | None = None
         for packet in container.demux(stream):
             if self._done.is_set() or self._closed.is_set():
                 return
@@ -358,10 +361,14 @@ class FfmpegConnection:
                     if delay_s and self._done.wait(delay_s):
                         return
                     arrived_at = self._heard_at = time.monotonic()
-                self._hand_over(LiveFrame(frame, timestamp, arrived_at, lost_before=lost), wait=recording)
+                aspect = pixel_aspect_of(stream.sample_aspect_ratio, stream.codec_context.sample_aspect_ratio)
+                shown = LiveFrame(frame, timestamp, arrived_at, lost_before=lost, pixel_aspect=aspect)
+                if form != (form := (frame.width, frame.height, frame.rotation)):
+                    matrix = display_matrix_of(frame)
+                self._hand_over(shown, wait=recording)
                 lost = 0
             if self.on_packet is not None:
-                for coded in tap.packets(packet, time.monotonic()):
+                for coded in tap.packets(packet, time.monotonic(), matrix):
                     self.on_packet(coded)
 
 

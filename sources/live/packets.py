@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 import av
@@ -28,6 +29,8 @@ class CodedPacket:
         pts: time of presentation, in units of 1/90000 s that grow over one connection.
         arrived_at: `time.monotonic()` when it arrived, in seconds: the clock of `Frame.steady_at`.
         key: whether decoding may begin here.
+        display_matrix: how the container says that frames are to be turned, 9 numbers; None for not at all.
+        pixel_aspect: width of a pixel by its height, as the container says; None where only `data` can say it.
     """
 
     codec: str
@@ -36,6 +39,8 @@ class CodedPacket:
     pts: int
     arrived_at: float
     key: bool
+    display_matrix: tuple[int, ...] | None = None
+    pixel_aspect: Fraction | None = None
 
 
 PacketListener = Callable[[CodedPacket], None]
@@ -63,13 +68,16 @@ class PacketTap:
     def __init__(self, stream: VideoStream) -> None:
         self._codec = stream.codec_context.name
         self._sets = stream.codec_context.extradata or b""
+        self._pixel_aspect = stream.sample_aspect_ratio
         self._filter: BitStreamFilterContext | None = None
         # A record of MP4 and FLV: lengths before units, and sets only there.
         if self._codec in _NAL_CODECS and self._sets[:1] == b"\x01":
             self._filter = BitStreamFilterContext(f"{self._codec}_mp4toannexb", stream)
             self._sets = b""  # the filter puts them before each key frame
 
-    def packets(self, packet: av.Packet[VideoStream], arrived_at: float) -> Iterator[CodedPacket]:
+    def packets(
+        self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
+    ) -> Iterator[CodedPacket]:
         """The packet as it is kept, which empties it. One without a time gets that of its arrival."""
         if not packet.size:
             return
@@ -80,4 +88,6 @@ class PacketTap:
         except av.error.FFmpegError:
             return
         for one in ready:
-            yield CodedPacket(self._codec, self._sets, bytes(one), pts, arrived_at, key)
+            yield CodedPacket(
+                self._codec, self._sets, bytes(one), pts, arrived_at, key, display_matrix, self._pixel_aspect
+            )

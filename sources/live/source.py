@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 import av.error
 
@@ -22,7 +23,7 @@ from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
 from saccade.sources.live.packets import PacketListener, SupportsPackets
 from saccade.sources.live.reconnect import Link, LinkStatus
-from saccade.sources.rgb import DecodedImage, RgbConverter
+from saccade.sources.rgb import DecodedImage, Orientation, RgbConverter, orientation_of
 from saccade.sources.urls import redact
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,8 @@ class LiveSource(Source):
             connection.on_packet = self.on_packet
         damaged_before = self._corrupt
         converter = RgbConverter()
+        known: object = None  # the form whose orientation is known
+        orientation: Orientation | None = None
         converted: object = None  # the last format that is known to be convertible
         skipped = 0
         try:
@@ -149,8 +152,10 @@ class LiveSource(Source):
                 number = next(numbers)
                 skipped += frame.lost_before
                 wanted = number % self._stride == 0
-                image = converter.later(frame.decoded)
                 form = frame.decoded.format.name, frame.decoded.width, frame.decoded.height, frame.decoded.rotation
+                if form != known:
+                    known, orientation = form, orientation_of(frame.decoded)
+                image = converter.later(frame.decoded, orientation)
                 if wanted and form != converted:
                     try:
                         self._update_info(connection, image())
@@ -162,13 +167,18 @@ class LiveSource(Source):
                 self._link.frame_arrived(now)  # after `info`, which is shown beside the state
                 self._report_status()
                 if wanted:
-                    yield self._frame(frame, image, number, pts, skipped)
+                    aspect = frame.pixel_aspect
+                    if orientation is not None and orientation.transpose:
+                        aspect = 1 / aspect
+                    yield self._frame(frame, image, number, pts, skipped, aspect)
                     skipped = 0
         finally:
             self._corrupt = damaged_before + connection.damaged
             connection.close()
 
-    def _frame(self, frame: LiveFrame, image: DecodedImage, number: int, pts: int, skipped: int) -> Frame:
+    def _frame(
+        self, frame: LiveFrame, image: DecodedImage, number: int, pts: int, skipped: int, pixel_aspect: Fraction
+    ) -> Frame:
         now = time.monotonic()
         arrived = time.time() - (now - frame.arrived_at)
         return Frame.deferred(
@@ -185,6 +195,7 @@ class LiveSource(Source):
             decode_ms=(now - frame.arrived_at) * 1e3,
             dropped_before=skipped,
             damaged=frame.damaged,
+            pixel_aspect=pixel_aspect,
         )
 
     def _update_info(self, connection: LiveConnection, image: RgbImage) -> None:

@@ -192,7 +192,8 @@ class RtspConnection:
                 continue
             arrived = time.time() - (time.monotonic() - source.arrived_at)
             captured_at = report.plausible_capture(source.timestamp, arrived) if report else None
-            self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost, damaged))
+            aspect = self._decoder.pixel_aspect
+            self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost, damaged, aspect))
             self._lost = 0
 
     def _discard(self, pts: int | None) -> None:

@@ -207,7 +207,8 @@ class WebRtcConnection:
                 self._count_lost(1)
             elif frames:  # none for parameter sets alone
                 self._decoder_name = decoder.name
-                self._offer(LiveFrame(frames[-1], timestamp, coded.arrived, self._captured_at(coded)))
+                captured_at, aspect = self._captured_at(coded), decoder.pixel_aspect
+                self._offer(LiveFrame(frames[-1], timestamp, coded.arrived, captured_at, pixel_aspect=aspect))
 
     def _next_coded(self) -> CodedFrame | None:
         with self._changed:

@@ -10,7 +10,7 @@ from av.video.reformatter import VideoReformatter
 
 from saccade.pipeline.runtime.engine_stream import yuv_image
 from saccade.sources.planes import planes_of
-from saccade.sources.rgb import RgbConverter
+from saccade.sources.rgb import Orientation, RgbConverter
 
 UNSPECIFIED, LIMITED, FULL = 0, 1, 2
 
@@ -63,3 +63,9 @@ def test_a_deferred_image_has_a_size_before_it_is_made() -> None:
     assert later.planes() is not None
     assert later().shape == (48, 64, 3)
     assert later.planes() is None
+
+
+@pytest.mark.parametrize("turn", [Orientation(mirror_y=True), Orientation(mirror_x=True), Orientation(transpose=True)])
+def test_a_frame_that_is_to_be_turned_has_no_planes(turn: Orientation) -> None:
+    """One that is only mirrored from top to bottom has a `rotation` of 0."""
+    assert RgbConverter().later(av.VideoFrame(64, 48, "yuv420p"), turn).planes() is None

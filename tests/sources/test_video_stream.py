@@ -14,7 +14,7 @@ import pytest
 from av.stream import Discard, Disposition
 
 from saccade.pipeline.events.storage.clips import copy_clip
-from saccade.sources import SourceError, open_source
+from saccade.sources import FileSource, SourceError, open_source
 from saccade.sources.video_stream import choose_video
 from tests.support.cameras.http_camera import http
 from tests.support.clips import numbered_image
@@ -91,7 +91,7 @@ def test_files_and_clips_show_the_same_stream(tmp_path: Path) -> None:
     with open_source(path) as source:
         assert (source.info.width, source.info.height) == LARGE
         assert {frame.image.shape[1] for frame in source} == {LARGE[0]}
-    copy_clip(path, 0, 1, tmp_path / "part.mp4")
+    copy_clip(FileSource(path).index, 0, 1, tmp_path / "part.mp4")
     with open_source(tmp_path / "part.mp4") as source:
         assert (source.info.width, source.info.height) == LARGE
 

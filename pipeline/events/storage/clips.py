@@ -7,22 +7,31 @@ MJPEG of cameras and the VP8 of browsers, are coded again as H.264. Knows packet
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import av.error
 from av.bitstream import BitStreamFilterContext
-from av.container import InputContainer, OutputContainer
+from av.container import OutputContainer
+from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import PictureType, VideoFrame
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from av.video.stream import VideoStream
 
+from saccade.sinks.video.muxer import Muxer
+from saccade.sources import FileSource, SourceError
+from saccade.sources.demux import FileDemuxer, FileIndex, KeyFrame, seek
+from saccade.sources.frame import RgbImage
 from saccade.sources.live.packets import CodedPacket
+from saccade.sources.rgb import RgbConverter, orientation_of_matrix, pixel_aspect_of
 from saccade.sources.video_stream import NoVideoError, choose_video
 
 CLOCK = Fraction(1, 90000)
@@ -133,18 +142,26 @@ def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None =
         av.open(io.BytesIO(head), format=packets[0].codec) as shown,  # for the size and the parameter sets in it
         av.open(str(path), "w", format="mp4", options=_OPTIONS) as out,
     ):
-        stream = out.add_stream_from_template(shown.streams.video[0])
+        stream, muxer = out.add_stream_from_template(shown.streams.video[0]), Muxer(out)
+        if (matrix := _matrix_of(packets)) is not None:
+            stream.set_display_matrix(matrix)
+        if packets[0].pixel_aspect:
+            stream.sample_aspect_ratio = packets[0].pixel_aspect
         # In the order of decoding the times of presentation jump where frames are predicted from later ones.
         times = sorted(packet.pts for packet in packets)
         delay = max(time - packet.pts for time, packet in zip(times, packets, strict=True))
         first = times[0]
         for time, packet in zip(times, packets, strict=True):
             coded = av.Packet(packet.data)
-            coded.stream, coded.time_base = stream, CLOCK
+            coded.time_base = CLOCK
             coded.pts, coded.dts = packet.pts + delay - first, time - first
             coded.is_keyframe = packet.key
-            out.mux(coded)
+            muxer.mux(coded, stream)
     return float((times[-1] - times[0]) * CLOCK)
+
+
+def _matrix_of(packets: Sequence[CodedPacket]) -> tuple[int, ...] | None:
+    return packets[-1].display_matrix  # of the newest: before the first decoded frame it is not known
 
 
 def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
@@ -173,94 +190,156 @@ def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPac
     ]
 
 
-def copy_clip(source: Path, begin: float, end: float, path: Path) -> float:
+def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
     """Write what a file shows between two times, in seconds as its frames have them; return how many seconds that is.
+
+    The clip is turned and stretched as the file is.
 
     Raises:
         ValueError: if it cannot be copied, or there is nothing to show.
         OSError, FFmpegError: if one of the files cannot be read or written.
     """
-    with av.open(f"file:{source}", metadata_errors="replace") as shown:
-        try:
-            taken = choose_video(shown)
-        except NoVideoError as error:
-            raise ValueError(f"{source} {error}") from None
-        if taken.time_base is None:
-            raise ValueError("its video cannot be read")
-        with suppress(av.error.FFmpegError):  # else from the beginning
-            shown.seek(max(0, round(Fraction(begin) / taken.time_base)), stream=taken, backward=True)
-        if taken.codec_context.codec.canonical_name not in _COPIED:
-            return _code(_between(shown.decode(taken), begin, end), path)
-        with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
-            return _copy(shown, taken, taken.time_base, out, end)
+    first, last = (file.origin + round(Fraction(time) / file.base) for time in (begin, end))
+    for place in (file.before(first) or KeyFrame(first, first, None, Fraction(0)), None):
+        with av.open(f"file:{file.path}", metadata_errors="replace") as read:
+            try:
+                taken = choose_video(read)
+            except NoVideoError as error:
+                raise ValueError(f"{file.path} {error}") from None
+            if taken.codec_context.codec.canonical_name not in _COPIED:
+                break
+            if place is not None and not seek(read, taken, place):
+                continue
+            demuxer = FileDemuxer(read, taken, shift=Fraction(0) if place is None else place.shift)
+            packets = _between(demuxer.packets_of(taken), first, last)
+            key = next(packets, None)
+            if place is not None and (key is None or key.pts is None or key.pts > first):
+                continue  # it went too far, as it may where a file has no index
+            if key is None:
+                raise ValueError(_NOTHING)
+            if key.pts is None:
+                break  # as in AVI: only a decoder knows when such frames are shown
+            with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
+                return _copy(taken, itertools.chain((key,), packets), out)
+    return _code(_frames_between(file, begin, end), path)
 
 
-def _copy(shown: InputContainer, taken: VideoStream, base: Fraction, out: OutputContainer, end: float) -> float:
-    stream = out.add_stream_from_template(taken)
+def _between(packets: Iterable[Packet[VideoStream]], first: int, last: int) -> Iterator[Packet[VideoStream]]:
+    """Those from the last key frame at or before a time up to another, or from the first key frame of all."""
+    held: list[Packet[VideoStream]] | None = []
+    for packet in packets:
+        time = packet.pts if packet.dts is None else packet.dts
+        if not packet.size or (time is not None and time > last):
+            break
+        if packet.is_keyframe and packet.pts is not None and packet.pts > last:
+            break
+        if held is None:
+            yield packet
+            continue
+        if packet.is_keyframe and (not held or (packet.pts is not None and packet.pts <= first)):
+            held = [packet]
+        elif held:
+            held.append(packet)
+        if held and time is not None and time >= first:
+            yield from held
+            held = None
+    yield from held or ()
+
+
+def _copy(taken: VideoStream, packets: Iterable[Packet[VideoStream]], out: OutputContainer) -> float:
+    stream, muxer = out.add_stream_from_template(taken), Muxer(out)
     first: int | None = None
     last = 0
-    for packet in shown.demux(taken):
-        if packet.pts is None or packet.dts is None:
-            continue
-        if (packet.pts * base > end and packet.is_keyframe) or packet.dts * base > end:
-            break
+    for packet in packets:
         if first is None:
-            if not packet.is_keyframe:
-                continue
-            first = packet.dts
-        packet.pts, packet.dts = packet.pts - first, packet.dts - first
-        last = max(last, packet.pts)
-        packet.stream = stream
-        out.mux(packet)
-    if first is None:
-        raise ValueError(_NOTHING)
-    return float(last * base)
+            first = packet.pts if packet.dts is None else packet.dts
+            assert first is not None
+        packet.pts = None if packet.pts is None else packet.pts - first
+        packet.dts = None if packet.dts is None else packet.dts - first
+        last = max(last, packet.pts or 0)
+        muxer.mux(packet, stream)
+    return float(last * (taken.time_base or 1))
 
 
-def _decoded(packets: Sequence[CodedPacket]) -> Iterator[VideoFrame]:
+@dataclass(slots=True, frozen=True)
+class _Shown:
+    """An upright image to be coded.
+
+    Attributes:
+        image: (height, width, 3) uint8 RGB.
+        time: in units of `CLOCK`.
+        pixel_aspect: width of a pixel by its height.
+    """
+
+    image: RgbImage
+    time: int
+    pixel_aspect: Fraction
+
+
+def _frames_between(file: FileIndex, begin: float, end: float) -> Iterator[_Shown]:
+    try:
+        with FileSource(file.path, start=max(0.0, begin), end=end + 1e-3, index=file) as source:
+            for frame in source:
+                time = round((frame.pts - file.origin) * file.base / CLOCK)
+                yield _Shown(frame.image, time, frame.pixel_aspect)
+    except SourceError as error:
+        raise ValueError(str(error)) from None
+
+
+def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
     """The frames of packets, those that cannot be decoded left out."""
     decoder = av.CodecContext.create(packets[0].codec, "r")
     assert isinstance(decoder, VideoCodecContext)
     if packets[0].parameter_sets:
         decoder.extradata = packets[0].parameter_sets
-    for one in packets:
-        coded = av.Packet(one.data)
-        coded.pts = coded.dts = one.pts
-        coded.time_base = CLOCK
+    converter, orientation = RgbConverter(), orientation_of_matrix(_matrix_of(packets))
+    for one in [*packets, None]:
+        coded = None
+        if one is not None:
+            coded = av.Packet(one.data)
+            coded.pts = coded.dts = one.pts
+            coded.time_base = CLOCK
         with suppress(av.error.FFmpegError):
-            yield from decoder.decode(coded)
-    yield from decoder.decode(None)
+            for frame in decoder.decode(coded):
+                if frame.pts is not None:
+                    aspect = pixel_aspect_of(packets[0].pixel_aspect, decoder.sample_aspect_ratio)
+                    aspect = 1 / aspect if orientation.transpose else aspect
+                    yield _Shown(converter.convert(frame, orientation), frame.pts, aspect)
 
 
-def _between(frames: Iterable[VideoFrame], begin: float, end: float) -> Iterator[VideoFrame]:
-    for frame in frames:
-        if frame.time is not None and frame.time > end:
-            return
-        if frame.time is not None and frame.time >= begin:
-            yield frame
-
-
-def _code(frames: Iterable[VideoFrame], path: Path) -> float:
+def _code(frames: Iterable[_Shown], path: Path) -> float:
     """Write frames as H.264; return how many seconds it shows."""
     with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
         stream: VideoStream | None = None
+        muxer, reformatter = Muxer(out), VideoReformatter()
         first = last = -1
-        for frame in frames:
-            if frame.pts is None or frame.time_base is None:
-                continue
-            time = round(frame.pts * frame.time_base / CLOCK)
+        for shown in frames:
             if stream is None:
-                first = time
+                first = shown.time
                 stream = out.add_stream("libx264", rate=30, options=_CODED)
-                stream.width, stream.height = frame.width // 2 * 2, frame.height // 2 * 2  # as yuv420p has to be
-                stream.pix_fmt, stream.codec_context.time_base = "yuv420p", CLOCK
-            elif time <= last:
+                height, width = shown.image.shape[:2]
+                stream.width, stream.height = width // 2 * 2, height // 2 * 2  # as yuv420p has to be
+                context = stream.codec_context
+                stream.pix_fmt, context.time_base = "yuv420p", CLOCK
+                context.sample_aspect_ratio = shown.pixel_aspect
+                context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
+                context.color_range = ColorRange.MPEG
+            elif shown.time <= last:
                 continue
-            image = frame.reformat(stream.width, stream.height, format="yuv420p", dst_color_range="MPEG")
-            image.pts, image.time_base, last = time - first, CLOCK, time
+            image = reformatter.reformat(
+                VideoFrame.from_ndarray(shown.image, format="rgb24"),
+                stream.width,
+                stream.height,
+                format="yuv420p",
+                dst_colorspace=Colorspace.ITU709,
+                dst_color_range=ColorRange.MPEG,
+            )
+            image.pts, image.time_base, last = shown.time - first, CLOCK, shown.time
             image.pict_type = PictureType.NONE
-            out.mux(stream.encode(image))
+            for packet in stream.encode(image):
+                muxer.mux(packet, stream)
         if stream is None:
             raise ValueError(_NOTHING)
-        out.mux(stream.encode(None))
+        for packet in stream.encode(None):
+            muxer.mux(packet, stream)
     return float((last - first) * CLOCK)

@@ -29,6 +29,7 @@ from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
+    from saccade.sources.demux import FileIndex
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class _Recording:
     shown: bool = False  # whether there is a snapshot
     quality: float = -1.0  # of the best image; below that of any
     image: NDArray[np.uint8] | None = None
+    image_size: tuple[int, int] = (0, 0)  # with square pixels
 
 
 class Recorder:
@@ -139,11 +141,11 @@ class Recorder:
     Args:
         writer: writes the files.
         before_s, after_s: seconds of video before and after an event.
-        file: that is the source; None for a live one, whose packets are given to `ring.add`.
+        file: that is the source, of `FileSource.index`; None for a live one, whose packets are given to `ring.add`.
     """
 
     def __init__(
-        self, writer: MediaWriter, *, before_s: float = 5.0, after_s: float = 5.0, file: Path | None = None
+        self, writer: MediaWriter, *, before_s: float = 5.0, after_s: float = 5.0, file: FileIndex | None = None
     ) -> None:
         self._writer = writer
         self._before_s, self._after_s = before_s, after_s
@@ -260,11 +262,12 @@ class Recorder:
                 return
             quality = most * sharpness_of(frame.image, event.box)
         if quality > recording.quality * _BETTER:
-            recording.quality, recording.image = quality, frame.image
+            recording.quality, recording.image, recording.image_size = quality, frame.image, frame.shown_size
 
     def _write_snapshot(self, name: str, recording: _Recording) -> None:
         if recording.image is not None:
-            self._writer.write(MediaDone(self._stream, name, "snapshot"), partial(_write_jpeg, recording.image))
+            work = partial(_write_jpeg, recording.image, recording.image_size)
+            self._writer.write(MediaDone(self._stream, name, "snapshot"), work)
             recording.image = None
 
     def _write_clip(self, name: str, recording: _Recording) -> None:
@@ -280,7 +283,9 @@ class Recorder:
             self._writer.write(file, None)  # nothing new
 
 
-def _write_jpeg(image: NDArray[np.uint8], path: Path) -> None:
+def _write_jpeg(image: NDArray[np.uint8], size: tuple[int, int], path: Path) -> None:
+    if size != (image.shape[1], image.shape[0]):
+        image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
     done, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 90])
     if not done:
         raise ValueError("the image cannot be coded")

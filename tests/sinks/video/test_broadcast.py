@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from saccade.engine.results import Box, Detections, Points, Result
 from saccade.sinks import Latency
 from saccade.sinks.video import broadcast as broadcast_module
-from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer
+from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, Shown, View, Viewer
 from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder, bit_rate
 from saccade.sources import Frame
 from tests.support.clips import number_of, numbered_image
+from tests.support.sinks.results import LATENCY
 
 DECODERS = {"H264": "h264", "VP8": "vp8"}
 CODECS: tuple[Codec, ...] = ("H264", "VP8")
@@ -214,3 +216,14 @@ def test_the_end_of_a_stream_ends_its_viewers() -> None:
     sink.close()
     sink.close()
     assert sink.streams == []
+
+
+@pytest.mark.parametrize(
+    ("aspect", "width", "size"),
+    [(Fraction(3, 2), None, (480, 240)), (Fraction(3, 2), 240, (240, 120)), (Fraction(1, 2), None, (320, 480))],
+)
+def test_viewers_see_square_pixels(aspect: Fraction, width: int | None, size: tuple[int, int]) -> None:
+    """Browsers do not stretch the video of a call."""
+    shown = Shown(replace(frame(0), pixel_aspect=aspect), found(), LATENCY)
+    image = shown.image(drawn=False, width=width)
+    assert (image.shape[1], image.shape[0]) == size

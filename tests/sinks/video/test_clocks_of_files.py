@@ -15,6 +15,7 @@ import pytest
 from saccade.sinks import Mp4Sink
 from saccade.sinks.video.segmented_mp4 import RecordingSink
 from saccade.sources import FileSource
+from tests.support import REPO
 from tests.support.clips import MakeClip, number_of
 from tests.support.remux import joined, moved_by, remux, retimed_sound
 from tests.support.sinks.mp4 import audio_packets
@@ -173,3 +174,15 @@ def test_a_start_behind_a_jump_is_where_it_is_shown(parts: list[Path], tmp_path:
         for _ in range(2):  # the second time by its index
             got = [(frame.captured_at, number_of(frame.image)) for frame in source]
             assert got == [one for one in whole if one[0] >= start]
+
+
+def test_no_other_way_leads_into_a_muxer() -> None:
+    """Every packet that is written has times that FFmpeg takes: there is one call of `mux_one`, and none of `mux`."""
+    found = [
+        f"{path.relative_to(REPO)}: {line.strip()}"
+        for package in ("engine", "pipeline", "sinks", "sources")
+        for path in (REPO / package).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if ".mux_one(" in line or (".mux(" in line and "muxer.mux(" not in line)
+    ]
+    assert found == ["sinks/video/muxer.py: self._container.mux_one(packet)"]

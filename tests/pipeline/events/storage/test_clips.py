@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
-from saccade.sources import LiveSource, open_source
+from saccade.sources import FileSource, LiveSource, open_source
 from saccade.sources.live.packets import CodedPacket
 from tests.support.cameras.http_camera import http, mjpeg
 from tests.support.clips import MakeClip, number_of, numbered_image
@@ -76,7 +76,7 @@ def test_what_browsers_play_from_no_mp4_is_coded_again(tmp_path: Path, codec: st
 @pytest.mark.parametrize(("name", "codec"), [("clip.mkv", "mjpeg"), ("clip.webm", "libvpx"), ("clip.avi", "mpeg4")])
 def test_so_is_what_a_file_holds(make_clip: MakeClip, tmp_path: Path, name: str, codec: str) -> None:
     file = make_clip(name, codec=codec, frames=40, rate=10)
-    copy_clip(file, 1.0, 2.0, tmp_path / "clip.mp4")
+    copy_clip(FileSource(file).index, 1.0, 2.0, tmp_path / "clip.mp4")
     check_played(tmp_path / "clip.mp4", list(range(10, 21)))
 
 
@@ -179,7 +179,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_clip_is_copied_out_of_a_file(
     file: Path, tmp_path: Path, begin: float, end: float, first: int, last: int
 ) -> None:
-    copy_clip(file, max(begin, 0.0), end, tmp_path / "clip.mp4")
+    copy_clip(FileSource(file).index, max(begin, 0.0), end, tmp_path / "clip.mp4")
     numbers = [number for _, number in shown(tmp_path / "clip.mp4")]
     assert numbers == list(range(first, last + 1))
 

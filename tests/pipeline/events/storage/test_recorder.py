@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,14 @@ def test_a_disk_that_hangs_does_not_keep_the_end_waiting(tmp_path: Path, monkeyp
     go_on.set()
     working.join(20)
     assert not working.is_alive()
+
+
+@pytest.mark.parametrize(("aspect", "size"), [(Fraction(64, 45), (284, 100)), (Fraction(1, 2), (200, 200))])
+def test_a_snapshot_has_square_pixels(tmp_path: Path, aspect: Fraction, size: tuple[int, int]) -> None:
+    desk = Desk(tmp_path)
+    event, frame = at(1003.5, texture(40))
+    desk.recorder.note(event, replace(frame, pixel_aspect=aspect))
+    desk.close()
+    image = cv2.imread(str(tmp_path / "e1.jpg"))
+    assert image is not None
+    assert (image.shape[1], image.shape[0]) == size
