@@ -394,9 +394,10 @@ def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = 
 
 def _with_place(url: str, place: str) -> str:
     """The address with another host and port."""
-    parts = urlsplit(url)
-    credentials, separator, _ = parts.netloc.rpartition("@")
-    return url.replace(f"://{parts.netloc}", f"://{credentials}{separator}{place}", 1)
+    scheme, _, rest = url.partition("://")
+    end = next((at for at, character in enumerate(rest) if character in "/?#"), len(rest))
+    credentials, separator, _ = rest[:end].rpartition("@")
+    return f"{scheme}://{credentials}{separator}{place}{rest[end:]}"
 
 
 def _rtmp_application(url: str) -> str:

@@ -35,6 +35,7 @@ _MAX_DISCARDED = 64 << 20  # bytes of a file that is sent whole although a part 
 _PLAYLISTS = ("application/vnd.apple.mpegurl", "application/x-mpegurl", "audio/mpegurl", "audio/x-mpegurl")
 _URI = re.compile(r'(URI=")([^"]*)"')
 _SAFE = "/%:=&?~+!$,;'@()*[]|{}^<>`"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # urlsplit drops some of them, so that a check could read another host
 _BLOCK = 16
 
 
@@ -63,7 +64,7 @@ class _Place:
             host, port = parts.hostname or "", parts.port or (443 if secure else 80)
         except ValueError:
             host = ""
-        if not host or parts.scheme.lower() not in ("http", "https"):
+        if not host or parts.scheme.lower() not in ("http", "https") or _CONTROL.search(url):
             raise LiveError("connection failed", f"{redact(url)} is not a valid address")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         user = None

@@ -16,6 +16,7 @@ import pytest
 from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from saccade.sources import LiveSource, SourceError, open_source
 from tests.support.cameras.http_camera import http, mjpeg
+from tests.support.cameras.onvif_device import onvif_device
 from tests.support.cameras.rtmp_server import rtmp_server
 from tests.support.cameras.scripted import Call, Packetizer, ScriptedCamera, coded_frames
 from tests.support.clips import MakeClip
@@ -138,6 +139,13 @@ def tcp(folder: Path) -> Iterator[str]:
         thread.join()
 
 
+@contextmanager
+def onvif(folder: Path) -> Iterator[str]:
+    pytest.importorskip("onvif")
+    with ScriptedCamera(play) as camera, onvif_device(f"rtsp://127.0.0.1:{camera.port}") as port:
+        yield f"onvif://bob:secret@{NAME}:{port}"
+
+
 WAYS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "http": a_file,
     "mjpeg": an_mjpeg_camera,
@@ -145,6 +153,7 @@ WAYS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "rtmp": rtmp,
     "rtsp": rtsp,
     "tcp": tcp,
+    "onvif": onvif,
 }
 
 
@@ -184,6 +193,18 @@ def test_a_name_is_connected_to_where_it_was_checked(
             else:
                 assert len(list(itertools.islice(source, 2))) == 2
         assert asked
+        assert forbidden.calls == 0
+
+
+def test_services_of_a_device_are_asked_at_its_own_address() -> None:
+    pytest.importorskip("onvif")
+    with (
+        trap() as forbidden,
+        ScriptedCamera(play) as camera,
+        onvif_device(f"rtsp://127.0.0.1:{camera.port}", services=f"http://{INSIDE}:{forbidden.port}/onvif") as port,
+        live(f"onvif://bob:secret@127.0.0.1:{port}") as source,
+    ):
+        assert len(list(itertools.islice(source, 2))) == 2
         assert forbidden.calls == 0
 
 

@@ -189,3 +189,41 @@ def test_insisting_on_a_missing_gpu_raises() -> None:
         pass
     with http(mjpeg) as url, pytest.raises(SourceError, match="hwaccel cuda: no GPU"):
         take(live(f"{url}/video", hwaccel="cuda"), 1)
+
+
+@pytest.mark.parametrize(
+    ("address", "opened"),
+    [
+        ("rtmp://host/app/x", "rtmp://127.0.0.1:1/app/x"),
+        ("rtmps://host:443/app/x?a=b://c", "rtmp://127.0.0.1:1/app/x?a=b://c"),
+        ("rtmps://u:p@host/app/x", "rtmp://u:p@127.0.0.1:1/app/x"),
+        ("rtmps://ho\tst/app/x", "rtmp://127.0.0.1:1/app/x"),
+        ("RTMPS://host", "rtmp://127.0.0.1:1"),
+        ("rtmps://host?x", "rtmp://127.0.0.1:1?x"),
+        ("rtmps://host#@other/x", "rtmp://127.0.0.1:1#@other/x"),
+    ],
+)
+def test_behind_a_relay_ffmpeg_knows_no_other_host(address: str, opened: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class FakeRelay:
+        port = 1
+
+        def __init__(self, connect: object) -> None:
+            pass
+
+        def __enter__(self) -> FakeRelay:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def open_nothing(target: str, **_: object) -> None:
+        asked.append(target)
+        raise av.error.EOFError(1, "nothing")
+
+    monkeypatch.setattr("saccade.sources.live.ffmpeg.Relay", FakeRelay)
+    monkeypatch.setattr(av, "open", open_nothing)
+    with pytest.raises(LiveError):
+        take(live(address, retry=False), 1)
+    assert asked == [opened]

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from saccade.sources import LiveError, LiveSource, open_source
+from saccade.sources import LiveError, LiveSource, SourceError, open_source
 from saccade.sources.network.dialer import Dialer
 from saccade.sources.network.http_files import HttpFile, HttpFiles
 from tests.support.cameras.http_camera import http, mjpeg
@@ -286,3 +288,19 @@ def test_what_is_no_http_is_one_line(files: HttpFiles, reply: bytes) -> None:
         thread.join()
     assert caught.value.reason == "connection failed"
     assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60) | st.builds("http://{}/{}".format, st.text(max_size=20), st.text(max_size=20)))
+def test_no_address_smuggles_a_line_into_a_request(url: str) -> None:
+    files = HttpFiles(Dialer(threading.Event(), check=refuse), 1, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.0.1", 1))])  # asks nobody
+        with pytest.raises(SourceError) as caught:
+            files.open_first(url)
+    assert isinstance(caught.value, LiveError) or str(caught.value) == "refused"
+
+
+def refuse(url: str, _: object) -> None:
+    """What is asked of the check is an address without control characters."""
+    assert url.isprintable() or not set(url) & set(map(chr, [*range(32), 127]))
+    raise SourceError("refused")

@@ -44,13 +44,13 @@ def profile(token: str, width: int, height: int) -> str:
 
 
 @contextmanager
-def onvif_device(stream: str, *, user: str = "bob") -> Iterator[int]:
-    """A device that authenticates `user`; yields its port."""
+def onvif_device(stream: str, *, user: str = "bob", services: str = "") -> Iterator[int]:
+    """A device that authenticates `user`, and says that its services are there; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            place = f"http://127.0.0.1:{self.server.server_address[1]}/onvif"
+            place = services or f"http://127.0.0.1:{self.server.server_address[1]}/onvif"
             public = "GetSystemDateAndTime" in body
             allowed = public or f"{user}</" in body
             text = self._answer(body, place) if allowed else FAULT
