@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import mmap
 import re
+import warnings
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ from saccade.sources.errors import SourceError
 from saccade.sources.frame import RgbImage
 
 MAX_PIXELS = 250_000_000
-"""Most pixels of one image: 16320 x 12240, the largest of phones, is 200 million, and 1.4 GB while it is read."""
+"""Most pixels of one image: 16320 x 12240, the largest of phones, is 200 million, and 2 GB while it is read."""
 
 HEAD_BYTES = 4096
 """How much of a file `image_format` needs."""
@@ -26,6 +27,9 @@ HEAD_BYTES = 4096
 # Pillow's own limit warns on the terminal from 89 million pixels on. Ours is checked before a pixel is decoded.
 if Image.MAX_IMAGE_PIXELS is not None:
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, MAX_PIXELS)
+
+# What surrounds an image may be damaged, which Pillow tells with its own path and line on standard error.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 _MAGIC = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -147,6 +151,8 @@ class ImageFile:
                 self._image.load()
                 rgb = _to_rgb(_upright(self._image))
                 shown_ms = self._image.info.get("duration") if self.format != "tiff" else None
+                if self.count == 1:
+                    self._image.close()  # 200 million pixels are 800 MB
             except SourceError:
                 raise
             except Exception as error:
@@ -257,7 +263,7 @@ def _to_rgb(image: Image.Image) -> RgbImage:
     elif mode == "LAB":
         to_rgb = ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), "LAB", "RGB")
         image = ImageCms.applyTransform(image, to_rgb) or image
-    return np.array(image.convert("RGB"))
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:

@@ -22,6 +22,9 @@ from saccade.sources.image_file import HEAD_BYTES, ImageFile, image_format, is_m
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """Of files in a folder that count as damaged images where they are none."""
 
+_Decoded = tuple[RgbImage, int | None, float]
+"""An image, and the milliseconds for which it is shown, if known, and that decoding it took."""
+
 _TIME_BASE = Fraction(1)  # one image a second: a folder becomes a slide show that one can follow
 _ANIMATION_BASE = Fraction(1, 1000)
 _SHORTEST_MS, _DEFAULT_MS = 20, 100  # a frame with a shorter time is shown for 100 ms, as browsers do
@@ -70,7 +73,9 @@ class ImageSource(Source):
                 self._files = [(folder, opened.count)]
         total = sum(count for _, count in self._files)
 
-        image, codec, shown_ms = self._first(folder)
+        first, codec = self._first(folder)
+        image, shown_ms, _ = first
+        self._ready = first if total == 1 else None  # decoding a large photo twice takes seconds
         animated = len(self._files) == 1 and total > 1 and shown_ms is not None
         base = self._base = _ANIMATION_BASE if animated else _TIME_BASE
         frames: int | None = sum(1 for place in range(0, total, vid_stride) if animated or self._wanted(place))
@@ -101,47 +106,48 @@ class ImageSource(Source):
                 index = pts = after
                 continue
             try:
-                with _opened(path) as opened:
-                    begun = time.perf_counter()
-                    for image, shown_ms in opened.images():
-                        if self._closed.is_set() or (self._end is not None and pts * self._base >= self._end):
-                            return
-                        if self._wanted(pts * self._base) and index % self._stride == 0:
-                            yield Frame(
-                                image=image,
-                                stream=self._name,
-                                index=index,
-                                pts=pts,
-                                time_base=self._base,
-                                captured_at=float(pts * self._base),
-                                capture_clock="file",
-                                decoded_at=time.monotonic(),
-                                decode_ms=(time.perf_counter() - begun) * 1e3,
-                                dropped_before=dropped,
-                            )
-                            dropped = 0
-                        index += 1
-                        pts += 1 if self._base == _TIME_BASE else _shown(shown_ms)
-                        begun = time.perf_counter()
+                for image, shown_ms, decode_ms in self._images(path):
+                    if self._closed.is_set() or (self._end is not None and pts * self._base >= self._end):
+                        return
+                    if self._wanted(pts * self._base) and index % self._stride == 0:
+                        yield Frame(
+                            image=image,
+                            stream=self._name,
+                            index=index,
+                            pts=pts,
+                            time_base=self._base,
+                            captured_at=float(pts * self._base),
+                            capture_clock="file",
+                            decoded_at=time.monotonic(),
+                            decode_ms=decode_ms,
+                            dropped_before=dropped,
+                        )
+                        dropped = 0
+                    index += 1
+                    pts += 1 if self._base == _TIME_BASE else _shown(shown_ms)
             except SourceError:
                 missing = sum(1 for n in range(index, after) if n % self._stride == 0)
                 self._corrupt += missing
                 dropped += missing
                 index = pts = after
 
+    def _images(self, path: Path) -> Iterator[_Decoded]:
+        ready, self._ready = self._ready, None
+        yield from _decoded(path) if ready is None else (ready,)
+
     def _wanted(self, seconds: Fraction | int) -> bool:
         return self._start <= seconds and (self._end is None or seconds < self._end)
 
-    def _first(self, folder: Path) -> tuple[RgbImage, str, int | None]:
-        """The first image that can be read, its format, and the milliseconds for which it is shown."""
+    def _first(self, folder: Path) -> tuple[_Decoded, str]:
+        """The first image that can be read, and its format."""
         place = tried = 0
         for path, count in self._files:
             if len(self._files) == 1 or any(self._wanted(n) for n in range(place, place + count, self._stride)):
                 tried += 1
                 try:
                     with _opened(path) as opened:
-                        image, shown_ms = next(opened.images())
-                        return image, opened.format, shown_ms
+                        codec = opened.format
+                    return next(_decoded(path)), codec
                 except SourceError:
                     if len(self._files) == 1:
                         raise
@@ -162,6 +168,14 @@ def _opened(path: Path) -> Iterator[ImageFile]:
         raise type(error)(f"{path} {error}") from error.__cause__
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _decoded(path: Path) -> Iterator[_Decoded]:
+    with _opened(path) as opened:
+        begun = time.perf_counter()
+        for image, shown_ms in opened.images():
+            yield image, shown_ms, (time.perf_counter() - begun) * 1e3
+            begun = time.perf_counter()
 
 
 def is_image(path: Path) -> bool:

@@ -27,8 +27,9 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     source: Address = setting(
         "",
         StreamConfig.model_fields["source"].description or "",
-        more="A video file of any container and codec, an image, or a folder of images. The configurations rtsp and "
-        "webrtc-demo are about live sources, which hwaccel and rtsp_transport are for.",
+        more="A video file of any container and codec, an image, or a folder of images; the content decides, not the "
+        'name. A byte E9 of a name that is not UTF-8 is written "\\udce9". The configurations rtsp and webrtc-demo are '
+        "about live sources, which hwaccel and rtsp_transport are for.",
     )
     streams: list[ListedStream] = setting(
         [],

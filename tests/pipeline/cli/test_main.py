@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -152,6 +153,16 @@ def test_an_image_is_annotated_and_described(folder: Path, saccade: Command) -> 
     assert (record["schema"], record["width"], record["height"]) == ("saccade/2", 64, 48)
     with Image.open(folder / "found.png") as annotated:
         assert annotated.size == (64, 48)
+
+
+def test_a_photo_with_damaged_notes_is_read_without_a_word(folder: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(file, "JPEG")
+    notes = b"Exif\0\0II*\0\x08\0\0\0" + b"\xff" * 30
+    head = b"\xff\xe1" + (len(notes) + 2).to_bytes(2, "big") + notes
+    (folder / "photo.jpg").write_bytes(file.getvalue()[:2] + head + file.getvalue()[2:])
+    done = run_saccade("image", "photo.jpg", "--detect", "person", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nothing found\n", "")
 
 
 @pytest.mark.parametrize("name", ["still", "still.mp4", "still.gif"])
