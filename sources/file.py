@@ -39,6 +39,7 @@ from saccade.sources.video_stream import NoVideoError, choose_video
 _SEEK_BACK_S = (0, 2, 10)
 _INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # formats in which the first frame is found again for certain
 _PACED_THREADS = 2  # 64 streams on 32 processors had 2,000 threads with as many each as there are processors
+_TIMELESS = 32  # frames that are decoded to find one with a time
 _DAMAGED_S = 60  # at most so much of a file's beginning cannot be decoded: a group without its key frame, as a rule
 _MOST_HELD_BYTES = 64 * 1024 * 1024  # of coded frames between a key frame and the start
 
@@ -276,8 +277,8 @@ class FileSource(Source):
         """Fill `info` from the headers and the first frame, which also proves that the file can be decoded."""
         stream = _video_of(container, self._path)
         self._jumps = clock_may_jump(container)
-        first = next(self._decode(FileDemuxer(container, stream).packets_of(stream)), None)
-        self._corrupt = 0
+        frames = self._decode(FileDemuxer(container, stream).packets_of(stream))
+        first = next(frames, None)
         if first is None and container.format.name == "image2":  # FFmpeg's last resort, which goes by the name
             raise SourceError(f"{self._path} cannot be read as an image: it is damaged or no image at all")
         if first is None:
@@ -294,7 +295,13 @@ class FileSource(Source):
             duration_s = float(stream.duration * base)
         elif container.duration:
             duration_s = container.duration / av.time_base
-        origin = _origin(stream.start_time, first.pts, base)
+        # A first frame without a time, or with a wrong one, is as long before those that have one.
+        times = enumerate(one.pts for one in itertools.chain((first,), itertools.islice(frames, _TIMELESS)))
+        timed = ((number, pts) for number, pts in times if pts is not None)
+        number, pts = next(timed, (0, None))
+        begun = None if pts is None else pts - round(number / (Fraction(rate or NOMINAL_RATE) * base))
+        origin = _origin(stream.start_time, begun, base)
+        self._corrupt = 0
         self._beginning = KeyFrame(origin, origin, None, Fraction(0))
         # Where frames carry no timestamps they are counted from the beginning, so decoding must start there.
         self._seekable = first.pts is not None

@@ -82,7 +82,7 @@ class StreamClock:
         self._reordered = max(16, int(_JUMP_S / base))  # of packets that only have a time of presentation
         self._jump = max(1, int((_JUMP_S if clock.jumps else _GAP_S) / base))
         self._near = max(1, int(_JUMP_S / base))
-        self._apart = max(16, int(_APART_S / base))
+        self._apart = max(16, int((_JUMP_S if clock.jumps else _APART_S) / base))
         self._number, shift = clock.shifts[0]
         self.shift = round(shift / base)
         self._end: int | None = None  # of the latest packet, placed

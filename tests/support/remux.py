@@ -47,20 +47,21 @@ def joined(path: Path, *parts: Path) -> Path:
     return path
 
 
-def retimed_sound(source: Path, path: Path, change: Callable[[int, int], int]) -> Path:
-    """An MPEG-TS whose packets of sound have other times, which no muxer would write.
+def retimed(source: Path, path: Path, change: Callable[[int, int], int], *, video: bool = False) -> Path:
+    """An MPEG-TS whose packets have other times of presentation, which no muxer would write.
 
     Args:
-        source: the file, with one stream of sound.
+        source: the file.
         path: of the new file.
         change: is given the number of a packet and its time in units of 1/90000 s, and returns another.
+        video: whether to change packets of video as well as those of sound.
     """
     data, number = bytearray(source.read_bytes()), 0
     for at in range(0, len(data), 188):
         if not data[at + 1] & 0x40:  # not the beginning of a packet
             continue
         begin = at + 4 + (data[at + 4] + 1 if data[at + 3] & 0x20 else 0)
-        if data[begin : begin + 3] != b"\0\0\1" or not 0xC0 <= data[begin + 3] < 0xE0:
+        if data[begin : begin + 3] != b"\0\0\1" or not 0xC0 <= data[begin + 3] < (0xF0 if video else 0xE0):
             continue
         stamp = data[begin + 9 : begin + 14]
         pts = (stamp[0] >> 1 & 7) << 30 | stamp[1] << 22 | (stamp[2] >> 1) << 15 | stamp[3] << 7 | stamp[4] >> 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +19,7 @@ from saccade.sinks.video.segmented_mp4 import RecordingSink
 from saccade.sources import FileSource
 from tests.support import REPO
 from tests.support.clips import MakeClip, number_of
-from tests.support.remux import joined, moved_by, remux, retimed_sound
+from tests.support.remux import joined, moved_by, remux, retimed
 from tests.support.sinks.mp4 import audio_packets
 from tests.support.sinks.results import LATENCY, NOTHING
 
@@ -96,7 +98,7 @@ SPOILT: dict[str, Callable[[int, int], int]] = {
 
 @pytest.mark.parametrize("kind", SPOILT)
 def test_sound_with_wrong_times_costs_no_frame(make_clip: MakeClip, tmp_path: Path, kind: str) -> None:
-    path = retimed_sound(make_clip("right.ts", frames=50, audio="aac"), tmp_path / "spoilt.ts", SPOILT[kind])
+    path = retimed(make_clip("right.ts", frames=50, audio="aac"), tmp_path / "spoilt.ts", SPOILT[kind])
     written(FileSource(path), tmp_path / "out.mp4")
     assert [number for _, number in shown(tmp_path / "out.mp4")] == list(range(50))
     sound = audio_packets(tmp_path / "out.mp4")
@@ -174,6 +176,43 @@ def test_a_start_behind_a_jump_is_where_it_is_shown(parts: list[Path], tmp_path:
         for _ in range(2):  # the second time by its index
             got = [(frame.captured_at, number_of(frame.image)) for frame in source]
             assert got == [one for one in whole if one[0] >= start]
+
+
+WRITE_ALL = """
+import sys
+from pathlib import Path
+from saccade.pipeline.events.storage.clips import copy_clip
+from saccade.sinks import Mp4Sink
+from saccade.sources import FileSource
+from tests.support.sinks.results import LATENCY, NOTHING
+for path in map(Path, sys.argv[1:]):
+    source = FileSource(path)
+    sink = Mp4Sink(path.with_suffix(".mp4"), rate=source.info.average_rate, audio_from=path)
+    times = []
+    for frame in source:
+        times.append(frame.captured_at)
+        sink.write(frame, NOTHING, LATENCY)
+    sink.close()
+    assert len(times) >= 20 and times == sorted(set(times)) and times[-1] - times[0] < 600, (path, times)
+    copy_clip(source.index, times[-1] / 2, times[-1], path.with_suffix(".clip.mp4"))
+print("all written")
+"""
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
+def test_no_time_in_a_file_ends_the_process(make_clip: MakeClip, tmp_path: Path, share: float) -> None:
+    clip = make_clip("right.ts", frames=30, audio="aac")
+    chance = random.Random(share)
+
+    def change(number: int, pts: int) -> int:
+        if chance.random() > share:
+            return pts
+        return chance.choice([0, 2**33 - 1, chance.randrange(2**33), pts + chance.randint(-20, 20) * 90_000])
+
+    paths = [retimed(clip, tmp_path / f"{number}.ts", change, video=True) for number in range(12)]
+    command = [sys.executable, "-c", WRITE_ALL, *map(str, paths)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "all written\n"), ended.stderr[-2000:]
 
 
 def test_no_other_way_leads_into_a_muxer() -> None:
