@@ -78,7 +78,7 @@ class _Connection(http.client.HTTPConnection):
 
     def __init__(self, place: _Place, dialer: Dialer, timeout_s: float) -> None:
         self._secure, host, port = place.origin
-        super().__init__(host, port)
+        super().__init__(host.partition("%")[0], port)  # a zone means nothing to the server
         self.default_port = 443 if self._secure else 80  # which the Host header leaves out
         opened = dialer.connect(place.url, host, port, secure=self._secure)
         self.numeric = opened.peer_host

@@ -63,6 +63,7 @@ def test_a_webhook_and_a_source_are_reached_there(zone: str, number: int) -> Non
             self.end_headers()
 
         def do_GET(self) -> None:
+            hosts.append(self.headers["Host"])
             self.send_response(200)
             self.end_headers()
             self.wfile.write(DEMO_CLIP.read_bytes())
@@ -85,7 +86,7 @@ def test_a_webhook_and_a_source_are_reached_there(zone: str, number: int) -> Non
         thread.join()
         server.server_close()
     assert json.loads(posted[0])["frame"] == frame.index
-    assert hosts == [f"[::1]:{server.server_port}"]
+    assert hosts == [f"[::1]:{server.server_port}"] * 2
 
 
 @pytest.mark.parametrize("zone", ["eth0", "25eth0"])

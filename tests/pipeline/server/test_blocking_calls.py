@@ -15,11 +15,12 @@ import pytest
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import StreamConfig
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stream import CheckSource, add_stream
+from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server import streams_api
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.http_server import HttpServer
+from saccade.sources.network.dialer import CheckAddress
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 
 CLIP = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
@@ -57,7 +58,7 @@ class HangingAdd:
         self.release = threading.Event()
         self.runs: list[Run] = []
 
-    def __call__(self, config: StreamConfig, *, check: CheckSource | None = None) -> Run:
+    def __call__(self, config: StreamConfig, *, check: CheckAddress | None = None) -> Run:
         self.release.wait()
         self.runs.append(add_stream(self.streams, config))
         return self.runs[-1]
