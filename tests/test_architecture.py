@@ -41,7 +41,7 @@ ORDER = {
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",
     "engine": "errors image phase process results | config kernels models vocabulary futures | tasks text_stream | "
-    "core | backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | api training | golden",
+    "core | backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | server | session | "
     "reload | workers | bench | cli",
 }
@@ -127,7 +127,7 @@ def test_kernels_import_nothing_else_of_the_engine() -> None:
 
 def test_architectures_are_known_to_models_and_backends_only() -> None:
     """What everything else needs of a model is in `models.protocol`, so that another architecture changes nothing."""
-    may = {"engine.models", "engine.backends", "engine.cpu", "engine.cuda", "engine.training"}
+    may = {"engine.models", "engine.backends", "engine.cpu", "engine.cuda"}
     others = [name for name in modules() if not within(name, may)]
     moondream = {"engine.models.moondream"}
     assert {(name, target) for name in others for target in imports_of(name) if within(target, moondream)} == set()

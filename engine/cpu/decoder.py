@@ -26,7 +26,7 @@ class FusedDecoder:
         text: the decoder. Its modules are views of the joined weights from here on: nothing is stored twice, but for
             prefixes.
         prefixes: what these are multiplied in, the decoder's own type by default. In bfloat16 nano's take 3.9 ms, not
-            5.3, and answers on val have the same AP50 and AP to .001 (`saccade eval`).
+            5.3, and answers on val have the same AP50 and AP to .001 (`python -m training.score`).
     """
 
     def __init__(self, text: TextDecoder, prefixes: torch.dtype | None = None) -> None:

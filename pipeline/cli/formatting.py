@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from saccade.pipeline.runtime.stats import Report
 
 if TYPE_CHECKING:
-    from saccade.engine.golden.detection import Evaluation
     from saccade.engine.golden.quantity import Quantity
 
 LOST = {
@@ -68,24 +67,6 @@ def summary(report: Report) -> str:
     if lost:
         lines.append(", ".join(lost))
     return "\n".join(lines)
-
-
-def evaluation_table(scores: Evaluation) -> str:
-    """The scores of every class, and the means, in percent."""
-
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f}"
-
-    def row(name: str, boxes: object, *rates: object) -> str:
-        return f"{name:<16}{boxes:>8}" + "".join(f"{rate:>11}" for rate in rates)
-
-    lines = [row("class", "boxes", "AP50", "AP50:95", "precision", "recall", "empty")]
-    for one in scores.classes:
-        rates = (one.ap50, one.ap, one.precision, one.recall, one.empty)
-        lines.append(row(one.name, one.boxes, *map(percent, rates)))
-    boxes = sum(one.boxes for one in scores.classes)
-    lines.append(row("all", boxes, percent(scores.ap50), percent(scores.ap), "", "", percent(scores.empty)))
-    return "\n".join([*lines, f"{scores.images} images; in percent; precision, recall and empty at conf 0.5"])
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:

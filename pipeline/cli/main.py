@@ -294,37 +294,6 @@ def configs(
         print(read_config(name), end="")
 
 
-@app.command("eval")
-@with_settings("model", "device", "dtype", "kv_dtype", "imgsz")
-def evaluate(
-    given: Settings,
-    data: Annotated[Path, typer.Argument(help="Folder of a labelled data pack.")],
-    split: Annotated[str, typer.Option(metavar="NAME", help="Part of the pack to use.")] = "val",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images.")] = None,
-    tiles: Annotated[int, typer.Option(min=1, max=8, metavar="N", help=help_of("tiles"), show_default=False)] = 1,
-    as_json: Json = False,
-) -> None:
-    """Score a model on labelled images: AP, precision, recall and empty answers, class by class."""
-    import json
-
-    from saccade.engine import Engine
-    from saccade.engine.golden.detection import evaluate as score
-    from saccade.pipeline.cli.formatting import counting, evaluation_table
-
-    with (
-        Engine.load(
-            given.get("model", "nano"),
-            given.get("device", "auto"),
-            given.get("dtype"),
-            kv_dtype=given.get("kv_dtype"),
-            imgsz=given.get("imgsz"),
-        ) as engine,
-        counting() as progress,
-    ):
-        scores = score(engine, data, split, limit, progress, tiles)
-    print(json.dumps(scores.to_dict(), indent=2) if as_json else evaluation_table(scores))
-
-
 @app.command("eval-mot")
 @with_settings("detect", "model", "device", "dtype", "conf", "track_conf")
 def evaluate_tracks(

@@ -42,7 +42,7 @@ def test_a_folder_of_root_is_named_with_the_command_that_mends_it(image: str, tm
 
 
 def test_a_missing_part_is_said_without_pip(image: str) -> None:
-    code = "from saccade.distribution import install_command; print(install_command('eval'))"
+    code = "from saccade.distribution import install_command; print(install_command('mqtt'))"
     done = run(["docker", "run", "--rm", "--entrypoint", "python", image, "-c", code])
     assert "pip install" not in done.stdout
     assert "--build-arg EXTRAS=" in done.stdout

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from saccade.engine.models.moondream.config import MoondreamConfig, VisionConfig
 from saccade.engine.models.moondream.picodet import PicoDet
-from saccade.engine.training.data import SIDE, SLOTS, Split
 from tests.support.engine import NANO, label, noise, square, write_pack
+from training.data import SIDE, SLOTS, Split
 
 CLASSES = ("person", "face", "car", "bus", "cat", "dog", "backpack", "chair")
 BOX = (0.3, 0.4, 0.6, 0.7)

@@ -52,7 +52,6 @@ BAD_INPUT = {
     "unknown dtype": (["run", "clip.mp4", *OUTPUTS, "--dtype", "int4"], "'bfloat16', 'float16' or 'fp8', got 'int4'"),
     "unknown dtype of an image": (["image", "photo.png", *PERSON, "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a demo": (["demo", "--dtype", "int4"], "'fp8', got 'int4'"),
-    "unknown dtype of a score": (["eval", ".", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of a reference": (["golden", GOLDEN, "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a pipeline": (["bench", "pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
@@ -73,7 +72,6 @@ BAD_INPUT = {
     "wrong number": (["run", "clip.mp4", *OUTPUTS, "--conf", "7"], "--conf"),
     "no number": (["run", "clip.mp4", *OUTPUTS, "--conf", "high"], "--conf"),
     "wrong size": (["bench", "frame", "--size", "big"], "640x360"),
-    "no data pack": (["eval", "none"], "none"),
     "no golden folder": (["golden", "none"], "none is not a folder"),
     "another folder as a golden one": (["golden", "."], ". has no config.json; give a folder with"),
     "live source as an image": (
@@ -284,15 +282,6 @@ def test_a_reference_is_compared_in_another_dtype(tmp_path: Path, saccade: Comma
     assert table["crops"][-2:] == ["0", "ok"]
     assert table["boxes"][3:5] == ["any", "at"]
     assert table["logits"][3:5] == ["0.001", "DISAGREES"]
-
-
-def test_the_embedded_model_has_a_score(tmp_path: Path, saccade: Command) -> None:
-    pack = REPO.parent / "shared" / "data"
-    if not pack.is_dir():
-        pytest.skip("the data pack (../shared/data) is not on this machine")
-    done = saccade("eval", pack, "--limit", "2", "--json", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["images"] == 2
 
 
 def test_help_imports_nothing_slow(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The tower's COCO start: PP-PicoDet-S from plain tensors under its graph's names, as `PicoDet`'s weights.
 
-    python -m saccade.engine.training.import_picodet start-picodet-s.safetensors picodet.safetensors
+    python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
 The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE) with
 batch norms folded.

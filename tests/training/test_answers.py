@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from saccade.engine.models.moondream.detector_tower import DetectorTower, Finds
 from saccade.engine.models.moondream.picodet import Evidence
 from saccade.engine.models.moondream.region import size_bin, size_value
-from saccade.engine.training.answers import (
+from tests.support.training import CLASSES, random_start, small_config
+from training.answers import (
     Answerer,
     Answers,
     answer_losses,
@@ -17,10 +18,9 @@ from saccade.engine.training.answers import (
     sequence_mask,
     similar_classes,
 )
-from saccade.engine.training.augment import Batch
-from saccade.engine.training.import_picodet import convert
-from saccade.engine.training.train import build
-from tests.support.training import CLASSES, random_start, small_config
+from training.augment import Batch
+from training.import_picodet import convert
+from training.train import build
 
 CPU = torch.device("cpu")
 CONFIG = small_config()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.engine.training.augment import make_batch
-from saccade.engine.training.data import Split
 from tests.support.training import BOX, CLASSES, one_square
+from training.augment import make_batch
+from training.data import Split
 
 
 def bright(image: torch.Tensor) -> torch.Tensor:

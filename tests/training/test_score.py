@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from saccade.engine import Box, Engine, EngineError
-from saccade.engine.golden.detection import DEFAULT_CONF, Evaluation, _empty_rate, _score, _Sheet, evaluate
 from tests.support.engine import SCREEN, label, noise, square, write_pack
+from training.score import DEFAULT_CONF, Evaluation, _empty_rate, _score, _Sheet, evaluate, main
 
 pytest.importorskip("pycocotools", reason="the extra `eval` is not installed")
 
@@ -223,3 +223,31 @@ def test_a_folder_that_is_no_pack_is_one_line(nano: Engine, tmp_path: Path, chan
     with pytest.raises(EngineError, match=says) as caught:
         evaluate(nano, pack, split, progress=silent)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["none"], "none"),
+        ([".", "--dtype", "int4"], "bfloat16, float16, fp8"),
+        ([".", "--model", "no such"], "no such"),
+    ],
+)
+def test_what_cannot_be_scored_is_one_line(
+    given: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*given, "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert named in err
+    assert err.count("\n") == 1
+
+
+def test_a_pack_is_scored_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pack(tmp_path, ["tv"], [(square(240, 320, SCREEN), label(1))])
+    assert main([str(tmp_path), "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 1
+    assert main([str(tmp_path), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("class ")

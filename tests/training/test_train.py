@@ -7,11 +7,11 @@ import torch
 
 from saccade.engine.api import Engine
 from saccade.engine.models.moondream.model import load
-from saccade.engine.training.data import load_split
-from saccade.engine.training.import_picodet import convert
-from saccade.engine.training.train import balance, build, export, main, rate_at
 from tests.support.engine import square
 from tests.support.training import BOX, CLASSES, random_start, small_config, write_shape, write_start
+from training.data import load_split
+from training.import_picodet import convert
+from training.train import balance, build, export, main, rate_at
 
 WORDS = torch.arange(10, 10 + len(CLASSES))
 

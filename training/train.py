@@ -1,8 +1,8 @@
-"""Train nano on a data pack: `python -m saccade.engine.training.train --help`. One GPU, several under torchrun, a CPU.
+"""Train nano on a data pack: `python -m training.train --help`. One GPU, several under torchrun, a CPU.
 
 Each step teaches the detector on a batch of views, and then the text decoder, in several smaller steps, to answer from
 what the detector found in them. The schedule is in seconds, not steps: what is rented is time. A run that ends early
-leaves a checkpoint, and the next one goes on from it. Results and what was tried: engine/training/README.md.
+leaves a checkpoint, and the next one goes on from it. Results and what was tried: training/README.md.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.picodet import Evidence, PicoDet
-from saccade.engine.training.answers import Answerer, answer_losses, choose, judge, read_back, similar_classes
-from saccade.engine.training.augment import Batch, make_batch
-from saccade.engine.training.copying import wire
-from saccade.engine.training.data import Split, load_split
-from saccade.engine.training.detector_losses import detector_losses
-from saccade.engine.training.import_picodet import COCO, convert
+from training.answers import Answerer, answer_losses, choose, judge, read_back, similar_classes
+from training.augment import Batch, make_batch
+from training.copying import wire
+from training.data import Split, load_split
+from training.detector_losses import detector_losses
+from training.import_picodet import COCO, convert
 
 N_PROMPTS, N_OBJECTS = 5, 24
 WEIGHTS = {"classes": 1.0, "boxes": 2.0, "bins": 0.25, "keep": 0.5}

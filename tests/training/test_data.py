@@ -8,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.engine.training.data import (
+from tests.support.engine import label, noise, square, write_pack
+from tests.support.training import BOX, CLASSES
+from training.data import (
     SIDE,
     SLOTS,
     PackError,
@@ -18,8 +20,6 @@ from saccade.engine.training.data import (
     read_images,
     read_labels,
 )
-from tests.support.engine import label, noise, square, write_pack
-from tests.support.training import BOX, CLASSES
 
 
 def test_a_split_has_its_images_and_labels(train: Split) -> None:

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from saccade.engine.models.moondream.picodet import PicoDet
-from saccade.engine.training.import_picodet import _MEAN, _SPREAD, COCO, convert
 from tests.support import REPO
 from tests.support.training import CLASSES, random_start
+from training.import_picodet import _MEAN, _SPREAD, COCO, convert
 
 SHARED = Path(REPO).resolve().parent / "shared" / "starts" / "start-picodet-s"
 

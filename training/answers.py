@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from saccade.engine.models.moondream.detector_tower import Finds
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin, size_value
-from saccade.engine.training.augment import Batch
-from saccade.engine.training.detector_losses import iou
+from training.augment import Batch
+from training.detector_losses import iou
 
 # Classes that are easily taken for each other: a good negative prompt comes from the same group.
 _GROUPS = (

@@ -1,14 +1,19 @@
-"""How well a model detects on a labelled data pack: AP, precision, recall and empty answers, class by class.
+"""Score a model on a labelled data pack: AP, precision, recall and empty answers, class by class.
+
+    python -m training.score PACK --model OUT
 
 Labels are read as the pack means them: `unknown` (class, image) pairs are left out, `maybe` boxes are regions where
-neither a find nor a miss counts. Knows nothing of pipelines or command lines.
+neither a find nor a miss counts. Needs pycocotools.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
+import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from saccade.distribution import install_command
 from saccade.engine.api import Engine
 from saccade.engine.errors import EngineError
 from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Box
 from saccade.engine.tasks import Detect
+from training.data import PackError, open_image, read_classes, read_images, read_labels
 
 LOW_CONF = 0.05  # precision-recall curves start here; precision, recall and empty answers are at `DEFAULT_CONF`
 DEFAULT_CONF = 0.5
@@ -102,8 +107,6 @@ def evaluate(
     Raises:
         EngineError: if the folder is not a data pack, or pycocotools is missing.
     """
-    from saccade.engine.training.data import PackError, open_image, read_classes, read_images, read_labels
-
     _coco()
     try:
         known = engine.model.classes
@@ -211,7 +214,7 @@ def _coco() -> tuple[Any, Any]:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
-        raise EngineError(f"evaluation needs pycocotools: {install_command('eval')}") from error
+        raise EngineError("scoring needs pycocotools: pip install pycocotools") from error
     return COCO, COCOeval
 
 
@@ -222,3 +225,53 @@ def _empty_rate(absent: Sequence[_Sheet]) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def table_of(scores: Evaluation) -> str:
+    """The scores of every class, and the means, in percent."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f}"
+
+    def row(name: str, boxes: object, *rates: object) -> str:
+        return f"{name:<16}{boxes:>8}" + "".join(f"{rate:>11}" for rate in rates)
+
+    lines = [row("class", "boxes", "AP50", "AP50:95", "precision", "recall", "empty")]
+    for one in scores.classes:
+        rates = (one.ap50, one.ap, one.precision, one.recall, one.empty)
+        lines.append(row(one.name, one.boxes, *map(percent, rates)))
+    boxes = sum(one.boxes for one in scores.classes)
+    lines.append(row("all", boxes, percent(scores.ap50), percent(scores.ap), "", "", percent(scores.empty)))
+    return "\n".join([*lines, f"{scores.images} images; in percent; precision, recall and empty at conf 0.5"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m training.score", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, help="folder of a labelled data pack")
+    parser.add_argument("--split", default="val", help="part of the pack to use (default: val)")
+    parser.add_argument("--limit", type=int, help="only the first so many images")
+    parser.add_argument("--model", default="nano", help="name, folder or hub id (default: nano)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", help="float32, bfloat16, float16 or fp8")
+    parser.add_argument("--imgsz", type=int, help="side of the square that nano sees")
+    parser.add_argument("--tiles", type=int, default=1, help="as for `saccade run`")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    given = parser.parse_args(argv)
+
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    try:
+        with Engine.load(given.model, given.device, given.dtype, imgsz=given.imgsz) as engine:
+            scores = evaluate(engine, given.data, given.split, given.limit, show, given.tiles)
+    except (EngineError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(scores.to_dict(), indent=2) if given.json else table_of(scores))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

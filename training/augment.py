@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.training.data import SIDE, Split
+from training.data import SIDE, Split
 
 _MIN_SIDE = 0.012  # a box narrower than 3 of 256 pixels is an ignore region
 _MIN_SEEN = 0.3  # so is one of which less than this part is left in the view; under a third of that it is gone

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from saccade.engine.models.moondream.picodet import BINS, Evidence, places
-from saccade.engine.training.augment import Batch
-from saccade.engine.training.detector_losses import assign, detector_losses, generalised_iou, iou
 from tests.support.training import CLASSES
+from training.augment import Batch
+from training.detector_losses import assign, detector_losses, generalised_iou, iou
 
 SIDE = 64
 CENTRES, STRIDES = places(SIDE, SIDE, torch.device("cpu"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from saccade.engine.training.data import Split, load_split
 from tests.support.engine import one_thread
 from tests.support.training import small_pack
+from training.data import Split, load_split
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.picodet import BINS, Evidence, boxes_at, places
-from saccade.engine.training.augment import Batch
+from training.augment import Batch
 
 _POSITIVES = 9  # places that a labelled box is learned at
 _ABSENT = 0.3  # what is left of the start's evidence for a class that the pack says is not there
