@@ -10,7 +10,7 @@ import io
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -40,6 +40,13 @@ _COPIED_LIVE = ("h264", "hevc")
 _CODED = {"preset": "veryfast", "bf": "0", "g": "50"}
 _MOST_BYTES = 256 * 1024 * 1024  # of one stream: two minutes of 16 Mb/s
 _OPTIONS = {"movflags": "faststart"}
+_REORDERED_S = 1.0  # a packet is at most so much before the one that is decoded before it
+_JUMP_S = 10.0  # a clock that runs ahead of ours by more was set
+_PARAMETER_SETS: dict[str, tuple[Callable[[int], int], frozenset[int]]] = {
+    "h264": (lambda head: head & 31, frozenset({7})),
+    "hevc": (lambda head: head >> 1 & 63, frozenset({33})),
+}
+"""How the kind of a NAL unit is read from its first byte, and the kinds that tell size and profile."""
 _NOTHING = "there is no video of that time"
 
 
@@ -59,14 +66,23 @@ class PacketRing:
         self._packets: deque[CodedPacket] = deque()
         self._keys: deque[float] = deque()  # arrival times of the key frames among them
         self._bytes = 0
+        self._needs_key = False
         self._held: dict[str, float] = {}
 
     def add(self, packet: CodedPacket) -> None:
-        """Take the next packet; where its time falls back, as after a reconnect, what was before is dropped."""
+        """Take the next packet.
+
+        Where its time jumps, as after a reconnect, the next key frame is waited for. Video with other parameters
+        replaces what was before.
+        """
         with self._lock:
-            newest = self._packets[-1] if self._packets else None
-            if newest is not None and not -CLOCK.denominator < packet.pts - newest.pts < 60 * CLOCK.denominator:
+            if self._packets and _jumps(self._packets[-1].pts, self._packets[-1], packet):
+                self._needs_key = True
+            if self._needs_key and not packet.key:
+                return
+            if self._needs_key and self._packets and _parameters(packet) != _parameters(self._packets[0]):
                 self._clear()
+            self._needs_key = False
             if packet.key:
                 self._keys.append(packet.arrived_at)
             elif not self._keys:
@@ -118,6 +134,41 @@ class PacketRing:
                 return
 
 
+def _jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
+    """Whether a packet's clock is not that of the one before, whose time of presentation may have been moved."""
+    passed = max(0.0, packet.arrived_at - before.arrived_at)
+    ahead_s = float((packet.pts - time) * CLOCK)
+    return packet.codec != before.codec or not -_REORDERED_S < ahead_s < passed + _JUMP_S
+
+
+def _parameters(packet: CodedPacket) -> tuple[object, ...]:
+    """What a key frame says about the video: two that differ do not fit into one file."""
+    kinds = _PARAMETER_SETS.get(packet.codec)
+    if kinds is None:
+        return packet.codec, packet.parameter_sets
+    units = (packet.parameter_sets + packet.data).split(b"\0\0\1")
+    sets = {unit.rstrip(b"\0") for unit in units[1:] if unit and kinds[0](unit[0]) in kinds[1]}
+    return packet.codec, frozenset(sets)
+
+
+def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
+    """The times of presentation of packets, jumps of the sender's clock closed by the time that passed here."""
+    placed: list[int] = []
+    shift, step = 0, round(Fraction(1, 25) / CLOCK)
+    before: CodedPacket | None = None  # the one that is shown last so far
+    top = 0
+    for packet in packets:
+        if before is not None and _jumps(top - shift, before, packet):
+            passed = round(min(max(0.0, packet.arrived_at - before.arrived_at), _JUMP_S) / CLOCK)
+            shift = top + max(step, passed) - packet.pts
+        time = packet.pts + shift
+        if before is None or time > top:
+            step = min(time - top, step) if before is not None else step
+            before, top = packet, time
+        placed.append(time)
+    return placed
+
+
 def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None = None) -> float:
     """Write packets, the first of which is a key frame, as an MP4 for browsers; return how many seconds it shows.
 
@@ -148,13 +199,14 @@ def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None =
         if packets[0].pixel_aspect:
             stream.sample_aspect_ratio = packets[0].pixel_aspect
         # In the order of decoding the times of presentation jump where frames are predicted from later ones.
-        times = sorted(packet.pts for packet in packets)
-        delay = max(time - packet.pts for time, packet in zip(times, packets, strict=True))
+        placed = _on_one_clock(packets)
+        times = sorted(placed)
+        delay = max(time - pts for time, pts in zip(times, placed, strict=True))
         first = times[0]
-        for time, packet in zip(times, packets, strict=True):
+        for time, pts, packet in zip(times, placed, packets, strict=True):
             coded = av.Packet(packet.data)
             coded.time_base = CLOCK
-            coded.pts, coded.dts = packet.pts + delay - first, time - first
+            coded.pts, coded.dts = pts + delay - first, time - first
             coded.is_keyframe = packet.key
             muxer.mux(coded, stream)
     return float((times[-1] - times[0]) * CLOCK)
@@ -293,11 +345,11 @@ def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
     if packets[0].parameter_sets:
         decoder.extradata = packets[0].parameter_sets
     converter, orientation = RgbConverter(), orientation_of_matrix(_matrix_of(packets))
-    for one in [*packets, None]:
+    for one, time in [*zip(packets, _on_one_clock(packets), strict=True), (None, 0)]:
         coded = None
         if one is not None:
             coded = av.Packet(one.data)
-            coded.pts = coded.dts = one.pts
+            coded.pts = coded.dts = time
             coded.time_base = CLOCK
         with suppress(av.error.FFmpegError):
             for frame in decoder.decode(coded):

@@ -20,16 +20,24 @@ from tests.support.clips import MakeClip, number_of, numbered_image
 RATE, GOP = 10, 10
 
 
-def coded(count: int, *, frames_ahead: int = 0, codec: str = "h264", start: float = 1000.0) -> list[CodedPacket]:
+def coded(
+    count: int,
+    *,
+    frames_ahead: int = 0,
+    codec: str = "h264",
+    start: float = 1000.0,
+    size: tuple[int, int] = (160, 120),
+) -> list[CodedPacket]:
     """Packets of numbered images at 10 fps with a key frame a second, captured from a time on."""
     coder = av.CodecContext.create({"h264": "libx264", "hevc": "libx265", "vp8": "libvpx"}.get(codec, codec), "w")
-    coder.width, coder.height, coder.pix_fmt = 160, 120, "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    coder.width, coder.height = size
+    coder.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
     coder.framerate, coder.time_base = Fraction(RATE), Fraction(1, RATE)
     quiet = {"x265-params": f"log-level=none:keyint={GOP}:bframes={frames_ahead}"} if codec == "hevc" else {}
     coder.options = {"g": str(GOP), "bf": str(frames_ahead), "preset": "ultrafast", "forced-idr": "1", **quiet}
     made = []
     for number in range(count):
-        frame = av.VideoFrame.from_ndarray(numbered_image(number, 160, 120), format="rgb24")
+        frame = av.VideoFrame.from_ndarray(numbered_image(number, *size), format="rgb24")
         frame.pts = number
         made += coder.encode(frame)
     made += coder.encode(None)
@@ -131,16 +139,44 @@ def test_a_ring_keeps_so_many_seconds_and_what_is_held() -> None:
     assert ring.newest == packets[90].arrived_at
 
 
-def test_a_ring_begins_with_a_key_and_again_when_reconnected() -> None:
+def test_a_ring_begins_with_a_key() -> None:
     packets = coded(40)
-    ring = filled(packets[5:25])
-    assert ring.cut(0, 9e9) == packets[10:25]
-    again = coded(15, start=1100.0)
-    for packet in again:
-        ring.add(packet)
-    assert ring.cut(0, 9e9) == again
+    assert filled(packets[5:25]).cut(0, 9e9) == packets[10:25]
     assert PacketRing(1).newest is None
     assert PacketRing(1).cut(0, 9e9) == []
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "mjpeg"])
+@pytest.mark.parametrize("clock", [-300.0, -2.0, 12.0, 3000.0], ids=["far back", "back", "ahead", "far ahead"])
+def test_a_clip_goes_on_where_the_clock_jumps(tmp_path: Path, codec: str, clock: float) -> None:
+    """As after a reconnect, or where a server joins recordings; an outage takes as long as it did."""
+    first, jumped = coded(20, codec=codec), coded(25, codec=codec, start=1003.0)
+    ring = filled(first)
+    for packet in jumped if codec == "mjpeg" else jumped[5:]:  # a key frame comes only after 0.5 s
+        ring.add(replace(packet, pts=packet.pts + first[-1].pts + round(clock * 90_000)))
+    packets = ring.cut(0, 9e9)
+    assert [packet.data for packet in packets] == [
+        packet.data for packet in (*first, *(jumped if codec == "mjpeg" else jumped[10:]))
+    ]
+    outage_s = packets[20].arrived_at - packets[19].arrived_at
+    assert write_clip(packets, tmp_path / "clip.mp4") == pytest.approx(len(packets) / 10 - 0.2 + outage_s, abs=0.011)
+    steps = np.diff([time for time, _ in shown(tmp_path / "clip.mp4")])
+    assert steps[:18] == pytest.approx(0.1, abs=0.001)
+    assert steps[19] == pytest.approx(outage_s, abs=0.001)
+    assert steps[20:] == pytest.approx(0.1, abs=0.001)
+
+
+def test_another_camera_at_the_same_address_begins_anew() -> None:
+    ring = filled(coded(20))
+    other = coded(15, codec="hevc", start=1010.0)
+    for packet in other:
+        ring.add(replace(packet, pts=packet.pts - 90_000))
+    assert ring.cut(0, 9e9) == [replace(packet, pts=packet.pts - 90_000) for packet in other]
+    larger = [
+        replace(one, pts=one.pts + 9_000_000, arrived_at=one.arrived_at + 20) for one in coded(15, size=(320, 240))
+    ]
+    ring = filled([*coded(20), *larger])
+    assert ring.cut(0, 9e9) == larger
 
 
 def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

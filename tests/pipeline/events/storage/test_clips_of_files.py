@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
 from saccade.sinks import Mp4Sink
 from saccade.sources import FileSource, LiveSource, open_source
+from saccade.sources.errors import LiveError
 from tests.support.cameras.http_camera import http
 from tests.support.clips import MakeClip, number_of, numbered_image
 from tests.support.remux import joined, moved_by, remux
@@ -158,3 +160,29 @@ def serve(handler: Any, path: Path) -> None:
     handler.send_header("Content-Length", str(len(data)))
     handler.end_headers()
     handler.wfile.write(data)
+
+
+@pytest.mark.parametrize("second", [5, 60, 20_000])
+def test_a_live_clip_of_joined_recordings(make_clip: MakeClip, tmp_path: Path, second: float) -> None:
+    clip = make_clip("clip.mp4", frames=50)
+    high, low = (remux(clip, tmp_path / name, moved_by(begins)) for name, begins in (("a.ts", 30), ("b.ts", second)))
+    data = joined(tmp_path / "joined.ts", high, low).read_bytes()
+
+    def stream(handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "video/mp2t")
+        handler.end_headers()
+        for at in range(0, len(data), 1880):
+            handler.wfile.write(data[at : at + 1880])
+            time.sleep(4 / (len(data) / 1880))
+
+    ring = PacketRing(60)
+    with http(stream) as url, open_source(f"{url}/joined.ts", retry=False) as source:
+        assert isinstance(source, LiveSource)
+        source.on_packet = ring.add
+        with pytest.raises(LiveError, match="has ended"):
+            for _ in source:
+                pass
+    assert write_clip(ring.cut(0, 9e9), tmp_path / "clip.mp4") == pytest.approx(4, abs=1)
+    assert set(range(12, 48)) <= set(shown(tmp_path / "clip.mp4"))
+    assert len(shown(tmp_path / "clip.mp4")) >= 80
