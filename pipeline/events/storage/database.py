@@ -67,18 +67,35 @@ def is_damaged(error: Exception) -> bool:
     return code & 0xFF in _DAMAGED or code in _DAMAGED_EXTENDED
 
 
+def is_index_damaged(error: Exception) -> bool:
+    """Whether an error says that an index of words is wrong, which `is_sound` does not look into."""
+    return _code(error) == sqlite3.SQLITE_CORRUPT_VTAB or "vtable constructor failed" in str(error)
+
+
+def is_sound(db: sqlite3.Connection) -> bool:
+    """Whether SQLite finds every page in order; reads the whole file."""
+    try:
+        return bool(db.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
+    except sqlite3.Error:
+        return False
+
+
 def is_trouble(error: Exception) -> bool:
     """Whether an error is of the disk or of another process, so that the same file may be usable later."""
     return isinstance(error, OSError) or (_code(error) & 0xFF in _TROUBLE and not is_damaged(error))
 
 
-def move_aside(paths: Iterable[Path]) -> Path:
+def move_aside(paths: Iterable[Path]) -> Path | None:
     """Move what is there of `paths`, all in one folder, into a new folder `damaged-TIME` beside them; return that.
+
+    None if nothing is there.
 
     Raises:
         OSError: if they cannot be moved, such as on a disk that is read-only.
     """
     there = [path for path in paths if path.exists() or path.is_symlink()]
+    if not there:
+        return None
     stamp = f"damaged-{datetime.now():%Y%m%d-%H%M%S}"
     for number in range(1000):
         aside = there[0].with_name(f"{stamp}-{number}" if number else stamp)

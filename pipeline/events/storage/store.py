@@ -34,12 +34,21 @@ from saccade.pipeline.events.storage.database import (
     NewerError,
     check_version,
     is_damaged,
+    is_index_damaged,
+    is_sound,
     is_trouble,
     migrate,
     move_aside,
 )
 from saccade.pipeline.events.storage.disk_reserve import DiskReserve
-from saccade.pipeline.events.storage.store_reader import LADDER, LONG_S, MEDIA, NEWER, EventReader, StoreError
+from saccade.pipeline.events.storage.store_reader import (
+    LADDER,
+    LONG_S,
+    MEDIA,
+    NEWER,
+    EventReader,
+    StoreError,
+)
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.retention import elapsed_s
 
@@ -104,6 +113,7 @@ class EventStore(EventReader):
         """The records of the events that were ended on opening: they went on when the last process ended."""
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[str, dict[str, float]] = {}  # by stream and rule
+        self._identity, self._size = (0, 0), 0  # device and inode of the file, and bytes
         self._stored_at = 0.0
         self._ahead = 0.0  # of the store's clock, which is never set, before that of this machine's running time
         self._going: set[str] = set()  # the events that have begun and not ended
@@ -117,7 +127,7 @@ class EventStore(EventReader):
         except BlockingIOError:
             raise StoreError(f"{folder}: another process stores events there") from None
         except OSError as error:
-            wrong = isinstance(error, FileExistsError | NotADirectoryError)  # a file where the folder should be
+            wrong = isinstance(error, NotADirectoryError) or (folder.exists() and not folder.is_dir())
             raise StoreError(
                 f"{folder}: events cannot be stored there: {write_failure(self._path, error)}", disk=not wrong
             ) from None
@@ -222,6 +232,10 @@ class EventStore(EventReader):
 
     def _open(self, keep_open: bool) -> None:
         """Bring the file up to date, after moving it aside if it cannot be used, or giving up the reserve."""
+        if os.path.lexists(self._path) and not self._path.is_file():
+            self._replace("it is no file")
+        elif self._is_empty() and any(self.media_folder.iterdir()):
+            self._replace("it is empty, and there are clips")  # which would be taken for those of no event
         try:
             self._recover(keep_open)
         except (sqlite3.Error, OSError, json.JSONDecodeError) as error:
@@ -231,19 +245,55 @@ class EventStore(EventReader):
                 raise
             self._recover(keep_open)
 
-    def _replace(self, error: Exception) -> None:
+    def _is_empty(self) -> bool:
+        """Whether nothing was ever stored, as far as the files say."""
+        files = [self._path, self._path.with_name(self._path.name + "-wal")]
+        return not any(path.exists() and path.stat().st_size for path in files)
+
+    def _replace(self, why: object) -> None:
         """Move the file and its media aside; raises OSError where that cannot be done."""
-        names = (self._path.name + suffix for suffix in ("", "-wal", "-shm", "-journal"))
-        aside = move_aside([*(self._path.with_name(name) for name in names), self.media_folder])
+        paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+        elsewhere = self.media_folder.is_symlink()  # perhaps on another disk, where they stay
+        aside = move_aside(paths if elsewhere else [*paths, self.media_folder])
+        if aside is not None and elsewhere:
+            kept = self.media_folder / aside.name
+            kept.mkdir(exist_ok=True)
+            for path in self.media_folder.iterdir():
+                if path.is_file():
+                    path.rename(kept / path.name)
         self._generation += 1
-        self.media_folder.mkdir(exist_ok=True)
+        self.media_folder.mkdir(parents=True, exist_ok=True)
         log.warning(
-            "%s cannot be used (%s); it was moved with its media to %s, and a new store begun. "
-            "Delete that folder when nothing in it is needed",
+            "%s cannot be used (%s); a new store was begun%s",
             self._path,
-            error,
-            aside,
+            why,
+            f". The old one and its media are in {aside}: delete that folder when you need nothing in it"
+            if aside is not None
+            else "",
         )
+
+    def _trouble_with_file(self) -> str | None:
+        """What has happened to the file while it was open, as SQLite does not see; None if nothing has."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return "it was deleted"
+        except OSError:
+            return None  # nothing is known
+        if (found.st_dev, found.st_ino) != self._identity:
+            return "another file has taken its place"
+        if found.st_size < self._size:
+            return "it was cut"
+        self._size = found.st_size
+        return None
+
+    def _opened(self) -> sqlite3.Connection:
+        """A connection for the thread that writes; takes note of the file."""
+        db = self._connect()
+        migrate(db, LADDER)
+        found = self._path.stat()
+        self._identity, self._size = (found.st_dev, found.st_ino), found.st_size
+        return db
 
     def _result(self, done: Future[Any]) -> Any:
         try:
@@ -271,11 +321,11 @@ class EventStore(EventReader):
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
         if is_damaged(error):
             self._unreadable = error, generation
-            self._do(lambda db: None)  # so that the thread looks
+        self._do(lambda db: None)  # so that the thread looks at the file
 
     def _work(self) -> None:
         try:
-            self._db = self._connect()
+            self._db = self._opened()
             self._work_until_closed()
             self._db.close()
         finally:
@@ -292,10 +342,11 @@ class EventStore(EventReader):
                     batch.append(self._waiting.get_nowait())
             ending = None in batch
             jobs = [job for job in batch if job is not None]
-            if (found := self._unreadable) is not None:
-                self._unreadable = None
-                if found[1] == self._generation:
-                    self._begin_anew(found[0])
+            found, self._unreadable = self._unreadable, None
+            if found is not None and found[1] == self._generation:
+                self._mend(found[0])
+            elif (trouble := self._trouble_with_file()) is not None:
+                self._begin_anew(trouble)
             if self._unwritten and (ending or time.monotonic() >= self._retry_at):
                 jobs = [*self._unwritten, *jobs]
                 self._unwritten.clear()
@@ -338,7 +389,8 @@ class EventStore(EventReader):
                 self._commit(jobs)
             else:
                 self._put_off(jobs, error)
-        elif isinstance(error, sqlite3.OperationalError):  # full, or not to be written, or locked by another program
+        elif isinstance(error, sqlite3.OperationalError) or self._db_is_closed(error):
+            # Full, or not to be written, or locked by another program; or an empty file could not be made.
             if any(job.frees for job in jobs) and self._reserve.release():
                 self._commit(jobs)
             else:
@@ -350,17 +402,27 @@ class EventStore(EventReader):
             for job in jobs:
                 self._commit([job])
 
-    def _begin_anew(self, error: Exception) -> bool:
+    def _db_is_closed(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
+
+    def _mend(self, error: Exception) -> bool:
+        """Begin anew, unless the file is sound: what a reader met may be over. False if that cannot be done now."""
+        return (is_sound(self._db) and not is_index_damaged(error)) or self._begin_anew(error)
+
+    def _begin_anew(self, why: object) -> bool:
         """Put an empty file in the place of a damaged one; False if that cannot be done now."""
         damaged = self._db
         try:
-            self._replace(error)
-            self._db = self._connect()
-            migrate(self._db, LADDER)
+            with self._opening:
+                self._replace(why)
+                # Before the new file is opened: SQLite deletes the files beside it by their names.
+                with suppress(sqlite3.Error):
+                    damaged.close()
+                super().close()
+                self._db = self._opened()
         except (sqlite3.Error, OSError) as failure:
-            log.warning("%s is damaged (%s) and cannot be moved aside: %s", self._path, error, failure)
+            log.warning("%s cannot be used (%s) and cannot be moved aside: %s", self._path, why, failure)
             return False
-        damaged.close()
         return True
 
     def _end_lost(self) -> None:
@@ -445,7 +507,7 @@ class EventStore(EventReader):
                 known = db.execute("SELECT 1 FROM events WHERE id = ?", (path.stem,)).fetchone()
                 if keep_open and path.stat().st_mtime > begun - _YOUNG_S:
                     continue  # a worker writes it
-                if path.suffix not in MEDIA.values() or known is None:
+                if path.is_file() and (path.suffix not in MEDIA.values() or known is None):
                     path.unlink()
             ended = " AND end_time IS NOT NULL" if keep_open else ""
             for (event,) in db.execute(f"SELECT id FROM events WHERE pending{ended}").fetchall():

@@ -11,6 +11,7 @@ import math
 import queue
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -234,6 +235,7 @@ class EventReader:
         self._path = folder / "events.db"
         self._readers: queue.SimpleQueue[tuple[int, sqlite3.Connection]] = queue.SimpleQueue()
         self._generation = 0  # of the file: another one may take its place
+        self._opening = threading.Lock()  # while one does, nobody opens it
 
     @classmethod
     def open(cls, folder: Path) -> EventReader:
@@ -335,14 +337,16 @@ class EventReader:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for reading; raises StoreError where the file cannot be read."""
         generation, db = self._generation, None
-        with suppress(queue.Empty):
-            while db is None:
-                opened, db = self._readers.get_nowait()
-                if opened != generation:
-                    db.close()
-                    db = None
         try:
-            db = db or self._connect()
+            with self._opening:
+                generation = self._generation
+                with suppress(queue.Empty):
+                    while db is None:
+                        opened, db = self._readers.get_nowait()
+                        if opened != generation:
+                            db.close()
+                            db = None
+                db = db or self._connect()
             yield db
         except sqlite3.Error as error:
             if db is not None:
