@@ -6,6 +6,7 @@ import io
 import os
 from pathlib import Path
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -74,6 +75,22 @@ def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None
+
+
+def jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
+    """An image as a JPEG, made smaller where the format cannot hold it.
+
+    Args:
+        image: (height, width, 3) uint8 RGB.
+        quality: from 1 to 100.
+    """
+    height, width = image.shape[:2]
+    if (scale := _MOST_PIXELS["JPEG"] / max(width, height)) < 1:
+        size = max(1, int(width * scale)), max(1, int(height * scale))
+        image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+    done, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])
+    assert done
+    return data.tobytes()
 
 
 def _format_of(path: Path) -> str:

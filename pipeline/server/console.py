@@ -17,10 +17,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import cv2
-import numpy as np
 from aiohttp import web
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from saccade.engine.errors import EngineError
@@ -35,6 +32,7 @@ from saccade.pipeline.server.static_files import FILES, file_route
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.pipeline.server.whep.server import WhepServer, width_of
 from saccade.sinks import color_of
+from saccade.sinks.still import jpeg
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.webrtc.signaling import SILENCE_S
@@ -161,15 +159,9 @@ class Console:
                 raise
             raise refusal(web.HTTPNotFound, "the stream has ended") from None
         drawn = request.query.get("overlay") != "off"
-        data = await asyncio.to_thread(lambda: _jpeg(shown.image(drawn=drawn, width=width)))
+        data = await asyncio.to_thread(lambda: jpeg(shown.image(drawn=drawn, width=width), _JPEG))
         taken = {"X-Frame-Captured-At": f"{shown.frame.captured_at:.3f}", "Cache-Control": "no-store"}
         return web.Response(body=data, content_type="image/jpeg", headers=taken)
-
-
-def _jpeg(image: NDArray[np.uint8]) -> bytes:
-    done, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG])
-    assert done
-    return data.tobytes()
 
 
 def _described(prompts: Prompts) -> dict[str, Any]:

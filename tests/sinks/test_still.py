@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from saccade.sinks import SinkError
-from saccade.sinks.still import check_still, save_still
+from saccade.sinks.still import check_still, jpeg, save_still
 
 IMAGE = np.full((5, 7, 3), (200, 40, 10), np.uint8)
 
@@ -62,3 +63,12 @@ def test_a_link_stays_a_link_and_a_failure_leaves_the_old_image(tmp_path: Path) 
     with pytest.raises((SinkError, OSError)):
         save_still(tmp_path / "real.png", IMAGE)
     assert (tmp_path / "real.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((4, 70_000, 3), (65_500, 3)), ((70_000, 1, 3), (1, 65_500)), ((5, 7, 3), (7, 5))]
+)
+def test_a_jpeg_in_memory_is_made_to_fit(shape: tuple[int, int, int], size: tuple[int, int]) -> None:
+    with Image.open(io.BytesIO(jpeg(np.full(shape, (200, 40, 10), np.uint8), 90))) as shown:
+        assert shown.size == size
+        assert np.abs(np.asarray(shown)[0, 0].astype(int) - (200, 40, 10)).max() < 8

@@ -25,6 +25,7 @@ from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.scene import sharpness_of
 from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
 from saccade.pipeline.events.storage.store_reader import MEDIA
+from saccade.sinks.still import jpeg
 from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:
@@ -286,7 +287,4 @@ class Recorder:
 def _write_jpeg(image: NDArray[np.uint8], size: tuple[int, int], path: Path) -> None:
     if size != (image.shape[1], image.shape[0]):
         image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
-    done, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 90])
-    if not done:
-        raise ValueError("the image cannot be coded")
-    path.write_bytes(data.tobytes())
+    path.write_bytes(jpeg(image, 90))
