@@ -1,8 +1,9 @@
-"""Live streams that FFmpeg opens: HLS, RTMP, MJPEG over HTTP, MPEG-TS over UDP, SRT, webcams, RTSP with rare codecs.
+"""Live streams that FFmpeg opens: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, RTSP with rare codecs.
 
-FFmpeg cannot be interrupted from outside, so it gets a thread of its own, which ends with its next packet or by its
-own timeout, 4 s at most after `close`. It opens no TLS by itself, since it cannot pin a certificate: files over HTTP
-come through `HttpFiles`, RTMP and RTSP over TLS through a `Relay`. Knows nothing of states or of reconnecting.
+Motion JPEG over HTTP is taken apart here, since cameras' headers are often wrong. FFmpeg cannot be interrupted from
+outside, so it gets a thread of its own, which ends with its next packet or by its own timeout, 20 s at most after
+`close`. It opens no TLS by itself, since it cannot pin a certificate: files over HTTP come through `HttpFiles`, RTMP
+and RTSP over TLS through a `Relay`. Knows nothing of states, of what is silence, or of reconnecting.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import av
@@ -27,21 +29,24 @@ from saccade.sources.errors import LiveError, SourceError, StreamEndedError
 from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
-from saccade.sources.live.decoder import set_live
+from saccade.sources.live.decoder import Decoder, set_live
+from saccade.sources.live.mjpeg import JpegSplitter, NoJpegError, is_mjpeg
 from saccade.sources.live.pacer import Pacer
-from saccade.sources.live.packets import PacketListener, PacketTap
-from saccade.sources.live.reconnect import SILENCE_S
+from saccade.sources.live.packets import CodedPacket, PacketListener, PacketTap
+from saccade.sources.live.reconnect import NO_PACKETS_S
 from saccade.sources.network.dialer import Dialer
-from saccade.sources.network.http_files import HttpFiles
+from saccade.sources.network.http_files import HttpFile, HttpFiles
 from saccade.sources.network.relay import Relay
 from saccade.sources.rgb import display_matrix_of, pixel_aspect_of
 from saccade.sources.urls import RtspAddress, host_and_port, redact
 from saccade.sources.video_stream import NoVideoError, choose_video
 
 _OPEN_S = 10.0  # HLS requests a playlist, a variant and a segment first
+_FIRST_S = 4.0  # more, for a camera that sends its next image in up to 10 s
 _SEGMENTED = ("hls", "dash")  # frames come in one burst a segment
 _READY = 2  # frames decoded ahead; a live stream drops the older
 _WAKE_S = 0.1
+_READ = 64 << 10
 # Half a second of probing; FFmpeg's own 5 s are for files whose sound track begins late. Not `fflags=nobuffer`, which
 # throws away what was probed: a recording would begin in its middle.
 _PROBE = {"analyzeduration": "500000", "probesize": "500000"}
@@ -143,7 +148,8 @@ class FfmpegConnection:
         self._address = address
         self._dialer = dialer
         self._closed = dialer.closed
-        self._files = HttpFiles(dialer, _OPEN_S, SILENCE_S)
+        self._files = HttpFiles(dialer, _OPEN_S, NO_PACKETS_S)
+        self._hwaccel: HwAccel = hwaccel
         self._handle = gpu_decoding(hwaccel, gpu)
         self._gpu = gpu if self._handle else None
         self._done = threading.Event()
@@ -224,7 +230,7 @@ class FfmpegConnection:
         self._files.close()
 
     def _wait_until_open(self) -> None:
-        deadline = time.monotonic() + _OPEN_S + SILENCE_S
+        deadline = time.monotonic() + _OPEN_S + _FIRST_S
         with self._changed:
             while not self._opened and not self._closed.is_set() and time.monotonic() < deadline:
                 if self._failure is not None:
@@ -250,12 +256,17 @@ class FfmpegConnection:
     def _work(self) -> None:
         files = self._files
         try:
-            with self._reach() as (target, form), primary_context(self._gpu):
+            first = None
+            if self._address.is_http:
+                first = files.open_first(self._address.target)
+                if not first.is_playlist and is_mjpeg(first.content_type, first.peek):
+                    self._read_jpegs(first)
+            with self._reach(first) as (target, form), primary_context(self._gpu):
                 container = av.open(
                     target,
                     format=form,
                     options=self._options(),
-                    timeout=(_OPEN_S, SILENCE_S),
+                    timeout=(_OPEN_S, NO_PACKETS_S),
                     io_open=files.open if self._address.is_http else None,
                     hwaccel=self._handle,
                     metadata_errors="replace",
@@ -275,14 +286,12 @@ class FfmpegConnection:
             files.free()
 
     @contextmanager
-    def _reach(self) -> Iterator[tuple[str, str | None]]:
+    def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
         """What FFmpeg is to open while this lasts, and the format if that is known."""
         address, dialer = self._address, self._dialer
         target = address.target
         if address.is_http:
-            first = self._files.open_first(target)
-            form = "mpjpeg" if first.content_type == "multipart/x-mixed-replace" else None
-            yield target, "hls" if first.is_playlist else form
+            yield target, "hls" if first is not None and first.is_playlist else None
         elif address.server is not None:
             host, port, secure = address.server
             with Relay(lambda: dialer.connect(target, host, port, secure=secure)) as relay:
@@ -311,6 +320,44 @@ class FfmpegConnection:
             options["http_persistent"] = "0"  # FFmpeg's reader of HLS would take our files for its own connections
         return options
 
+    def _read_jpegs(self, file: HttpFile) -> NoReturn:
+        """Hand over each image of Motion JPEG as soon as it is there, until the connection ends; or a single image."""
+        what = redact(self._address.target)
+        single = file.content_type.startswith("image/") and file.length is not None
+        if not single:
+            file.read_without_end()
+        decoder = Decoder("mjpeg", hwaccel=self._hwaccel, gpu=self._gpu)
+        splitter, pts, lost = JpegSplitter(), 0, 0
+        self._codec = "mjpeg"
+        while data := file.read(_READ):
+            self._heard_at = time.monotonic()
+            try:
+                images = list(splitter.feed(data, self._heard_at))
+            except NoJpegError:
+                raise LiveError("codec unsupported", f"{what} sends no images") from None
+            for image, arrived_at in images:
+                pts = max(pts + 1, round(arrived_at / LIVE_BASE))
+                try:
+                    frames = decoder.decode(image, pts)
+                except av.error.FFmpegError:
+                    self._damaged, lost = self._damaged + 1, lost + 1
+                    continue
+                self._decoder = decoder.name
+                self._mark_open()
+                for frame in frames:
+                    self._hand_over(LiveFrame(frame, None, arrived_at, lost_before=lost), wait=False)
+                    lost = 0
+                if self.on_packet is not None:
+                    self.on_packet(CodedPacket("mjpeg", b"", image, pts, arrived_at, True))
+        if single and self._opened:
+            raise StreamEndedError
+        raise LiveError("connection failed", f"{what}: the stream has ended")
+
+    def _mark_open(self) -> None:
+        with self._changed:
+            self._opened = True
+            self._changed.notify_all()
+
     def _read(self, container: InputContainer) -> None:
         what = redact(self._address.target)
         try:
@@ -321,9 +368,7 @@ class FfmpegConnection:
         self._codec = stream.codec_context.name
         self._rate = stream.average_rate or stream.guessed_rate
         recording = container.duration is not None
-        with self._changed:
-            self._opened = True
-            self._changed.notify_all()
+        self._mark_open()
         paced = recording or container.format.name in _SEGMENTED
         self._decode(container, stream, paced=paced, recording=recording)
         if recording:

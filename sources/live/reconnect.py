@@ -24,6 +24,7 @@ NETWORK_DELAY_S = 4.0  # a camera that comes back is live within 5 s; an attempt
 LAST_DELAY_S = 30.0  # for what only a person can mend
 REFUSED_DELAY_S = 2700.0  # cameras lock accounts for 30 minutes after a few wrong passwords
 STABLE_S = 1.0
+_FORGET_S = 30.0  # in which half of a long interval is forgotten: some cameras are slow while nothing moves
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,7 +103,8 @@ class Link:
             self._state, self._reason, self._message, self._live_since = "live", None, None, now
             self._connections += 1
         else:
-            self._interval_s = max(now - self._frame_at, 0.7 * (self._interval_s or 0.0))
+            passed = now - self._frame_at
+            self._interval_s = max(passed, 0.5 ** (passed / _FORGET_S) * (self._interval_s or 0.0))
             if now - self._live_since >= STABLE_S:
                 self._attempts = 0
         self._heard_at = self._media_at = self._frame_at = now
@@ -110,19 +112,24 @@ class Link:
     def silent(self, now: float) -> bool:
         """Whether the connection has given nothing for too long; a live source is then stalled.
 
-        That is: nothing at all for 4 s, no video for 4 s or four of its own intervals, or no frame for 20 s.
+        Of a live source: no video for 4 s or four of its own intervals, or no frame for 20 s. While the interval is not
+        known, 20 s. Before the first frame: nothing at all for 4 s. The last two are doubled with each failed attempt,
+        up to four times as much, so that a camera which sends an image a minute is waited for in the end.
         """
+        patience = 1 << min(self._attempts, 2)
         if self._state == "live":
-            own = NO_PACKETS_S if self._interval_s is None else max(SILENCE_S, 4 * self._interval_s)
+            own = NO_PACKETS_S * patience if self._interval_s is None else max(SILENCE_S, 4 * self._interval_s)
             frame_limit = max(NO_FRAME_S, own)
+            quiet = False
         else:
             own = NO_PACKETS_S if self._media_at <= self._attempted_at else FIRST_FRAME_S
             frame_limit = FIRST_FRAME_S
-        quiet = now - self._heard_at >= SILENCE_S or now - self._media_at >= own
-        if not quiet and now - self._frame_at < frame_limit:
+            quiet = now - self._heard_at >= SILENCE_S * patience
+        if not quiet and now - self._media_at < own and now - self._frame_at < frame_limit:
             return False
         if self._state == "live":
             self._state, self._reason, self._message = "stalled", "timeout", None
+            self._interval_s = None  # it may be another from now on
         return True
 
     def failed(

@@ -300,6 +300,7 @@ class HttpFile:
         self._nested = nested
         self._at = 0  # of the response, from `begin`
         self._wanted = 0  # what is read next
+        self._head = b""  # what was read ahead
         self._text: bytes | None = None
         self._response, self._connection, self.url = files.request(url, begin, end)
         headers = self._response.headers
@@ -322,6 +323,11 @@ class HttpFile:
             files.discard(self._connection)
             raise
 
+    @property
+    def length(self) -> int | None:
+        """How many bytes it has; None if the server does not say."""
+        return self._length
+
     def readable(self) -> bool:
         """True."""
         return True
@@ -342,6 +348,10 @@ class HttpFile:
                 data = self._text[self._wanted : self._wanted + size]
                 self._wanted += len(data)
                 return data
+            if self._wanted < len(self._head):
+                data = self._head[self._wanted : self._wanted + size]
+                self._wanted += len(data)
+                return data
             if self._length is not None and self._wanted >= self._length:
                 return b""
             if self._wanted != self._at:
@@ -355,6 +365,24 @@ class HttpFile:
         self._at += len(data)
         self._wanted = self._at
         return data
+
+    def peek(self, size: int) -> bytes:
+        """The first bytes, at least one but at the end, which `read` gives as well; before anything else is read.
+
+        Raises:
+            LiveError: if the connection breaks.
+        """
+        if self._text is not None:
+            return self._text[:size]
+        self._head = self._head or self._receive(size)
+        self._at = len(self._head)
+        return self._head
+
+    def read_without_end(self) -> None:
+        """From now on, wait for as long as it takes, whatever length was announced; `HttpFiles.close` ends it."""
+        self._response.length = None
+        self._length = None
+        self._connection.opened.settimeout(None)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Read from there on."""

@@ -14,7 +14,7 @@ import av
 import pytest
 
 from saccade.sources import Frame, LiveError, LiveSource, SourceError, open_source
-from tests.support.cameras.http_camera import FRAMES, http, mjpeg
+from tests.support.cameras.http_camera import FRAMES, http, jpeg, mjpeg
 from tests.support.clips import MakeClip, number_of
 
 LONG_S = 30
@@ -60,6 +60,103 @@ def test_mjpeg_over_http_and_again_after_it_hangs_up() -> None:
     assert [number_of(frame.image) for frame in frames[:3]] == [0, 1, 2]
     assert all(before.pts < after.pts for before, after in itertools.pairwise(frames))
     assert {frame.capture_clock for frame in frames} == {"arrival"}
+
+
+PARTS = {
+    "usual": ("multipart/x-mixed-replace; boundary=frame", "--frame\r\nContent-Type: image/jpeg\r\n\r\n", 0),
+    "no type of the parts": (
+        "multipart/x-mixed-replace; boundary=frame",
+        "--frame\r\nContent-Length: {length}\r\n\r\n",
+        0,
+    ),
+    "short": ("multipart/x-mixed-replace; boundary=frame", "--frame\r\nContent-Length: {length}\r\n\r\n", -50),
+    "long": ("multipart/x-mixed-replace; boundary=frame", "--frame\r\nContent-Length: {length}\r\n\r\n", 500),
+    "image/jpg, LF": ("multipart/x-mixed-replace;boundary=--frame", "--frame\nContent-Type: image/jpg\n\n", 0),
+    "upper case": ("Multipart/X-Mixed-Replace;BOUNDARY=frame", "--frame\r\nCONTENT-TYPE: IMAGE/JPEG\r\n\r\n", 0),
+    "quoted": ('multipart/x-mixed-replace; boundary="frame"', "--frame\r\nContent-Type: image/jpeg\r\n\r\n", 0),
+    "no boundary": ("multipart/x-mixed-replace", "\r\nContent-Type: image/jpeg\r\n\r\n", 0),
+    "no type": (None, "--frame\r\nContent-Type: image/jpeg\r\n\r\n", 0),
+    "nothing between": ("video/x-motion-jpeg", "", 0),
+}
+
+
+@pytest.mark.parametrize("style", PARTS)
+@pytest.mark.parametrize("first", [True, False])
+def test_mjpeg_with_the_headers_of_any_camera(style: str, first: bool) -> None:
+    content_type, head, wrong = PARTS[style]
+    if not first and style == "no type":
+        pytest.skip("then nothing tells that it is one")
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        if content_type:
+            request.send_header("Content-Type", content_type)
+        request.end_headers()
+        for number in range(100):
+            data = jpeg(number)
+            between = head.format(length=len(data) + wrong).encode()
+            request.wfile.write((between if number or first else b"") + data + b"\r\n")
+            time.sleep(0.02)
+
+    with http(answer) as url, live(f"{url}/video") as source:
+        frames = list(itertools.islice(source, 8))
+        assert source.status.connections == 1
+    assert [number_of(frame.image) + 1 for frame in frames[:-1]] <= [number_of(frame.image) for frame in frames[1:]]
+    assert source.info.codec == "mjpeg"
+    assert source.corrupt_packets == 0
+
+
+def test_an_image_comes_with_its_last_byte_and_not_with_the_next_image() -> None:
+    more = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        request.end_headers()
+        request.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\n\r\n" + jpeg(7))
+        more.wait(LONG_S)
+
+    with http(answer) as url, live(f"{url}/video") as source:
+        frame = next(iter(source))
+        assert not more.is_set()
+        more.set()
+    assert number_of(frame.image) == 7
+
+
+def test_a_slow_camera_is_waited_for_and_a_frozen_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("SILENCE_S", 0.3), ("NO_PACKETS_S", 4.0), ("NO_FRAME_S", 0.3)):
+        monkeypatch.setattr(f"saccade.sources.live.reconnect.{name}", seconds)
+    frozen = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        request.end_headers()
+        for number in range(5):
+            request.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\n\r\n" + jpeg(number) + b"\r\n")
+            time.sleep(0.8)
+        frozen.wait(LONG_S)
+
+    with http(answer) as url, live(f"{url}/video") as source:
+        frames = iter(source)
+        assert [number_of(frame.image) for frame in itertools.islice(frames, 5)] == list(range(5))
+        assert source.status.connections == 1
+        assert number_of(next(frames).image) == 0  # by another connection
+        assert source.status.connections == 2
+        frozen.set()
+
+
+def test_a_photo_behind_an_address_is_one_frame() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        data = jpeg(5)
+        request.send_response(200)
+        request.send_header("Content-Type", "image/jpeg")
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    with http(answer) as url, live(f"{url}/snap.jpg") as source:
+        assert [number_of(frame.image) for frame in source] == [5]
 
 
 def test_hls_comes_in_bursts_and_is_handed_on_at_its_own_pace(make_clip: MakeClip, tmp_path: Path) -> None:

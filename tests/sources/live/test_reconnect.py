@@ -145,6 +145,39 @@ def test_a_slow_stream_is_not_silent_between_its_frames(interval_s: float) -> No
     assert link.status.connections == 1
 
 
+@pytest.mark.parametrize("interval_s", [6.0, 10.0, 60.0])
+def test_a_camera_that_sends_nothing_but_an_image_now_and_then_is_waited_for_in_the_end(interval_s: float) -> None:
+    link, now = Link(lambda: 0.0), 0.0
+    for _ in range(4):  # attempts, each of which gives an image at once
+        link.attempt(now)
+        link.frame_arrived(now)
+        for _ in range(20):
+            if link.silent(now + interval_s - 0.1):
+                now += link.failed("timeout", now=now) + interval_s
+                break
+            now += interval_s
+            link.frame_arrived(now)
+        else:
+            break
+    assert link.status.state == "live"
+    assert link.status.connections <= 3
+    assert link.silent(now + 4 * interval_s)  # frozen
+
+
+def test_a_camera_that_slows_down_is_tried_again_once() -> None:
+    link, now = live_link(), 10.0 + 19 * 0.04
+    assert link.silent(now + 9.9)
+    link.failed("timeout")
+    for number in range(30):
+        now += 10.0
+        if number:
+            assert not link.silent(now - 0.1)
+        else:
+            link.attempt(now)
+        link.frame_arrived(now)
+    assert link.status.connections == 2
+
+
 def test_packets_without_frames_are_silence_after_a_while() -> None:
     link = live_link()
     for second in range(11, 11 + int(NO_FRAME_S) - 1):
