@@ -107,7 +107,7 @@ class Mp4Writer:
                 self._audio.skip_until(frame.pts * self._base, wanted=True)
             self._shift += too_long
         encoded = self._reformatter.reformat(
-            av.VideoFrame.from_ndarray(self._fit(image), format="rgb24"),
+            av.VideoFrame.from_ndarray(self._fit(image, frame.pixel_aspect), format="rgb24"),
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709,
             dst_color_range=ColorRange.MPEG,
@@ -200,16 +200,18 @@ class Mp4Writer:
                 self._unfinished = 1
                 self._file.publish()
 
-    def _fit(self, image: RgbImage) -> RgbImage:
-        """The image in the size of the video, which is that of the first frame, made even."""
+    def _fit(self, image: RgbImage, pixel_aspect: Fraction) -> RgbImage:
+        """The image in the size and with the pixels of the video, which are those of the first frame, made even."""
         height, width = image.shape[:2]
-        if (height, width) == (self._height, self._width):
+        alike = pixel_aspect == self._pixel_aspect
+        if (height, width) == (self._height, self._width) and alike:
             return image
         right, below = self._width - width, self._height - height
-        if right in (0, 1) and below in (0, 1):
+        if right in (0, 1) and below in (0, 1) and alike:
             return np.asarray(cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE), dtype=np.uint8)
-        scale = min(self._width / width, self._height / height)
-        size = max(1, round(width * scale)), max(1, round(height * scale))
+        shown = float(width * pixel_aspect / self._pixel_aspect)
+        scale = min(self._width / shown, self._height / height)
+        size = max(1, round(shown * scale)), max(1, round(height * scale))
         smooth = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
         fitted = np.zeros((self._height, self._width, 3), dtype=np.uint8)
         left, top = (self._width - size[0]) // 2, (self._height - size[1]) // 2

@@ -82,7 +82,7 @@ class RecordingSink:
             SinkError: if it cannot be written, such as on a full disk; the next frame begins another file.
         """
         seamless = self._segmenter.is_continuous(frame.pts, frame.time_base)
-        if self._segmenter.starts_segment(frame.pts, frame.time_base, (frame.width, frame.height)):
+        if self._segmenter.starts_segment(frame.pts, frame.time_base, frame.shown_size):
             self._file.end(frame.pts if seamless else None)
         self._file.end_if_moved()
         if not self._file:

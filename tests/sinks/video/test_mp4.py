@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -147,6 +148,18 @@ def test_frames_of_another_size_are_fitted_in(tmp_path: Path) -> None:
     assert (tall.width, tall.height) == (160, 120)
     assert tall.image[60, [5, 155]].max() < 40  # black beside it
     assert tall.image[40, 80].min() > 80
+
+
+def test_frames_of_another_aspect_are_fitted_in(tmp_path: Path) -> None:
+    """As of a camera that is set from 4:3 to 16:9 on the same pixels."""
+    sink = Mp4Sink(tmp_path / "out.mp4")
+    sink.write(file_frame(0, Fraction(1), 0, (160, 120)), NOTHING, LATENCY)
+    sink.write(replace(file_frame(1, Fraction(1), 1, (160, 120)), pixel_aspect=Fraction(2)), NOTHING, LATENCY)
+    sink.close()
+    _, wide = FileSource(tmp_path / "out.mp4")
+    assert (wide.width, wide.height, wide.pixel_aspect) == (160, 120, 1)
+    assert wide.image[[5, 115], 80].max() < 40  # black above and below it
+    assert wide.image[40, 80].min() > 80
 
 
 @pytest.mark.parametrize(

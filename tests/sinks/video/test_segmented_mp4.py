@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -315,3 +316,13 @@ def test_segments_past_their_age_are_deleted(tmp_path: Path) -> None:
     sink.write(file_frame(0, BASE), NOTHING, LATENCY)
     assert [path.exists() for path in (old, young, foreign)] == [False, True, True]
     sink.close()
+
+
+def test_another_aspect_of_pixels_begins_a_file(tmp_path: Path) -> None:
+    sink = RecordingSink(tmp_path / "out-%H%M%S.mp4")
+    for number in range(20):
+        aspect = Fraction(1) if number < 10 else Fraction(4, 3)
+        sink.write(replace(file_frame(number, Fraction(1, 10), number), pixel_aspect=aspect), NOTHING, LATENCY)
+    sink.close()
+    files = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert [{frame.pixel_aspect for frame in FileSource(path)} for path in files] == [{Fraction(1)}, {Fraction(4, 3)}]
