@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from saccade.sources.errors import LiveError
 from saccade.sources.network.stream_socket import StreamSocket
@@ -49,7 +50,7 @@ class Dialer:
         except (OSError, UnicodeError) as error:
             self.allow(url, [])  # which address is refused must not depend on names
             raise LiveError("connection failed", f"no such host: {host}") from error
-        numeric = list(dict.fromkeys(str(place[4][0]) for place in found))
+        numeric = list(dict.fromkeys(_with_zone(place[4]) for place in found))
         self.allow(url, numeric)
         return numeric
 
@@ -70,6 +71,12 @@ class Dialer:
             SourceError: as `check`.
         """
         return StreamSocket(host, port, self.closed, self.tls if secure else None, self.look_up(url, host))
+
+
+def _with_zone(place: tuple[Any, ...]) -> str:
+    """The numeric address of a place, with its zone, which Python leaves out of it."""
+    zone = place[3] if len(place) > 3 else 0
+    return f"{str(place[0]).partition('%')[0]}%{zone}" if zone else str(place[0])
 
 
 def ip_addresses(numeric: Sequence[str]) -> list[IpAddress]:

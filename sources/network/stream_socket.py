@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -173,7 +174,10 @@ class StreamSocket:
         opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         deadline = time.monotonic() + CONNECT_S
-        if opened.connect_ex(address):  # type: ignore[arg-type]
+        code = opened.connect_ex(address)  # type: ignore[arg-type]
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+        if code:
             self._until(opened, deadline, write=True)
             if code := opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, os.strerror(code))

@@ -19,6 +19,9 @@ from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from saccade.sinks import Latency, open_sink
 from saccade.sinks.websocket.access import FeedTarget
 from saccade.sources import open_source
+from saccade.sources.errors import LiveError
+from saccade.sources.network.dialer import Dialer
+from saccade.sources.network.stream_socket import StreamSocket
 from saccade.sources.webrtc.listener import ListenTarget
 from tests.support.command import LONG_S
 
@@ -102,3 +105,13 @@ def test_a_network_admits_its_addresses_with_a_zone(zone: str, number: int) -> N
     SourcePolicy(["::1/128"], open_by_default=False).check(f"http://[{zone.format(number)}]/live")
     with pytest.raises(NotAllowedError):
         SourcePolicy(["fe80::/64"], open_by_default=False).check(f"http://[{zone.format(number)}]/live")
+
+
+def test_what_a_name_is_looked_up_to_be_keeps_its_zone(number: int) -> None:
+    host = f"fe80::1%{number}"
+    assert Dialer(threading.Event()).look_up(f"http://[{host}]/", host) == [host]
+
+
+def test_an_address_that_cannot_be_connected_to_is_named() -> None:
+    with pytest.raises(LiveError, match=r"\[fe80::1\]:9: Invalid argument"):  # link-local, and without a zone
+        StreamSocket("fe80::1", 9, threading.Event())
