@@ -133,6 +133,7 @@ class EventStore(EventReader):
             ) from None
         try:
             self._open(keep_open)
+            self._db = self._opened()
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock_file)
             raise StoreError(f"{folder}: events cannot be stored there: {error}", disk=True) from None
@@ -325,7 +326,6 @@ class EventStore(EventReader):
 
     def _work(self) -> None:
         try:
-            self._db = self._opened()
             self._work_until_closed()
             self._db.close()
         finally:
