@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.sources.errors import LiveError
-from saccade.sources.network.stream_socket import StreamSocket
+from saccade.sources.network.stream_socket import HttpProxy, StreamSocket
 from saccade.sources.network.tls import TlsPolicy
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -63,14 +63,19 @@ class Dialer:
         if self.check is not None:
             self.check(url, ip_addresses(numeric))
 
-    def connect(self, url: str, host: str, port: int, *, secure: bool) -> StreamSocket:
+    def connect(self, url: str, host: str, port: int, *, secure: bool, proxy: HttpProxy | None = None) -> StreamSocket:
         """A connection for `url`, over TLS if it is to be secure.
+
+        A proxy is not used where addresses are checked: it would look the host up by itself.
 
         Raises:
             LiveError: if it cannot be opened.
             SourceError: as `check`.
         """
-        return StreamSocket(host, port, self.closed, self.tls if secure else None, self.look_up(url, host))
+        tls = self.tls if secure else None
+        if proxy is not None and self.check is None:
+            return StreamSocket(host, port, self.closed, tls, self.look_up(url, proxy.host), proxy)
+        return StreamSocket(host, port, self.closed, tls, self.look_up(url, host))
 
 
 def _with_zone(place: tuple[Any, ...]) -> str:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from typing import Protocol
 from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
-from urllib.request import Request
+from urllib.request import Request, getproxies, proxy_bypass
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.network.dialer import Dialer
 from saccade.sources.network.digest_auth import Credentials
+from saccade.sources.network.stream_socket import HttpProxy
 from saccade.sources.urls import redact
 
 _MAX_REDIRECTS = 8
@@ -80,7 +81,9 @@ class _Connection(http.client.HTTPConnection):
         self._secure, host, port = place.origin
         super().__init__(host.partition("%")[0], port)  # a zone means nothing to the server
         self.default_port = 443 if self._secure else 80  # which the Host header leaves out
-        opened = dialer.connect(place.url, host, port, secure=self._secure)
+        proxy = _proxy_of(self._secure, host) if dialer.check is None else None
+        opened = dialer.connect(place.url, host, port, secure=self._secure, proxy=proxy)
+        self.proxy = None if self._secure else proxy  # with TLS, it is not asked but for the connection
         self.numeric = opened.peer_host
         self.opened = opened.raw
         self.opened.settimeout(timeout_s)
@@ -263,7 +266,14 @@ class HttpFiles:
         headers = {"User-Agent": "saccade", "Accept": "*/*", "Range": wanted, **dict(described.header_items())}
         if authorization := credentials.authorization("GET", place.path) if credentials else None:
             headers["Authorization"] = authorization
-        connection.putrequest("GET", place.path, skip_accept_encoding=True)
+        target = place.path
+        if connection.proxy is not None:
+            scheme, _, rest = place.url.partition("://")
+            host = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+            target = f"{scheme}://{host}{target}"
+            if connection.proxy.authorization:
+                headers["Proxy-Authorization"] = connection.proxy.authorization
+        connection.putrequest("GET", target, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
         connection.endheaders()
@@ -475,6 +485,24 @@ class _Decrypted:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _proxy_of(secure: bool, host: str) -> HttpProxy | None:
+    """The proxy that the environment names (`http_proxy`, `https_proxy`, `no_proxy`), as other programs use it."""
+    known = getproxies()
+    url = (known.get("https") if secure else None) or known.get("http")
+    if not url or proxy_bypass(host):
+        return None
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        name, port = parts.hostname, parts.port or 80
+    except ValueError:
+        name = None
+    if not name or parts.scheme != "http":
+        raise LiveError("connection failed", f"{redact(url)} is not a proxy such as http://host:3128")
+    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    basic = f"Basic {base64.b64encode(login.encode()).decode()}" if parts.username else ""
+    return HttpProxy(name, port, basic)
 
 
 def _joined(base: str, address: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from saccade.sources.errors import LiveError
@@ -17,6 +19,7 @@ from saccade.sources.network.tls import TlsPolicy, WrongCertificateError, finger
 
 CONNECT_S = 5.0
 WAKE_S = 0.1
+_MAX_HEAD = 16 << 10
 _READ = 256 << 10  # bytes; a 4K key frame in one call
 
 
@@ -63,6 +66,15 @@ class ByteStream(Protocol):
         ...
 
 
+@dataclass(slots=True, frozen=True)
+class HttpProxy:
+    """A proxy that passes TLS through; `authorization` is the value of its header, "" for none."""
+
+    host: str
+    port: int
+    authorization: str = ""
+
+
 class StreamSocket:
     """A TCP or TLS connection, open from construction on.
 
@@ -70,7 +82,8 @@ class StreamSocket:
         host, port: where to.
         closed: ends every wait when set.
         tls: which certificates are accepted; None for no TLS.
-        addresses: the numeric addresses of `host`, tried in this order; None to look them up.
+        addresses: the numeric addresses of `host`, or of the proxy, tried in this order; None to look them up.
+        proxy: what to connect to instead, and what passes TLS through to `host`.
 
     Raises:
         LiveError: if it cannot be opened.
@@ -83,19 +96,22 @@ class StreamSocket:
         closed: threading.Event,
         tls: TlsPolicy | None = None,
         addresses: Sequence[str] | None = None,
+        proxy: HttpProxy | None = None,
     ) -> None:
         self._name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._closed = closed
         self._tls = tls
+        self._proxy = proxy
+        there, at = (host, port) if proxy is None else (proxy.host, proxy.port)
         try:
             found = [
                 place
-                for one in ([host] if addresses is None else addresses)
-                for place in socket.getaddrinfo(one, port, type=socket.SOCK_STREAM)
+                for one in ([there] if addresses is None else addresses)
+                for place in socket.getaddrinfo(one, at, type=socket.SOCK_STREAM)
             ]
         except (OSError, UnicodeError) as error:
-            raise LiveError("connection failed", f"no such host: {host}") from error
+            raise LiveError("connection failed", f"no such host: {there}") from error
         failure: LiveError | None = None
         for family, kind, protocol, _, address in found:
             opened = socket.socket(family, kind, protocol)
@@ -181,7 +197,25 @@ class StreamSocket:
             self._until(opened, deadline, write=True)
             if code := opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, os.strerror(code))
-        return self._secure(opened, self._tls, deadline) if self._tls else opened
+        if self._tls is None:
+            return opened
+        if self._proxy is not None:
+            self._pass_through(opened, self._proxy, deadline)
+        return self._secure(opened, self._tls, deadline)
+
+    def _pass_through(self, opened: socket.socket, proxy: HttpProxy, deadline: float) -> None:
+        """Have the proxy connect to the server."""
+        authorization = f"Proxy-Authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
+        opened.sendall(f"CONNECT {self._name} HTTP/1.1\r\nHost: {self._name}\r\n{authorization}\r\n".encode())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            self._until(opened, deadline)
+            if not (data := opened.recv(1)) or len(head) > _MAX_HEAD:  # what follows belongs to TLS
+                raise LiveError("connection failed", f"{self._name}: the proxy has hung up")
+            head += data
+        status = head.decode("latin-1").partition("\r\n")[0]
+        if not re.match(r"HTTP/1\.\d 2\d\d", status):
+            raise LiveError("connection failed", f"{self._name}: the proxy answers {status[:80]!a}")
 
     def _secure(self, opened: socket.socket, tls: TlsPolicy, deadline: float) -> ssl.SSLSocket:
         host = self._host.partition("%")[0]  # no certificate names a zone
@@ -211,7 +245,7 @@ class StreamSocket:
     def _explain(self, error: ssl.SSLError, address: object) -> LiveError:
         why = getattr(error, "verify_message", "") or error.reason or "handshake failed"
         hint = "set tls: sha256:… to its fingerprint, or SSL_CERT_FILE to its issuer"
-        if isinstance(error, ssl.SSLCertVerificationError):
+        if isinstance(error, ssl.SSLCertVerificationError) and self._proxy is None:
             try:
                 found = ssl.get_server_certificate(address[:2], timeout=CONNECT_S)  # type: ignore[index]
                 hint = f"set tls: sha256:{fingerprint_of(ssl.PEM_cert_to_DER_cert(found))} to accept exactly this one"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
+import select
+import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -19,6 +23,7 @@ from tests.support.cameras.rtmp_server import rtmp_server
 from tests.support.cameras.rtsp import Camera, need_servers
 from tests.support.certificates import Certificate, Front, front, make, trust
 from tests.support.clips import MakeClip, number_of
+from tests.support.http_server import serving
 
 FRAMES = 8
 KEY = bytes(range(16))
@@ -35,7 +40,7 @@ def files(folder: Path, moved: str = "") -> Callable[[BaseHTTPRequestHandler], N
     """A server of the folder's files, and at /moved of a redirect."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
-        path = folder / Path(request.path).name
+        path = folder / Path(request.path.partition("?")[0]).name
         data = path.read_bytes() if path.is_file() else b""
         request.send_response(302 if request.path == "/moved" else 200 if data else 404)
         request.send_header("Location", moved)
@@ -243,3 +248,79 @@ def test_a_playlist_on_disk_opens_no_connection(certificates: dict[str, Certific
         with pytest.raises(SourceError), open_source(folder / "live.m3u8") as source:
             list(source)
         assert tls.calls == 0
+
+
+@contextmanager
+def proxy() -> Iterator[tuple[int, list[str]]]:
+    """A proxy that wants a password, and the first lines of what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self._allowed():
+                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.path) as answer:
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(answer.read())
+
+        def do_CONNECT(self) -> None:
+            if not self._allowed():
+                return
+            host, _, port = self.path.rpartition(":")
+            self.send_response(200)
+            self.end_headers()
+            with socket.create_connection((host, int(port))) as server:
+                while True:
+                    for one in select.select([server, self.connection], [], [], 30)[0]:
+                        data = one.recv(65536)
+                        if not data:
+                            return
+                        (self.connection if one is server else server).sendall(data)
+
+        def _allowed(self) -> bool:
+            asked.append(self.requestline)
+            if self.headers["Proxy-Authorization"] == f"Basic {base64.b64encode(b'me:it').decode()}":
+                return True
+            self.send_error(407)
+            return False
+
+    with serving(Handler) as port:
+        yield port, asked
+
+
+@pytest.mark.parametrize(
+    ("certificate", "login", "reason"),
+    [("right", "me:it@", ""), ("expired", "me:it@", "tls"), ("right", "", "connection failed")],
+)
+def test_tls_through_a_proxy_is_verified(
+    certificate: str,
+    login: str,
+    reason: str,
+    certificates: dict[str, Certificate],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with proxy() as (port, asked), a_file(folder, certificates[certificate]) as (url, tls):
+        monkeypatch.setenv("http_proxy", f"http://{login}127.0.0.1:{port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with live(url, "verify") as source:
+            if reason:
+                with pytest.raises(LiveError) as caught:
+                    next(iter(source))
+                assert caught.value.reason == reason
+                assert tls.carried == 0
+            else:
+                assert len(list(itertools.islice(source, FRAMES))) == FRAMES
+        assert asked[0] == f"CONNECT 127.0.0.1:{tls.port} HTTP/1.1"
+
+
+@pytest.mark.parametrize("used", ["proxy", "no_proxy", "checked"])
+def test_a_proxy_is_used_where_it_may_be(used: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxy() as (port, asked), http(files(folder)) as url:
+        monkeypatch.setenv("http_proxy", f"me:it@127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1" if used == "no_proxy" else "")
+        check = (lambda _url, _addresses: None) if used == "checked" else None
+        with open_source(f"{url}/clip.ts?a=b", retry=False, check_address=check) as source:
+            assert len(list(itertools.islice(source, FRAMES))) == FRAMES
+        assert asked == ([f"GET {url}/clip.ts?a=b HTTP/1.1"] if used == "proxy" else [])
