@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 # What both MP4 and browsers accept. Other codecs would make a file that some players refuse as a whole.
 _COPYABLE = frozenset({"aac", "mp3", "opus", "flac", "alac", "ac3", "eac3"})
 _OVERLAP_S = Fraction(1, 10)  # less is moved on, as a careless muxer writes it
+_PAUSE_S = 10  # a longer one at the end of the video is a jump, and no packet lasts longer
 _WORTH_SAYING_S = Fraction(1, 20)
 
 
@@ -113,9 +114,11 @@ class AudioCopy:
     def close(self) -> None:
         """Close the file the audio comes from, and say how much of it was left out, if any was."""
         self._source.close()
-        if self._next is not None and self._end_s is None and not self._left_out_s:
+        if self._next is not None and self._next.time_s - (self._end_s or self._next.time_s) > _PAUSE_S:
+            log.warning("%s: its sound is left out from where it jumps ahead of the video", self._path)
+        elif self._next is not None and self._end_s is None and not self._left_out_s:
             log.warning("%s: none of its sound is at the time of the video", self._path)
-            self._next = None
+        self._next = None
         if self._left_out_s >= _WORTH_SAYING_S:
             log.warning(
                 "%s: %.2f s of its sound were left out: they had no place beside the video",
@@ -144,6 +147,8 @@ class AudioCopy:
                 base = packet.time_base
                 time_s = end_s if packet.pts is None else packet.pts * base
                 lasts_s = max(0, packet.duration or 0) * base
+                if lasts_s > _PAUSE_S:  # up to the next packet, after a gap
+                    lasts_s, packet.duration = Fraction(0), 0
                 end_s = time_s + lasts_s
                 yield _Sound(packet, time_s, lasts_s)
 

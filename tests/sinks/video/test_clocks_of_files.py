@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 
 from saccade.sinks import Mp4Sink
@@ -176,6 +177,25 @@ def test_a_start_behind_a_jump_is_where_it_is_shown(parts: list[Path], tmp_path:
         for _ in range(2):  # the second time by its index
             got = [(frame.captured_at, number_of(frame.image)) for frame in source]
             assert got == [one for one in whole if one[0] >= start]
+
+
+@pytest.mark.parametrize("name", ["gap.mkv", "gap.mp4"])
+def test_sound_that_goes_on_after_the_video_is_said_to_be_left_out(
+    make_clip: MakeClip, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(packet: Any, number: int) -> None:
+        if packet.stream.type == "audio" and number >= 20:
+            moved_by(30)(packet, number)
+
+    written(
+        FileSource(remux(make_clip("clip.mp4", frames=50, audio="aac"), tmp_path / name, change)), tmp_path / "out.mp4"
+    )
+    assert 19 <= len(audio_packets(tmp_path / "out.mp4")) <= 20
+    assert FileSource(tmp_path / "out.mp4").info.duration_s == pytest.approx(2, abs=0.1)
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert container.duration is not None
+        assert container.duration / 1e6 == pytest.approx(2, abs=0.1)  # the last packet does not last for the gap
+    assert "its sound is left out from where it jumps" in caplog.text
 
 
 WRITE_ALL = """
