@@ -42,13 +42,22 @@ class Engine:
         *,
         progress: Progress | None = None,
     ) -> None:
-        self.model = info
+        self._info = info
         self.config = config = config or EngineConfig()
         self._loaded, self._vocabulary = loaded, vocabulary
         texts = bool({"query", "caption"} & {*info.skills})
         self._executor, self._loop = start(loaded.model, config, texts=texts, progress=progress)
         # An engine that is dropped ends its threads: the submitter does, once requests in flight are done.
         self._submitter = Submitter(loaded, info, vocabulary, config, self._executor, self._loop)
+
+    @property
+    def model(self) -> ModelInfo:
+        """What runs, and how; steps that have run may have added to its fallbacks."""
+        made, executor, info = self._loaded.model.dtype, self._executor, self._info
+        dtype = info.dtype
+        if executor.products != made:
+            dtype = f"{dtype} with {str(executor.products).removeprefix('torch.')} products"
+        return replace(info, dtype=dtype, fallbacks=tuple(executor.fallbacks))
 
     @classmethod
     def load(

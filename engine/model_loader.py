@@ -23,7 +23,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(slots=True, frozen=True)
 class ModelInfo:
-    """What an engine runs: name, folder, parameters, class names (None: any words), skills, device and dtype."""
+    """What an engine runs.
+
+    Attributes:
+        name, folder: of the model.
+        parameters: how many.
+        classes: names that it knows; None for any words.
+        skills: tasks that it can do.
+        device: where it runs.
+        dtype: what it computes in: the name it was loaded by, or its own; 'float32 with bfloat16 products' of nano on a
+            CPU that has these, unless a dtype was asked for.
+        fallbacks: what runs slower than it could on this device, and why, each a line; none as a rule.
+    """
 
     name: str
     folder: Path
@@ -32,6 +43,7 @@ class ModelInfo:
     skills: tuple[str, ...]
     device: str
     dtype: str
+    fallbacks: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> int | None:

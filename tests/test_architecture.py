@@ -40,8 +40,9 @@ ORDER = {
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",
-    "engine": "errors image phase process results | config kernels models vocabulary futures | tasks text_stream | "
-    "core | backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | api | golden",
+    "engine": "errors fallbacks image phase process results | config kernels models vocabulary futures | "
+    "tasks text_stream | core | backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | "
+    "api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | server | session | "
     "reload | workers | bench | cli",
 }

@@ -14,20 +14,19 @@ there is none.
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 
 import torch
 from torch import nn
 
 from saccade.engine.errors import EngineError
+from saccade.engine.fallbacks import Fallbacks, reason_of
 from saccade.engine.kernels.fp8_format import E4M3, LARGEST, LEAST_KV_SCALE
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
 from saccade.engine.models.protocol import Model
 
-log = logging.getLogger(__name__)
 _LIMIT = 0.02  # ‖difference‖ / ‖wanted‖ of a right product: bfloat16 rounds by 0.002, sums on a GPU by less than 0.01
 
 
@@ -61,16 +60,20 @@ def supports_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def supports_fp8_gemm(device: torch.device, rows: int, *widths: int) -> bool:
+def supports_fp8_gemm(device: torch.device, fallbacks: Fallbacks, rows: int, *widths: int) -> bool:
     """Whether `fp8_linear` takes so many rows and weights of these widths, on a GPU from Hopper on where it runs."""
-    return rows >= 16 and all(width % 16 == 0 for width in widths) and _multiplies_fp8(device)
+    possible = torch.cuda.get_device_capability(device) >= (9, 0)
+    if not possible or rows < 16 or any(width % 16 for width in widths):
+        return False
+    wrong = _refused_fp8(device)
+    if wrong is not None:
+        fallbacks.note(f"images take longer in FP8, as its products do not run on {device}: {wrong}")
+    return wrong is None
 
 
 @cache
-def _multiplies_fp8(device: torch.device) -> bool:
-    """Whether `fp8_linear` gives what it should: torch says nowhere for which GPUs it can have scales of rows."""
-    if torch.cuda.get_device_capability(device) < (9, 0):
-        return False
+def _refused_fp8(device: torch.device) -> str | None:
+    """Why `fp8_linear` is not used, if it is not: torch says nowhere for which GPUs it can have scales of rows."""
     dice = torch.Generator().manual_seed(0)
     rows, weight = (quantize(torch.randn(n, 256, generator=dice).to(device)) for n in (164, 2560))
     wanted = dequantize(*rows, torch.float32) @ dequantize(*weight, torch.float32).t()
@@ -79,14 +82,9 @@ def _multiplies_fp8(device: torch.device) -> bool:
     except torch.OutOfMemoryError:  # says nothing of the GPU
         raise
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-    else:
-        far = float((got - wanted).norm() / wanted.norm())
-        if far < _LIMIT:
-            return True
-        reason = f"it is wrong by {far:.2g}"
-    log.warning("images take longer in FP8, as its products do not run on %s: %s", device, reason)
-    return False
+        return reason_of(error)
+    far = float((got - wanted).norm() / wanted.norm())
+    return None if far < _LIMIT else f"it is wrong by {far:.2g}"
 
 
 def fp8_linear(

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.cpu.replay import Replay, convolution, linear
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.picodet import (
     Branch,
     ConvAct,
@@ -183,10 +184,11 @@ class Layers:
 
     Args:
         dtype: float32 or bfloat16.
+        fallbacks: told what does not run here.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, fallbacks: Fallbacks | None = None) -> None:
+        self.dtype, self._fallbacks = dtype, Fallbacks() if fallbacks is None else fallbacks
 
     def pointwise(self, conv: ConvAct, order: Sequence[int] | None = None) -> Pointwise:
         """A convolution over 1×1; its inputs are in an `order` of their own."""
@@ -202,7 +204,7 @@ class Layers:
 
     def repeated(self, run: Evidences, state: dict[str, object]) -> Evidences:
         """What runs all of them again and again."""
-        return Replay(run, state)
+        return Replay(run, state, self._fallbacks)
 
 
 class _Separable:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.cpu.detector import PackedPicoDet
+from saccade.engine.cpu.detector import Layers, PackedPicoDet
 from saccade.engine.cpu.replay import linear
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.moondream.picodet import PicoDet
 
@@ -65,18 +66,19 @@ class Linear:
         return self._packed
 
 
-def fuse(model: nn.Module, detector: torch.dtype = torch.float32) -> None:
+def fuse(model: nn.Module, detector: torch.dtype = torch.float32, fallbacks: Fallbacks | None = None) -> None:
     """Replace the layers of a model that is not trained any more. After its first image it cannot be copied.
 
     Args:
         model: in float32; another is left as it is.
         detector: what a `PicoDet` in it computes in.
+        fallbacks: told what does not run here.
     """
     for name, module in list(model.named_modules()):
         if isinstance(module, Mlp) and _usable(module.fc1.weight):
             model.set_submodule(name, FusedMlp(module))
         elif isinstance(module, PicoDet) and _usable(module.first.weight):
-            model.set_submodule(name, PackedPicoDet(module, detector))
+            model.set_submodule(name, PackedPicoDet(module, detector, Layers(detector, fallbacks)))
 
 
 class FusedMlp(nn.Module):

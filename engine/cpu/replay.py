@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from saccade.engine.fallbacks import Fallbacks, reason_of
+
 RECORDED_AFTER = 16  # calls: the first lays weights out; recording takes 0.2 s, as much as is saved on 100 images
 _MOST = 8  # shapes that are recorded
 Function = Callable[..., tuple[torch.Tensor, ...]]
@@ -26,10 +28,11 @@ class Replay:
     Args:
         function: from tensors to tensors; what it does depends on their shapes only.
         owner: an object that holds, at any depth, the weights that it reads.
+        fallbacks: told if torch cannot record it.
     """
 
-    def __init__(self, function: Function, owner: object) -> None:
-        self._function, self._owner = function, owner
+    def __init__(self, function: Function, owner: object, fallbacks: Fallbacks) -> None:
+        self._function, self._owner, self._fallbacks = function, owner, fallbacks
         self._calls: dict[tuple[torch.Size, ...], int] = {}
         self._records: dict[tuple[torch.Size, ...], Function] = {}
 
@@ -49,7 +52,8 @@ class Replay:
     def _record(self, tensors: tuple[torch.Tensor, ...]) -> Function:
         try:
             return torch.jit.trace(_Recorded(self._function, self._owner), tensors, check_trace=False)  # type: ignore[no-any-return]
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            self._fallbacks.note(f"the detector takes longer, as torch cannot record it: {reason_of(error)}")
             return self._function
 
 

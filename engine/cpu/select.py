@@ -8,22 +8,28 @@ from torch import nn
 from saccade.engine.cpu.decoder import FusedDecoder
 from saccade.engine.cpu.detector import fast_dtype
 from saccade.engine.cpu.onednn import fuse
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.protocol import Model, TextDecoder
 
 
-def cpu_decoder(model: Model, exact: bool) -> FusedDecoder | TextDecoder:
+def product_dtype(model: Model, exact: bool) -> torch.dtype:
+    """What most products of a model are computed in on a CPU; `exact` as in `EngineConfig`."""
+    return model.dtype if exact or not isinstance(model.vision, DetectorTower) else fast_dtype()
+
+
+def cpu_decoder(model: Model, exact: bool, fallbacks: Fallbacks) -> FusedDecoder | TextDecoder:
     """The text decoder on a CPU, over a `CpuPagedCache`; the vision encoder's layers are fused in place.
 
     Args:
         model: the model.
         exact: see `EngineConfig.exact`.
+        fallbacks: told what does not run here.
     """
-    prefixes: torch.dtype | None = None
+    products = product_dtype(model, exact)
     if isinstance(model.vision, nn.Module):
-        fuse(model.vision, torch.float32 if exact else fast_dtype())
+        fuse(model.vision, products, fallbacks)
         if isinstance(model.vision, DetectorTower) and not exact:
             model.vision.quick_crops = True
-            prefixes = fast_dtype()
-    return FusedDecoder(model.text, prefixes) if isinstance(model, Moondream) else model.text
+    return FusedDecoder(model.text, products) if isinstance(model, Moondream) else model.text

@@ -35,6 +35,7 @@ from saccade.engine.cuda import moe
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
 from saccade.engine.cuda.linear import BinHead, Rows, add_layernorm_rows
 from saccade.engine.cuda.prefill import PrefillOps
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.experts.router import Routes, router_products
@@ -63,14 +64,15 @@ class PackedRunner:
         model: one that `supports` accepts.
         cache: where keys and values go.
         max_rows: most rows of a call.
+        fallbacks: told what does not run here.
     """
 
-    def __init__(self, model: Moondream, cache: PagedCache, max_rows: int) -> None:
+    def __init__(self, model: Moondream, cache: PagedCache, max_rows: int, fallbacks: Fallbacks) -> None:
         text = model.config.text
         self._model = model
         self._adapters: AdaptedRows | None = None
         self._pdl = supports_pdl(model.device)
-        blocks = self._blocks = PackedBlocks(model, cache)
+        blocks = self._blocks = PackedBlocks(model, cache, fallbacks)
         region = model.config.region
         weight, bias = model.coord_eos_head()
         self._coord_eos = weight.contiguous(), bias.contiguous()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from types import ModuleType
 
 import torch
 from torch.nn import functional as F
 
-log = logging.getLogger(__name__)
+from saccade.engine.fallbacks import Fallbacks
+
 _LIMIT = 0.01  # ‖difference‖ / ‖torch's‖ of a right answer: 0.003 in bf16
 
 
@@ -23,15 +23,25 @@ class ImageAttention:
         n_heads, n_kv_heads: of queries; of keys and of values.
         head_dim: width of a head.
         tokens: of an image.
+        fallbacks: told if our kernel does not run.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        tokens: int,
+        fallbacks: Fallbacks,
     ) -> None:
         self._heads, self._dim, self._tokens = [n_heads, n_kv_heads, n_kv_heads], head_dim, tokens
         self._kernel: ModuleType | None = None
         if on_hopper(device):
-            self._kernel = _tried(device, dtype, n_heads, n_kv_heads, head_dim, tokens)
+            self._kernel, wrong = _tried(device, dtype, n_heads, n_kv_heads, head_dim, tokens)
+            if wrong is not None:
+                fallbacks.note(f"images take longer, as the kernel of their attention does not run here: {wrong}")
 
     def attend(self, heads: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """What tokens see.
@@ -66,13 +76,13 @@ def _attend(heads: torch.Tensor, parts: list[int], dim: int, tokens: int) -> tor
 @cache
 def _tried(
     device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
-) -> ModuleType | None:
-    """The kernel's module if it is for this shape, can be compiled, and agrees with torch."""
+) -> tuple[ModuleType | None, str | None]:
+    """The kernel's module if it is for this shape, can be compiled, and agrees with torch; else what is wrong."""
     try:
         from saccade.engine.kernels.prefill import image_attention as kernel
 
         if not kernel.supports(dtype, head_dim, tokens):
-            return None
+            return None, None
         dice, width = torch.Generator(device).manual_seed(0), (n_heads + 2 * n_kv_heads) * head_dim
         with torch.inference_mode():
             heads = torch.randn(2 * tokens, width, device=device, dtype=dtype, generator=dice)
@@ -82,14 +92,8 @@ def _tried(
                 kernel.image_attention(heads, out, 2, n_heads, n_kv_heads)
             far = float((out.float() - wanted).norm() / wanted.norm())
         if far < _LIMIT:
-            return kernel
-        _warn(f"it is wrong by {far:.2g}")
+            return kernel, None
     except Exception as error:  # Gluon is experimental: in each version of Triton it is another one, or none
         # Triton puts the source first and what is wrong last.
-        _warn(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}")
-    return None
-
-
-@cache
-def _warn(reason: str) -> None:
-    log.warning("images take longer, as the kernel of their attention does not run here: %s", reason)
+        return None, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+    return None, f"it is wrong by {far:.2g}"

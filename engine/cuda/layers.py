@@ -14,6 +14,7 @@ from saccade.engine.backends.paged_cache import LayerCache, PagedCache
 from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, Rows
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.experts import few_experts as few
@@ -162,6 +163,7 @@ class PackedBlocks:
         model: one that `supports` accepts. Its weights are packed a layer at a time, and it goes on to share them: in
             FP8 its modules have numbers of no use without their scales, and half the memory is free.
         cache: where keys and values go.
+        fallbacks: told what does not run here.
 
     Attributes:
         layers, caches: one for each block.
@@ -178,7 +180,7 @@ class PackedBlocks:
         fp8_rows: whether many rows are, too; then no weights are kept in half precision.
     """
 
-    def __init__(self, model: Moondream, cache: PagedCache) -> None:
+    def __init__(self, model: Moondream, cache: PagedCache, fallbacks: Fallbacks) -> None:
         # torch reads it once, at a process's first product by cuBLASLt; what a user has set stays. With a workspace it
         # is cleared before many products: prefills of 1 / 8 images in FP8 take 2.78 / 16.96 ms, without 2.71 / 16.70.
         # In bf16 32 streams are answered 190.5 times a second and without 192.3: that is worth the 0.3 ms of 18.2 that
@@ -192,7 +194,7 @@ class PackedBlocks:
         wide = text.dim + text.ff_dim
         self.fp8 = model.fp8 and supports_fp8(model.device)
         widths = text.dim, self.heads, text.ff_dim
-        self.fp8_rows = self.fp8 and supports_fp8_gemm(model.device, cache.prefix_length, *widths)
+        self.fp8_rows = self.fp8 and supports_fp8_gemm(model.device, fallbacks, cache.prefix_length, *widths)
         kept = Fp8.ROWS_TOO if self.fp8_rows else Fp8.WEIGHTS if self.fp8 else Fp8.NONE
         self.splits = gemm.split_k_for(wide, self.fp8)
         self.skinny = gemm.supports(self.heads + text.ff_dim, text.dim) and gemm.supports(text.dim, wide, self.splits)
@@ -211,7 +213,7 @@ class PackedBlocks:
             model.text.sine,
         )
         self.image_attention = ImageAttention(
-            model.device, model.dtype, text.n_heads, text.n_kv_heads, text.head_dim, cache.prefix_length
+            model.device, model.dtype, text.n_heads, text.n_kv_heads, text.head_dim, cache.prefix_length, fallbacks
         )
 
 

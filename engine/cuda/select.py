@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from saccade.engine import kernels
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.plain_runner import PlainRunner, Runner
+from saccade.engine.fallbacks import Fallbacks, reason_of
 from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.picodet import PicoDet
@@ -18,36 +18,48 @@ from saccade.engine.models.protocol import Model, VisionEncoder
 if TYPE_CHECKING:
     from saccade.engine.cuda.vision import PackedVision
 
-log = logging.getLogger(__name__)
 
-
-def cuda_runner(model: Model, cache: PagedCache, max_rows: int) -> Runner:
+def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallbacks) -> Runner:
     """The steps of a model on CUDA."""
-    if isinstance(model, Moondream) and kernels.available(model.device):
+    why = _without_kernels(model)
+    if why is None:
         from saccade.engine.cuda import decoder, layers
 
+        assert isinstance(model, Moondream)
         if layers.supports(model):
-            return decoder.PackedRunner(model, cache, max_rows)
+            return decoder.PackedRunner(model, cache, max_rows, fallbacks)
+        why = f"they do not take {model.dtype} or a decoder of this shape".replace("torch.", "")
+    fallbacks.note(f"steps take longer, as they run without the kernels for GPUs: {why}")
     return PlainRunner(model, cache)
 
 
-def cuda_vision(model: Model) -> VisionEncoder | PackedVision:
-    """What encodes and projects crops on CUDA; a detector's layers, and a projection's, are replaced in place."""
-    if isinstance(model, Moondream) and kernels.available(model.device):
+def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVision:
+    """What encodes and projects crops on CUDA; a detector's layers are replaced in place."""
+    if _without_kernels(model) is None:
+        assert isinstance(model, Moondream)
         if isinstance(model.vision, DetectorTower):
-            _pack_detector(model.vision, model.dtype)
+            _pack_detector(model.vision, model.dtype, fallbacks)
         from saccade.engine.cuda import vision
 
         if vision.supports(model):
-            return vision.PackedVision(model)
+            return vision.PackedVision(model, fallbacks)
     return model.vision
 
 
-def _pack_detector(tower: DetectorTower, dtype: torch.dtype) -> None:
+def _without_kernels(model: Model) -> str | None:
+    """Why a model runs without kernels, if it does."""
+    if not isinstance(model, Moondream):
+        return f"there are none for {type(model).__name__}"
+    if not kernels.available(model.device):
+        return "they need Triton, and a GPU from Ampere on"
+    return None
+
+
+def _pack_detector(tower: DetectorTower, dtype: torch.dtype, fallbacks: Fallbacks) -> None:
     from saccade.engine.cuda.detector import packed
 
     if isinstance(tower.stem, PicoDet):
         try:
             tower.set_submodule("stem", packed(tower.stem, dtype))
         except Exception as error:  # Triton's own, of a version or a GPU that nobody has tried
-            log.warning("the detector runs slower, as its own kernels do not run here: %s", error)
+            fallbacks.note(f"the detector takes longer, as its kernels do not run here: {reason_of(error)}")

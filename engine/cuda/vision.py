@@ -11,6 +11,7 @@ from torch import nn
 from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, add_layernorm_rows
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.model import Moondream
@@ -42,9 +43,10 @@ class PackedVision:
 
     Args:
         model: one that `supports` accepts.
+        fallbacks: told what does not run here.
     """
 
-    def __init__(self, model: Moondream) -> None:
+    def __init__(self, model: Moondream, fallbacks: Fallbacks) -> None:
         assert isinstance(model.vision, VisionTower)
         self._tower, config = model.vision, model.config.vision
         self._attention = ImageAttention(
@@ -54,9 +56,10 @@ class PackedVision:
             config.enc_n_heads,
             config.enc_dim // config.enc_n_heads,
             config.n_tokens,
+            fallbacks,
         )
         widths = config.enc_dim, config.enc_ff_dim
-        self._fp8 = model.fp8 and supports_fp8_gemm(model.device, config.n_tokens, *widths)
+        self._fp8 = model.fp8 and supports_fp8_gemm(model.device, fallbacks, config.n_tokens, *widths)
         with torch.no_grad():
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
 

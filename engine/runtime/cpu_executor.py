@@ -21,8 +21,9 @@ from saccade.engine.core.step import ImageRequest, ScheduledSequence, Step, Step
 from saccade.engine.cpu.decoder import FusedDecoder
 from saccade.engine.cpu.paged_cache import CpuPagedCache, CpuPagedRows
 from saccade.engine.cpu.sampling import CpuSampling, feed
-from saccade.engine.cpu.select import cpu_decoder
+from saccade.engine.cpu.select import cpu_decoder, product_dtype
 from saccade.engine.cpu.threads import image_threads, one_thread, set_threads, step_threads
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
@@ -43,7 +44,8 @@ class CpuExecutor:
     """
 
     def __init__(self, model: Model, config: EngineConfig, n_pages: int) -> None:
-        self.model = model
+        self.model, self.fallbacks = model, Fallbacks()
+        self.products = product_dtype(model, config.exact)
         self._threads, self._image_threads = step_threads(), image_threads()
         with one_thread():
             self._allocate(model, config, n_pages)
@@ -61,7 +63,7 @@ class CpuExecutor:
         self._hidden: list[torch.Tensor | None] = [None] * depth
         self._rows: list[torch.Tensor | None] = [None] * depth  # batch slots and phases of the slot's step
         self._ready: list[Event | None] = [None] * depth
-        self._decoder = cpu_decoder(model, config.exact)
+        self._decoder = cpu_decoder(model, config.exact, self.fallbacks)
         self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
         self._sampling = CpuSampling(model, self._spare)
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64)

@@ -35,6 +35,7 @@ from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.speculative import drafted_from_images
 from saccade.engine.core.step import Step, StepKind
 from saccade.engine.cuda.select import cuda_runner
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.phase import TEXT_PHASES, Phase
@@ -69,22 +70,23 @@ class CudaExecutor:
     def __init__(
         self, model: Model, config: EngineConfig, n_pages: int, *, texts: bool = True, progress: Progress | None = None
     ) -> None:
-        self.model = model
+        self.model, self.products, self.fallbacks = model, model.dtype, Fallbacks()
         self.cache = PagedCache(model, n_pages, config.page_size, config.kv_dtype)
         limits, device, depth, rows = model.limits, model.device, config.depth, config.max_sequences
         self._device, self._spare = device, rows  # the slot of rows that only fill a bucket; its pages are page 0
         self._batch_sizes = [size for size in DECODE_BATCH_SIZES if size < rows] + [rows]
-        self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows))
+        self._runner = cuda_runner(model, self.cache, max(PROMPT_TOKEN_SIZES[-1], rows), self.fallbacks)
         unread = self._unread = set[int]()  # slots whose step is launched
         # Not a closure over the executor: in a cycle its memory would stay until Python collects garbage.
         self._compute, self._copy = CudaStream(device), CudaStream(device)
-        self.graphs = Graphs(self._compute.stream)
-        self._images = CudaImageEncoder(model, config.images_per_prefill, depth, lambda: not unread, self.graphs)
+        self.graphs = Graphs(self._compute.stream, self.fallbacks)
+        most = config.images_per_prefill
+        self._images = CudaImageEncoder(model, most, depth, lambda: not unread, self.graphs, self.fallbacks)
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
         # Past the last prefix page a sequence has at most the rest of the context.
         width = self.cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
         self._steps = DecodeInputs(depth, device, rows, self.cache.prefix_length)
-        sizes = rows, config.images_per_prefill, PROMPT_TOKEN_SIZES[-1], self.cache.prefix_pages, width
+        sizes = rows, most, PROMPT_TOKEN_SIZES[-1], self.cache.prefix_pages, width
         self._prefills = PrefillInputs(depth, device, *sizes, self.cache.prefix_length, self._asked)
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:

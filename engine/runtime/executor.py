@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import torch
+
 from saccade.engine.core.step import ImageT, Step
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.tasks.output_state import Sampled
@@ -15,7 +18,15 @@ Progress = Callable[[int, int], None]
 
 
 class Executor(Protocol[ImageT]):
-    """One model on one device, with `depth` step slots. `prepare` may be called by any thread, the rest by one."""
+    """One model on one device, with `depth` step slots. `prepare` may be called by any thread, the rest by one.
+
+    Attributes:
+        products: what most products are computed in.
+        fallbacks: what runs slower than it could here; there may be more later.
+    """
+
+    products: torch.dtype
+    fallbacks: Fallbacks
 
     @property
     def streams(self) -> Mapping[str, Stream]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-log = logging.getLogger(__name__)
+from saccade.engine.fallbacks import Fallbacks, reason_of
 
 
 class Graphs:
@@ -19,10 +18,11 @@ class Graphs:
 
     Args:
         stream: where all of it runs, in order; no default one.
+        fallbacks: told if there is no memory for a graph.
     """
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+    def __init__(self, stream: torch.cuda.Stream, fallbacks: Fallbacks) -> None:
+        self._stream, self._fallbacks = stream, fallbacks
         self._memory = torch.cuda.graph_pool_handle()  # shared: the graphs run one behind the other
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: there was no memory for it
 
@@ -31,11 +31,6 @@ class Graphs:
 
     def __contains__(self, key: Hashable) -> bool:
         return self._graphs.get(key) is not None
-
-    @property
-    def complete(self) -> bool:
-        """Whether there was memory for every graph."""
-        return None not in self._graphs.values()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Put work on the stream, which is the current one.
@@ -58,9 +53,8 @@ class Graphs:
                 self._stream.synchronize()
                 self._graphs[key] = captured(work, self._memory)
         except RuntimeError as error:  # torch has no memory, or the driver, whose error is of no other type
-            if self.complete:
-                reason = (str(error).strip().splitlines() or [""])[0]
-                log.warning("some steps run without a CUDA graph, slower, as there is no memory for it: %s", reason)
+            why = f"as there was no memory to capture it: {reason_of(error)}"
+            self._fallbacks.note(f"some steps take longer without a CUDA graph, {why}")
             self._graphs[key] = None
             if not len(self):  # a pool that no graph is left of has ended
                 self._memory = torch.cuda.graph_pool_handle()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from saccade.engine import kernels
 from saccade.engine.cuda.select import cuda_vision
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
 from saccade.engine.runtime.graph_capture import Graphs
@@ -42,6 +43,7 @@ class CudaImageEncoder:
         depth: step slots.
         idle: whether the device has nothing to do, as far as any thread can know.
         graphs: of the stream that images are encoded on.
+        fallbacks: told what does not run here.
 
     Attributes:
         batch_sizes: how many images are encoded together; fewer are padded to the next of these.
@@ -49,12 +51,20 @@ class CudaImageEncoder:
         objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
     """
 
-    def __init__(self, model: Model, most: int, depth: int, idle: Callable[[], bool], graphs: Graphs) -> None:
+    def __init__(
+        self,
+        model: Model,
+        most: int,
+        depth: int,
+        idle: Callable[[], bool],
+        graphs: Graphs,
+        fallbacks: Fallbacks,
+    ) -> None:
         vision, device = model.vision, model.device
         self._idle = idle
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
-        self._encoder = cuda_vision(model)
+        self._encoder = cuda_vision(model, fallbacks)
         self._uploads = CudaUploads(device, depth, most, vision.crop_size)
         self._graphs = graphs
 

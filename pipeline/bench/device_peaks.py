@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from saccade.engine.backends.quantization import supports_fp8_gemm
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.model_loader import DTYPES, FP8
 
@@ -29,7 +30,7 @@ def operations(device: torch.device, dtype: str) -> float:
     """
     n = 8192
     a, b = (torch.randn(n, n, device=device) for _ in range(2))
-    if dtype == FP8 and supports_fp8_gemm(device, n, n):
+    if dtype == FP8 and supports_fp8_gemm(device, Fallbacks(), n, n):
         one = torch.ones((), device=device)
         a, b = a.to(E4M3), b.to(E4M3)
         return 2 * n**3 / _seconds(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16))

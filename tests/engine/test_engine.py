@@ -210,7 +210,8 @@ def test_what_is_not_an_image_is_refused_at_once(nano: Engine, image: Any) -> No
 
 def test_nano_describes_itself(nano: Engine) -> None:
     info = nano.model
-    assert (info.name, info.device, info.dtype) == ("nano", "cpu", "float32")
+    assert (info.name, info.device, info.fallbacks) == ("nano", "cpu", ())
+    assert info.dtype in ("float32", "float32 with bfloat16 products")  # as this CPU has them or not
     assert info.skills == ("detect", "point")
     assert info.classes is not None
     assert len(info.classes) == 31

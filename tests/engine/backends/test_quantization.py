@@ -11,6 +11,7 @@ from saccade.engine import Engine
 from saccade.engine.backends import quantization
 from saccade.engine.backends.quantization import LARGEST, dequantize, fp8_linear, quantize, round_to_fp8
 from saccade.engine.errors import EngineError
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.golden.random_model import random_engine
 from saccade.engine.models.moondream.text import Block
 from tests.support.engine import SCREEN, TINY, random_model, square
@@ -85,12 +86,14 @@ def test_products_in_fp8_are_tried_before_they_are_used(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    quantization._multiplies_fp8.cache_clear()
+    quantization._refused_fp8.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(quantization, "fp8_linear", product)
-    assert quantization.supports_fp8_gemm(torch.device("cpu"), *sizes) is wanted
-    assert len(caplog.records) == (product is not fp8_linear)
-    quantization._multiplies_fp8.cache_clear()
+    fallbacks = Fallbacks()
+    for _ in range(2):
+        assert quantization.supports_fp8_gemm(torch.device("cpu"), fallbacks, *sizes) is wanted
+    assert len(caplog.records) == len(fallbacks) == (product is not fp8_linear)
+    quantization._refused_fp8.cache_clear()
 
 
 def test_an_engine_names_its_dtype_and_answers_alike() -> None:

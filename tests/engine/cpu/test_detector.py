@@ -71,6 +71,8 @@ def test_who_asks_for_float32_gets_nothing_less(dtype: str | None, wanted: torch
         stem = engine._loaded.model.vision.stem  # type: ignore[attr-defined]
         assert isinstance(stem, PackedPicoDet)
         assert stem.dtype is wanted
+        says = "float32" if wanted is torch.float32 else "float32 with bfloat16 products"
+        assert (engine.model.dtype, engine.model.fallbacks) == (says, ())
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [("float32", True), (None, False)])

@@ -4,6 +4,7 @@ import torch
 
 from saccade.engine.cpu.detector import PackedPicoDet
 from saccade.engine.cpu.replay import RECORDED_AFTER, Replay
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.picodet import PicoDet
 from tests.support.engine.onednn import HAS_BFLOAT16, needs_onednn
 
@@ -22,7 +23,7 @@ class Counted:
 @torch.inference_mode()
 def test_a_shape_that_comes_often_is_done_without_python() -> None:
     counted = Counted()
-    replay = Replay(counted, counted)
+    replay = Replay(counted, counted, Fallbacks())
     for number in range(RECORDED_AFTER + 3):
         more, total = replay(torch.full((3,), float(number)))
         assert (more.tolist(), float(total)) == ([number + 1.0] * 3, 3.0 * number)
@@ -38,8 +39,9 @@ def test_what_cannot_be_recorded_is_called_as_before() -> None:
             raise RuntimeError("not this one")
         return (x + 1,)
 
-    replay = Replay(refuses, None)
+    replay = Replay(refuses, None, fallbacks := Fallbacks())
     assert [replay(torch.tensor(1))[0].item() for _ in range(RECORDED_AFTER + 3)] == [2] * (RECORDED_AFTER + 3)
+    assert fallbacks == ["the detector takes longer, as torch cannot record it: not this one"]
 
 
 @needs_onednn

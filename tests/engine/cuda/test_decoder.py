@@ -24,6 +24,7 @@ from saccade.engine.backends.quantization import (
 )
 from saccade.engine.core.adapters import Adapter
 from saccade.engine.cuda import image_attention
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.config import (
     ExpertsConfig,
     MoondreamConfig,
@@ -97,7 +98,7 @@ class Pair:
             self.exact = PlainRunner(whole, self.pools[2])
         self.plain = PlainRunner(self.model, self.pools[0])
         # Of its own: in FP8 it leaves a model's modules without numbers that they can compute with.
-        self.packed = PackedRunner(copy.deepcopy(self.model), self.pools[1], 128)
+        self.packed = PackedRunner(copy.deepcopy(self.model), self.pools[1], 128, Fallbacks())
 
     def alike(
         self,
@@ -344,7 +345,7 @@ def test_the_tower_agrees_with_the_modules(fp8: bool, limit: float) -> None:
     features = model.vision.features(pixels)
     others = features.flip(0)
     alone, beside = model.vision.project(features, features), model.vision.project(features, others)
-    packed = PackedVision(model)
+    packed = PackedVision(model, Fallbacks())
     assert far(packed.features(pixels), features) < limit
     assert far(packed.project(features, features), alone) < 0.01  # with half of the weights
     assert far(packed.project(features, others), beside) < 0.01  # with its GELU in the product

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from saccade.engine.cuda import image_attention
 from saccade.engine.cuda.image_attention import ImageAttention
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import prefill
 from tests.support.engine.kernels import far
 
@@ -56,7 +57,6 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     image_attention._tried.cache_clear()
-    image_attention._warn.cache_clear()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, supports: bool = True, aligned: bool = True) -> None:
@@ -64,14 +64,14 @@ def use(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, supports: bool = True, 
     monkeypatch.setattr(prefill, "image_attention", fake, raising=False)
 
 
-def attention() -> ImageAttention:
-    return ImageAttention(torch.device("cpu"), torch.float32, N_HEADS, N_KV, DIM, TOKENS)
+def attention(fallbacks: Fallbacks) -> ImageAttention:
+    return ImageAttention(torch.device("cpu"), torch.float32, N_HEADS, N_KV, DIM, TOKENS, fallbacks)
 
 
-def attended(own: bool) -> None:
+def attended(own: bool, fallbacks: Fallbacks | None = None) -> None:
     """Three images' tokens, beside other columns, see what they should, in `out` if by our kernel."""
     heads, out = torch.randn(3 * TOKENS, WIDTH + 8)[:, :WIDTH], torch.full((3 * TOKENS, N_HEADS * DIM), torch.nan)
-    which = attention()
+    which = attention(Fallbacks() if fallbacks is None else fallbacks)
     got = which.attend(heads, out)
     assert (got is out) == own
     wanted = seen(heads, 3)
@@ -92,9 +92,11 @@ def test_one_that_is_wrong_or_cannot_be_compiled_is_not(
 ) -> None:
     use(monkeypatch, kernel)
     with caplog.at_level(logging.WARNING):
-        attended(own=False)
-        attended(own=False)
+        fallbacks = Fallbacks()
+        attended(False, fallbacks)
+        attended(False, fallbacks)
     (line,) = caplog.messages
+    assert fallbacks == [line]
     assert reason in line
 
 
@@ -130,8 +132,8 @@ def test_it_is_tried_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> Non
         right(heads, out, images, n_heads, n_kv_heads)
 
     use(monkeypatch, counted)
-    attention()
-    attention()
+    attention(Fallbacks())
+    attention(Fallbacks())
     assert calls == [2]
 
 
@@ -148,7 +150,7 @@ def test_moondream_s_shapes_are_attended_to_by_our_kernel(
     if not pytest.importorskip("triton").__version__.startswith("3.6"):
         pytest.skip("Gluon of another Triton")
     monkeypatch.undo()
-    which = ImageAttention(torch.device("cuda"), dtype, n_heads, n_heads, head_dim, tokens)
+    which = ImageAttention(torch.device("cuda"), dtype, n_heads, n_heads, head_dim, tokens, Fallbacks())
     heads = torch.randn(tokens, 3 * n_heads * head_dim, device="cuda").to(dtype)
     out = torch.full((tokens, n_heads * head_dim), torch.nan, device="cuda", dtype=dtype)
     assert which.attend(heads, out) is out

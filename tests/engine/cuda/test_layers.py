@@ -12,6 +12,7 @@ import torch
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.paged_cache import PagedCache
 from saccade.engine.backends.quantization import quantize, round_to_fp8
+from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig, TextConfig, VisionConfig
 from saccade.engine.models.moondream.layers import Experts
@@ -50,8 +51,8 @@ def packed(
     monkeypatch.setattr(layers, "supports_fp8", lambda device: True)
     for module in (layers, vision):
         monkeypatch.setattr(module, "supports_fp8_gemm", lambda *_: rows)
-    blocks = layers.PackedBlocks(model, PagedCache(model, 16, 16))
-    return blocks, vision.PackedVision(model)
+    blocks = layers.PackedBlocks(model, PagedCache(model, 16, 16), Fallbacks())
+    return blocks, vision.PackedVision(model, Fallbacks())
 
 
 def matrices(model: Moondream) -> dict[str, torch.Tensor]:
