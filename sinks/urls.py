@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from saccade.addresses import with_plain_zone
 from saccade.sinks.base import SinkError
-from saccade.sources.addresses import with_plain_zone
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME = "a time such as 90, 10m, 1h or 7d"

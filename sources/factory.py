@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from saccade.sources.addresses import with_plain_zone
+from saccade.addresses import with_plain_zone
 from saccade.sources.base import Source
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.file import FileSource

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from saccade.sources.addresses import with_plain_zone, without_zone
+from saccade.addresses import with_plain_zone, without_zone
 from saccade.sources.errors import SourceError
 
 _DEFAULT_PORTS = {"rtsp": 554, "rtsps": 322}

@@ -24,7 +24,6 @@ MAY_IMPORT = {
     "sources": set(),
     "engine": set(),
     "sinks": {
-        "sources.addresses",
         "sources.frame",
         "sources.demux",
         "sources.video_stream",
@@ -36,7 +35,7 @@ MAY_IMPORT = {
 """What of the other packages a package may import."""
 
 ORDER = {
-    "sources": "addresses errors planes timestamps rtp http | demux frame | "
+    "sources": "errors planes timestamps rtp http | demux frame | "
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",

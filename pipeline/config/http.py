@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, field_validator
 
+from saccade.addresses import with_plain_zone
 from saccade.pipeline.settings import FileText, Text, setting
-from saccade.sources.addresses import with_plain_zone
 
 
 class HttpSettings(BaseModel):

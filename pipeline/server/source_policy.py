@@ -19,9 +19,9 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qs, urlsplit
 
+from saccade.addresses import with_plain_zone
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import SourceError
-from saccade.sources.addresses import with_plain_zone
 from saccade.sources.http.tokens import is_loopback
 from saccade.sources.urls import RtspAddress
 

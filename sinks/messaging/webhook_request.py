@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from saccade.addresses import with_plain_zone, without_zone
 from saccade.sinks.base import SinkError
 from saccade.sinks.urls import Address, Options
-from saccade.sources.addresses import with_plain_zone, without_zone
 
 PORTS = {"http": 80, "https": 443}
 EXAMPLE = "https://user:password@host/path"

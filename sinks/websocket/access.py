@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
+from saccade.addresses import with_plain_zone
 from saccade.sinks.base import SinkError
 from saccade.sinks.urls import Options, redact_target
 from saccade.sinks.websocket.subscription import Subscription
-from saccade.sources.addresses import with_plain_zone
 from saccade.sources.http.tls import server_context
 from saccade.sources.http.tokens import find_token, is_loopback
 

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from aiohttp import web
 from aiortc import RTCIceServer
 
-from saccade.sources.addresses import with_plain_zone
+from saccade.addresses import with_plain_zone
 from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.gpu import HwAccel
 from saccade.sources.http.app_server import AppServer

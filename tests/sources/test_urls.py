@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.addresses import with_plain_zone, without_zone
 from saccade.sources import SourceError, check_source, open_source, redact
-from saccade.sources.addresses import with_plain_zone, without_zone
 from saccade.sources.urls import RtspAddress, stream_name
 
 # What is typed; host, port, user, password; what is requested; all of it shown as the request, unless stated otherwise.

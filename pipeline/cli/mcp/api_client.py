@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
-from saccade.sources.addresses import with_plain_zone
+from saccade.addresses import with_plain_zone
 
 _ANSWER_S = 130.0  # more than the server takes at most for an answer
 _MAX_BYTES = 32 * 1024 * 1024
