@@ -13,13 +13,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qs, urlsplit
 
 from saccade.addresses import with_plain_zone
+from saccade.lookups import look_up
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import SourceError
 from saccade.sources.http.tokens import is_loopback
@@ -167,6 +167,6 @@ def _matches(source: str, glob: str) -> bool:
 
 def _resolve(host: str) -> list[IpAddress]:
     with suppress(OSError, UnicodeError, ValueError):
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = look_up(host)
         return [ipaddress.ip_address(str(place[4][0]).partition("%")[0]) for place in found]
     return []

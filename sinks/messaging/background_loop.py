@@ -14,6 +14,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
+from saccade.lookups import DaemonLoop
 from saccade.sinks.base import SinkError
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 _CANCEL_S = 1.0
 
 
-class SocketLoop(asyncio.SelectorEventLoop):
+class SocketLoop(DaemonLoop):
     """An event loop that watches no socket that was closed before it got to it.
 
     aiomqtt asks for a socket to be watched by its number, from another thread. Where the connection breaks before the

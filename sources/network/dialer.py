@@ -6,13 +6,13 @@ Looking it up a second time to connect would let a name lead elsewhere by then (
 from __future__ import annotations
 
 import ipaddress
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from saccade.lookups import look_up
 from saccade.sources.errors import LiveError
 from saccade.sources.network.stream_socket import HttpProxy, StreamSocket
 from saccade.sources.network.tls import TlsPolicy
@@ -46,9 +46,11 @@ class Dialer:
             SourceError: as `check`.
         """
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found = look_up(host, cancelled=self.closed)
         except (OSError, UnicodeError) as error:
             self.allow(url, [])  # which address is refused must not depend on names
+            if isinstance(error, TimeoutError):
+                raise LiveError("timeout", str(error)) from None
             raise LiveError("connection failed", f"no such host: {host}") from error
         numeric = list(dict.fromkeys(_with_zone(place[4]) for place in found))
         self.allow(url, numeric)

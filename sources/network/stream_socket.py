@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from saccade.lookups import look_up
 from saccade.sources.errors import LiveError
 from saccade.sources.network.tls import TlsPolicy, WrongCertificateError, fingerprint_of
 
@@ -108,8 +109,10 @@ class StreamSocket:
             found = [
                 place
                 for one in ([there] if addresses is None else addresses)
-                for place in socket.getaddrinfo(one, at, type=socket.SOCK_STREAM)
+                for place in look_up(one, at, cancelled=closed)
             ]
+        except TimeoutError as error:
+            raise LiveError("timeout", str(error)) from None
         except (OSError, UnicodeError) as error:
             raise LiveError("connection failed", f"no such host: {there}") from error
         failure: LiveError | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.distribution import install_command
+from saccade.lookups import run
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.urls import RtspAddress, redact
 
@@ -117,7 +118,7 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
     except ImportError:
         raise SourceError(f"onvif:// needs an extra: {install_command('onvif')}") from None
     try:
-        profiles = asyncio.run(asyncio.wait_for(_read(onvif, address, there_only), _TIMEOUT_S))
+        profiles = run(asyncio.wait_for(_read(onvif, address, there_only), _TIMEOUT_S))
     except (TimeoutError, OSError) as error:
         raise LiveError("timeout", f"{address.host}:{address.port} does not answer as an ONVIF device") from error
     except Exception as error:  # zeep and httpx raise a dozen kinds

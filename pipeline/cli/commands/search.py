@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+from saccade.lookups import look_up
 from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError, one_line
@@ -79,6 +80,7 @@ def search_at(url: str, token: str | None, text: str, query: EventQuery, progres
     headers = {"Accept": "text/event-stream", **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
         request = urllib.request.Request(f"{url}/events/search?{asked}", headers=headers)
+        look_up(urlsplit(url).hostname or "")  # urlopen cannot give up on a resolver
         with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
             for line in answer:
                 if not line.startswith(b"data: "):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from saccade.distribution import VERSION, install_command
+from saccade.lookups import run as run_loop
 from saccade.pipeline.config import parse_place
 from saccade.pipeline.errors import ConfigError
 from saccade.sources.http.tokens import is_loopback, read_token
@@ -53,7 +53,7 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
             else:
                 await server.run_stdio_async()
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 async def _serve_http(server: Any, place: tuple[str, int], token: str | None) -> None:

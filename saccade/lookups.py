@@ -1,0 +1,123 @@
+"""Looks hosts up in threads that nothing waits for: a resolver may take minutes, and cannot be interrupted.
+
+The interpreter waits at exit for the threads of an executor, which is where asyncio looks names up; for daemon threads
+it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Addresses = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
+"""What `socket.getaddrinfo` returns."""
+
+LOOKUP_S = 5.0
+_WAKE_S = 0.1
+_FRESH_S = 60.0  # for which an answer is kept that came after whoever asked had given up
+
+
+class _Lookup:
+    """One host being looked up."""
+
+    def __init__(self, host: str, port: int | None) -> None:
+        self.done = threading.Event()
+        self.ended_at = 0.0
+        self.found: Addresses = ()
+        self.error: Exception | None = None
+        threading.Thread(target=self._work, args=(host, port), name="saccade lookup", daemon=True).start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether its answer is still to come, or fresh."""
+        return not self.done.is_set() or time.monotonic() - self.ended_at < _FRESH_S
+
+    def _work(self, host: str, port: int | None) -> None:
+        try:
+            self.found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except Exception as error:
+            self.error = error
+        self.ended_at = time.monotonic()
+        self.done.set()
+
+
+_lock = threading.Lock()
+_pending: dict[tuple[str, int | None], _Lookup] = {}  # guarded by the lock; one thread a name
+
+
+def look_up(
+    host: str, port: int | None = None, *, limit_s: float = LOOKUP_S, cancelled: threading.Event | None = None
+) -> Addresses:
+    """The addresses of a host for TCP, as `socket.getaddrinfo` gives them.
+
+    The lookup goes on after the limit, and whoever asks for the same host again gets its answer.
+
+    Args:
+        host: a name or a numeric address.
+        port: put into the addresses.
+        limit_s: seconds to wait.
+        cancelled: ends the wait when set.
+
+    Raises:
+        TimeoutError: if there is no answer within the limit, or `cancelled` is set.
+        OSError, UnicodeError: as `socket.getaddrinfo`.
+    """
+    with suppress(ValueError):
+        ipaddress.ip_address(host.partition("%")[0])
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # no resolver is asked
+    key = host, port
+    with _lock:
+        lookup = _pending.get(key)
+        if lookup is None or not lookup.usable:
+            lookup = _pending[key] = _Lookup(host, port)
+    deadline = time.monotonic() + limit_s
+    while not lookup.done.wait(min(_WAKE_S, max(0.0, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline or (cancelled is not None and cancelled.is_set()):
+            raise TimeoutError(f"looking up {host} takes longer than {limit_s:g} s")
+    with _lock:
+        if _pending.get(key) is lookup:
+            del _pending[key]
+    if lookup.error is not None:
+        raise lookup.error
+    return lookup.found
+
+
+class DaemonLoop(asyncio.SelectorEventLoop):
+    """An event loop whose blocking calls, lookups among them, run in daemon threads."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """As in `asyncio`, but each call without an executor has a daemon thread."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        future: asyncio.Future[T] = self.create_future()
+
+        def settle(outcome: Callable[[], object]) -> None:
+            if not future.done():
+                outcome()
+
+        def work() -> None:
+            try:
+                outcome: Callable[[], object] = partial(future.set_result, func(*args))
+            except BaseException as error:
+                outcome = partial(future.set_exception, error)
+            with suppress(RuntimeError):  # the loop is closed
+                self.call_soon_threadsafe(settle, outcome)
+
+        threading.Thread(target=work, name="saccade call", daemon=True).start()
+        return future
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` with a `DaemonLoop`."""
+    with asyncio.Runner(loop_factory=DaemonLoop) as runner:
+        return runner.run(main)
