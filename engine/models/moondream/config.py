@@ -119,9 +119,8 @@ class RegionConfig:
     Attributes:
         inner_dim: hidden width of the two decoders; 0 makes each one linear layer.
         reads: what the decoders are given: `raw` the hidden state (Moondream 2), `ln` its `region.ln`, `post_ln_ln`
-            `region.ln` of its last norm. Moondream 3's public sources disagree, and only its published weights can
-            decide; "" takes `post_ln_ln` where the weights have a `region.ln`, else `raw`. `saccade doctor --model`
-            tries them.
+            `region.ln` of its last norm. "" takes `ln` where the weights have a `region.ln`, else `raw`. Moondream 3's
+            makers read `ln`; one version of vLLM reads `post_ln_ln`. `saccade doctor --model` tries them.
         group_size: of 4-bit weights, as in `TextConfig`.
     """
 

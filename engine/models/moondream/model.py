@@ -107,7 +107,7 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / 'model.safetensors'}: {error}") from error
     if not config.region.reads:
-        reads = "post_ln_ln" if "region.ln.weight" in stored else "raw"
+        reads = "ln" if "region.ln.weight" in stored else "raw"
         config = replace(config, region=replace(config.region, reads=reads))
     elif config.region.reads == "raw":  # what the user chose not to read is no error
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith("region.ln.")}

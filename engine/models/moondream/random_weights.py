@@ -16,8 +16,8 @@ from saccade.engine.models.protocol import LoadedModel
 
 _SHARPNESS = 3.0  # of attention's logits: at 1 it averages over an image, and all images give the same
 _EMBEDDING = 0.1  # of tokens and of positions in an image, which all images have in common
-MOONDREAM_3 = MoondreamConfig.from_dict({"text": {"moe": {}}, "region": {"reads": "post_ln_ln"}})
-"""The published dimensions of Moondream 3, and what its region heads most likely read."""
+MOONDREAM_3 = MoondreamConfig.from_dict({"text": {"moe": {}}, "region": {"reads": "ln"}})
+"""The published dimensions of Moondream 3, with region heads that read `region.ln`."""
 _FREQUENCY = 10.0  # of regions: at 1, most sizes are embedded alike, and the answer repeats itself
 
 

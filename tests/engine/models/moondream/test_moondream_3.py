@@ -143,8 +143,12 @@ def test_a_folder_without_weights_is_no_model(folder: Path) -> None:
         model_files.find(str(folder))
 
 
-def test_without_a_region_norm_heads_read_the_hidden_state(folder: Path) -> None:
-    assert load(folder, CPU, torch.float32).config.region.reads == "post_ln_ln"
+def test_heads_read_the_region_norm_or_else_the_hidden_state(folder: Path) -> None:
+    assert load(folder, CPU, torch.float32).config.region.reads == "post_ln_ln"  # as its config.json says
+    config = json.loads((folder / "config.json").read_text())
+    del config["config"]["region"]["reads"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load(folder, CPU, torch.float32).config.region.reads == "ln"
     for shard in folder.glob("model-*"):
         save_file({k: v for k, v in load_file(shard).items() if ".region.ln." not in k}, shard)
     assert load(folder, CPU, torch.float32).config.region.reads == "raw"
