@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 
 class PlacedError(ValueError):
@@ -21,6 +30,23 @@ class PlacedError(ValueError):
         super().__init__(message)
         self.offset = offset
         self.key = key
+
+
+class NullIsUnset(BaseModel):
+    """A model whose optional keys take null as if they were left out: many clients send every key that they know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or None not in values.values():
+            return values
+        kept = {field.alias or name for name, field in cls.model_fields.items() if _keeps_null(field)}
+        return {key: value for key, value in values.items() if value is not None or key in kept}
+
+
+def _keeps_null(field: FieldInfo) -> bool:
+    """Whether null is a value of its own, or a mistake because the key must be given."""
+    return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

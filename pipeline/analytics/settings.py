@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from saccade.pipeline.analytics.geometry import Point, area
-from saccade.pipeline.settings import Names, Seconds, Text, keep_bytes, setting
+from saccade.pipeline.settings import Names, NullIsUnset, Seconds, Text, keep_bytes, setting
 
 MAX_REGIONS = 64
 
@@ -59,7 +59,7 @@ def _line(points: list[Point]) -> list[Point]:
     return points
 
 
-class RegionSettings(BaseModel):
+class RegionSettings(NullIsUnset):
     """What a zone and a line have in common: which objects concern it, and where they are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -117,7 +117,7 @@ Zones = Annotated[dict[Text, ZoneSettings], _regions("polygon"), Field(max_lengt
 Lines = Annotated[dict[Text, LineSettings], _regions("points"), Field(max_length=MAX_REGIONS)]
 
 
-class Regions(BaseModel):
+class Regions(NullIsUnset):
     """The zones and lines of a stream, as they are configured and as the HTTP API takes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

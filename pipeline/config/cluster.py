@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from saccade.distribution import install_command
-from saccade.pipeline.settings import FileText, Text, setting
+from saccade.pipeline.settings import FileText, NullIsUnset, Text, setting
 
 
-class ClusterSettings(BaseModel):
+class ClusterSettings(NullIsUnset):
     """Where workers run that are not on this machine alone."""
 
     ray: Text | None = setting(

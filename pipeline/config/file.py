@@ -18,7 +18,7 @@ from saccade.pipeline.analytics.settings import LineSettings, ZoneSettings
 from saccade.pipeline.config import ListedStream, RunConfig, flags_of
 from saccade.pipeline.errors import ConfigError, TextError
 from saccade.pipeline.events.settings import Rules, RuleSettings
-from saccade.pipeline.settings import PlacedError
+from saccade.pipeline.settings import NullIsUnset, PlacedError
 
 MAX_DEPTH = 8
 NOT_UNICODE = "a text has bytes that are not UTF-8; only names of files may"
@@ -36,7 +36,7 @@ Places = dict[KeyPath, Where]
 """Where each key and list item of a text is, by its path."""
 
 
-class RuleList(BaseModel):
+class RuleList(NullIsUnset):
     """The rules of one stream."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, field_validator
+from pydantic import field_validator
 
 from saccade.addresses import with_plain_zone
-from saccade.pipeline.settings import FileText, Text, setting
+from saccade.pipeline.settings import FileText, NullIsUnset, Text, setting
 
 
-class HttpSettings(BaseModel):
+class HttpSettings(NullIsUnset):
     """Where other programs may ask, and who may."""
 
     http: Text | None = setting(

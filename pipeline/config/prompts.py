@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from saccade.pipeline.settings import Names, Questions, SkillText, as_list, setting
+from saccade.pipeline.settings import Names, NullIsUnset, Questions, SkillText, as_list, setting
 
 
-class Prompts(BaseModel):
+class Prompts(NullIsUnset):
     """What to find."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,7 +69,7 @@ class Prompts(BaseModel):
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
-class ShareSettings(BaseModel):
+class ShareSettings(NullIsUnset):
     """What a stream gets of the model, beside others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.events.conditions import Condition, parse
-from saccade.pipeline.settings import FileText, Names, PlacedError, Seconds, Text, setting
+from saccade.pipeline.settings import FileText, Names, NullIsUnset, PlacedError, Seconds, Text, setting
 
 MAX_RULES = 64
 
 
-class Threshold(BaseModel):
+class Threshold(NullIsUnset):
     """Between which probabilities of the expected answer nothing changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,7 +32,7 @@ class Threshold(BaseModel):
         return value
 
 
-class AttributeSettings(BaseModel):
+class AttributeSettings(NullIsUnset):
     """What is asked once about each track."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,7 +64,7 @@ def _named_keys(value: object) -> object:
 Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
-class RuleSettings(BaseModel):
+class RuleSettings(NullIsUnset):
     """One rule: when an event begins and lasts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -151,7 +151,7 @@ def _named(value: object) -> object:
 Rules = Annotated[list[RuleSettings], BeforeValidator(_named), Field(max_length=MAX_RULES)]
 
 
-class EventSettings(BaseModel):
+class EventSettings(NullIsUnset):
     """Which events there are in a stream, as configured and as the HTTP API takes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -220,7 +220,7 @@ def _model(value: object) -> object:
     return {"model": value} if isinstance(value, str) else value
 
 
-class AskSettings(BaseModel):
+class AskSettings(NullIsUnset):
     """A model for questions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -234,7 +234,7 @@ class AskSettings(BaseModel):
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
 
 
-class KeepSettings(BaseModel):
+class KeepSettings(NullIsUnset):
     """What there is once for the events of all streams: another model for questions, and where events are kept."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

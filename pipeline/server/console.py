@@ -28,7 +28,7 @@ from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.tasks import change_prompts, prompts_of
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.api.config_api import ConfigApi
-from saccade.pipeline.server.static_files import FILES, file_route
+from saccade.pipeline.server.static_files import FILES, file_route, send_file
 from saccade.pipeline.server.streams_api import parse_json
 from saccade.pipeline.server.whep.server import WhepServer, width_of
 from saccade.sinks import color_of
@@ -173,5 +173,5 @@ def _colors(labels: list[str]) -> dict[str, str]:
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}
 
 
-async def _clip(request: web.Request) -> web.FileResponse:
-    return web.FileResponse(DEMO_CLIP)
+async def _clip(request: web.Request) -> web.StreamResponse:
+    return await send_file(request, DEMO_CLIP, {})

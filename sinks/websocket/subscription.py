@@ -49,7 +49,7 @@ class Subscription:
         return cls(streams, _mode(given.get("mode", ["all"])[-1]))
 
     def updated_by(self, text: str | bytes) -> Subscription:
-        """The subscription after the client's message; what that leaves out stays as it was.
+        """The subscription after the client's message; what that leaves out, or has as null, stays as it was.
 
         Raises:
             ValueError: if the message is not valid, in one line for the client.
@@ -61,9 +61,9 @@ class Subscription:
         if not isinstance(received, dict) or not received or received.keys() - {"subscribe", "mode"}:
             raise ValueError(f"not a valid message; send {_SHAPE}")
         subscription = self
-        if "subscribe" in received:
+        if received.get("subscribe") is not None:
             subscription = replace(subscription, streams=_streams(received["subscribe"]))
-        if "mode" in received:
+        if received.get("mode") is not None:
             subscription = replace(subscription, mode=_mode(received["mode"]))
         return subscription
 

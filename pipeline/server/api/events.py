@@ -23,6 +23,7 @@ from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import MEDIA, StoreError, time_of_text
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.events_search import EventsSearchApi, SearchEvents
+from saccade.pipeline.server.static_files import send_file
 from saccade.sources.http.auth import HttpAuth, refusal
 
 _Given = ParamSpec("_Given")
@@ -85,7 +86,8 @@ class EventsApi:
                 web.HTTPNotFound, f"there is no {kind} of event '{request.match_info['id'][:80]}', or not yet"
             )
         types = {"clip": "video/mp4", "snapshot": "image/jpeg"}
-        return web.FileResponse(path, headers={"Content-Type": types[kind], "Cache-Control": "private, max-age=60"})
+        headers = {"Content-Type": types[kind], "Cache-Control": "private, max-age=60"}
+        return await send_file(request, path, headers)
 
     async def _delete(self, request: web.Request) -> web.Response:
         deleted = await _asked(self._store.delete, request.match_info["id"])

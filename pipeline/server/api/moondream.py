@@ -23,19 +23,20 @@ from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from saccade.engine.results import Result, Text
 from saccade.engine.tasks import Caption, Detect, Point, Query
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.images import decode_image
 from saccade.pipeline.server.api.server_sent_events import EventStream
+from saccade.pipeline.settings import NullIsUnset
 from saccade.sources.http.auth import refusal
 
 MAX_TOKENS = 768
 
 
-class _Settings(BaseModel):
+class _Settings(NullIsUnset):
     """How to answer; what a client sends besides is of no concern here."""
 
     max_objects: int = Field(50, ge=1, le=1000)
@@ -45,7 +46,7 @@ class _Settings(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class _Asked(BaseModel):
+class _Asked(NullIsUnset):
     settings: _Settings | None = None
     stream: bool = False
 

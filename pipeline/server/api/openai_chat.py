@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Text
@@ -29,22 +29,23 @@ from saccade.pipeline.server.api.box_schema import BoxSchema
 from saccade.pipeline.server.api.choice_schema import ChoiceSchema
 from saccade.pipeline.server.api.images import MAX_IMAGES, contact_sheet, decode_image
 from saccade.pipeline.server.api.server_sent_events import EventStream
+from saccade.pipeline.settings import NullIsUnset
 from saccade.sources.frame import RgbImage
 from saccade.sources.http.auth import refusal
 
 MAX_TOKENS = 768
 
 
-class _TextPart(BaseModel):
+class _TextPart(NullIsUnset):
     type: Literal["text"]
     text: str
 
 
-class _Url(BaseModel):
+class _Url(NullIsUnset):
     url: str
 
 
-class _ImagePart(BaseModel):
+class _ImagePart(NullIsUnset):
     type: Literal["image_url"]
     image_url: _Url
 
@@ -59,7 +60,7 @@ _Part = Annotated[
 ]
 
 
-class _Message(BaseModel):
+class _Message(NullIsUnset):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part] | None = None
 
@@ -74,20 +75,20 @@ class _Message(BaseModel):
         return [part.image_url.url for part in parts if part.type == "image_url"]
 
 
-class _Schema(BaseModel):
+class _Schema(NullIsUnset):
     schema_: dict[str, Any] = Field({}, alias="schema")
 
 
-class _Format(BaseModel):
+class _Format(NullIsUnset):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: _Schema | None = None
 
 
-class _StreamOptions(BaseModel):
+class _StreamOptions(NullIsUnset):
     include_usage: bool = False
 
 
-class _Chat(BaseModel):
+class _Chat(NullIsUnset):
     """A request; what changes nothing here, such as `user`, is of no concern."""
 
     messages: list[_Message] = Field(min_length=1, max_length=256)

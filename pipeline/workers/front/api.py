@@ -22,7 +22,7 @@ from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import Prompts, ShareSettings
 from saccade.pipeline.errors import StreamError
 from saccade.pipeline.server.access import client_of
-from saccade.pipeline.server.static_files import FILES, file_route
+from saccade.pipeline.server.static_files import FILES, file_route, send_file
 from saccade.pipeline.server.streams_api import OPEN_S, read_stream
 from saccade.pipeline.workers.front.forwarding import Forwarder, unavailable
 from saccade.pipeline.workers.front.metrics import MergedMetrics
@@ -268,5 +268,5 @@ def waiting_as_json(stream: StreamState) -> dict[str, Any]:
     }
 
 
-async def _clip(request: web.Request) -> web.FileResponse:
-    return web.FileResponse(DEMO_CLIP)
+async def _clip(request: web.Request) -> web.StreamResponse:
+    return await send_file(request, DEMO_CLIP, {})

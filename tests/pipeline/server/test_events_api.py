@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -114,6 +115,29 @@ def test_an_event_its_media_and_its_deletion(server: HttpServer, store: EventSto
         assert ask(f"{base}{path}")[0] == 404
     assert ask(base, "DELETE")[0] == 404
     assert ask(f"{server.url}/events/..%2Fevents/clip.mp4")[0] == 404
+
+
+def test_a_range_is_only_of_the_version_that_the_client_has(server: HttpServer, store: EventStore) -> None:
+    store.write(event(9, has_clip=True))
+    store.flush()
+    url, path = f"{server.url}/events/e9/clip.mp4", put(store, "e9.mp4")
+    path.write_bytes(b"old" * 100)
+    os.utime(path, (1_000_000, 1_000_000))
+    _, old, _ = ask(url)
+    for condition in (old["ETag"], old["Last-Modified"]):
+        status, headers, body = ask(url, Range="bytes=0-1", **{"If-Range": condition})
+        assert (status, headers["Content-Range"], body) == (206, "bytes 0-1/300", b"ol")
+    path.write_bytes(whole := b"new" * 200_000)
+    os.utime(path, (2_000_000, 2_000_000))
+    _, new, _ = ask(url)
+    later = "Fri, 01 Jan 2100 00:00:00 GMT"
+    for condition in (old["ETag"], old["Last-Modified"], f"W/{new['ETag']}", later, '"other"', "*", "", "nonsense"):
+        status, headers, body = ask(url, Range="bytes=0-1", **{"If-Range": condition})
+        assert (status, headers["Content-Range"], body == whole) == (200, None, True), condition
+        assert (headers["ETag"], headers["Content-Length"]) == (new["ETag"], str(len(whole)))
+        assert headers["Content-Type"] == "video/mp4"
+    assert ask(url, Range="bytes=0-1", **{"If-Range": new["ETag"]})[0] == 206
+    assert ask(url, **{"If-Range": old["ETag"]})[2] == whole
 
 
 def test_stored_minutes_are_listed(server: HttpServer, store: EventStore) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.config import Changes, StreamConfig
+from saccade.pipeline.events.settings import RuleSettings
 from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
@@ -140,4 +141,25 @@ def test_too_many_streams_ended_at_once_is_no_hang(streams: Streams, monkeypatch
         assert error_of(answers[-1]) == "too many streams are being ended; try again"
     finally:
         release.set()
+        server.close()
+
+
+def test_optional_fields_of_a_stream_may_be_null(streams: Streams) -> None:
+    server = HttpServer(streams, port=0)
+    optional = [key for key, field in StreamConfig.model_fields.items() if not field.is_required()]
+    try:
+        every = dict.fromkeys(optional) | {"source": str(DEMO_CLIP), "detect": ["person"], "name": "door"}
+        assert ask(server, "POST", "/streams", every).status == 201
+        nothing = dict.fromkeys(Changes.model_fields)
+        was = ask(server, "PATCH", "/streams/door", {"max_fps": 5, "weight": 2}).json
+        assert (was["max_fps"], was["weight"]) == (5, 2)
+        now = ask(server, "PATCH", "/streams/door", nothing)
+        # null is a value where a setting can be none, else it is as if left out
+        assert (now.status, now.json["max_fps"], now.json["weight"], now.json["detect"]) == (200, None, 2, ["person"])
+        zones = {"zones": {"all": {"polygon": [[0, 0], [1, 0], [1, 1]], "labels": None}}, "lines": None}
+        assert ask(server, "PUT", "/streams/door/zones", zones).status == 200
+        rule = dict.fromkeys(RuleSettings.model_fields) | {"name": "seen", "when": "person in all"}
+        assert RuleSettings.model_validate(rule) == RuleSettings(name="seen", when="person in all")
+        assert ask(server, "POST", "/streams", {"source": None, "detect": "person"}).status == 422
+    finally:
         server.close()

@@ -57,6 +57,27 @@ def test_its_own_client_reads_texts_whole_and_streamed(talker: str, photo: Image
     assert "".join(client.caption(photo, length="short", stream=True, settings=few)["caption"]) == caption
 
 
+def test_optional_fields_may_be_null(finder: str, talker: str, photo: Image.Image) -> None:
+    url = data_url(photo)
+    nothing = {"max_objects": None, "conf": None, "max_tokens": None, "temperature": None, "top_p": None}
+    for settings in (None, nothing):
+        asked = {"image_url": url, "object": "person", "stream": None, "settings": settings}
+        for skill in ("detect", "point"):
+            assert post(f"{finder}/v1/{skill}", asked)[0] == 200
+    few = {**nothing, "max_tokens": 2}
+    more = {"stream": None, "reasoning": None, "spatial_refs": None, "choices": None, "settings": few}
+    assert post(f"{talker}/v1/query", {"image_url": None, "question": "why?", **more})[0] == 200
+    assert post(f"{talker}/v1/caption", {"image_url": url, "length": None, "settings": few})[0] == 200
+    content = [{"type": "text", "text": "why?"}, {"type": "image_url", "image_url": {"url": url, "detail": None}}]
+    messages = [{"role": "user", "content": content, "name": None}, {"role": "assistant", "content": None}]
+    chat = {"messages": messages, "max_tokens": 2, "stream": None, "stream_options": None}
+    more = dict.fromkeys(("model", "n", "seed", "stop", "tools", "logprobs", "top_logprobs", "response_format", "user"))
+    for kind in (None, {"type": None, "json_schema": None}):
+        status, answer = post(f"{talker}/v1/chat/completions", chat | more | {"response_format": kind})
+        assert status == 200, answer
+    assert post(f"{finder}/v1/detect", {"image_url": url, "object": None})[0] == 400  # which must be given
+
+
 def test_questions_reason_point_and_choose(talker: str, photo: Image.Image) -> None:
     asked = {"image_url": data_url(photo), "question": "why?", "settings": {"max_tokens": 6}}
     status, plain = post(f"{talker}/v1/query", asked)
