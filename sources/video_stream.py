@@ -40,8 +40,9 @@ def choose_video(container: InputContainer) -> VideoStream:
         held = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         raise NoVideoError(f"has no video stream (it holds {held})")
     whole = [stream for stream in shown if not stream.disposition & Disposition.dependent]
-    if not whole and len(shown) > 1:
-        raise NoVideoError(f"is a picture in {len(shown)} tiles that cannot be put together; convert it to JPEG first")
+    tiles = len(shown) - len(whole)
+    if tiles > 1 and (not whole or container.duration is None):  # what else a photo holds is its thumbnail
+        raise NoVideoError(f"is a picture in {tiles} tiles that cannot be put together; convert it to JPEG first")
     usable = [stream for stream in whole or shown if stream.codec_context is not None]
     if not usable:
         raise NoVideoError("has video that no installed decoder reads; convert it to H.264 first")

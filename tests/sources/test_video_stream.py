@@ -15,7 +15,7 @@ from av.stream import Discard, Disposition
 
 from saccade.pipeline.events.storage.clips import copy_clip
 from saccade.sources import FileSource, SourceError, open_source
-from saccade.sources.video_stream import choose_video
+from saccade.sources.video_stream import NoVideoError, choose_video
 from tests.support.cameras.http_camera import http
 from tests.support.clips import numbered_image
 
@@ -142,3 +142,14 @@ def test_variants_of_hls_that_are_not_used_are_not_fetched(tmp_path: Path) -> No
     segments = [path for path in asked if ".ts" in path]
     assert sum("high" in path for path in segments) >= 5
     assert sum("low" in path for path in segments) <= 2  # to find out what it is
+
+
+@pytest.mark.parametrize("thumbnail", [False, True])
+def test_a_photo_in_tiles_is_refused_and_its_thumbnail_not_taken_for_it(tmp_path: Path, thumbnail: bool) -> None:
+    path = write(tmp_path / "photo.mkv", *(Track(SMALL) for _ in range(4)))
+    with av.open(str(path)) as container:
+        for stream in container.streams.video[: 3 if thumbnail else 4]:
+            stream.disposition = Disposition.dependent
+        photo = type("Photo", (), {"streams": container.streams, "format": container.format, "duration": None})
+        with pytest.raises(NoVideoError, match=rf"is a picture in {3 if thumbnail else 4} tiles .* convert it to JPEG"):
+            choose_video(photo)  # type: ignore[arg-type]
