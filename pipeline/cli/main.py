@@ -12,7 +12,7 @@ import typer
 from saccade.distribution import VERSION
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.config import config_commands
-from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, guarded
+from saccade.pipeline.cli.error_report import FAILED, guarded
 from saccade.pipeline.cli.events import add_event_commands
 from saccade.pipeline.cli.options import (
     Json,
@@ -48,7 +48,10 @@ add_event_commands(app)
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed midway, 2 wrong input, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed midway, 2 wrong input, 130 interrupted.
+
+    A run that SIGTERM ends is done.
+    """
     # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an
     # encoder or the engine's own loop needs: beside other work on two cores a frame took 67 ms, and 139 spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -142,7 +145,7 @@ def run(
     for run in damaged:
         count = run.report().corrupt_packets
         print(f"saccade: {run.source.info.url} is damaged: {count} of its packets were skipped", file=sys.stderr)
-    return FAILED if failed or damaged else INTERRUPTED if signals else 0
+    return FAILED if failed or damaged else signals.exit_code
 
 
 @app.command()

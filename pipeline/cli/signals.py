@@ -14,6 +14,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Self
 
+from saccade.pipeline.cli.error_report import INTERRUPTED
+
 LIMIT_S = 4.7  # from SIGTERM, SIGHUP or a second SIGINT to the end of the process, whatever hangs; promised are 5 s
 _POLL_S = 0.1
 _EXIT_CODE = 1
@@ -55,6 +57,11 @@ class EndingSignals:
     def __bool__(self) -> bool:
         """Whether a signal came."""
         return bool(self._caught)
+
+    @property
+    def exit_code(self) -> int:
+        """0 after SIGTERM, by which service managers ask for an orderly end, and without a signal; else 130."""
+        return INTERRUPTED if self._caught and self._caught[0][0] != signal.SIGTERM else 0
 
     @property
     def urgent_at(self) -> float | None:

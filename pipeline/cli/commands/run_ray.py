@@ -18,7 +18,7 @@ from rich.console import Console
 from saccade.distribution import install_command
 from saccade.engine.errors import EngineError
 from saccade.pipeline.cli.commands.run_workers import Reports, show_changes, show_finished, streams_table
-from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED
+from saccade.pipeline.cli.error_report import FAILED
 from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.config import RunConfig
@@ -81,7 +81,7 @@ def run_on_ray(settings: RunConfig, config: Path | None, overrides: Mapping[str,
             raise
         finished: dict[str, Message] = cluster.end(CLOSE_S if signals.urgent_at is None else _URGENT_S)
     failed = show_finished(finished, settings, quiet=quiet)
-    return FAILED if failed else INTERRUPTED if signals else 0
+    return FAILED if failed else signals.exit_code
 
 
 class _Changes:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from saccade.pipeline.cli.error_report import FAILED, INTERRUPTED, take_warnings
+from saccade.pipeline.cli.error_report import FAILED, take_warnings
 from saccade.pipeline.cli.formatting import summary
 from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
@@ -56,7 +56,7 @@ def run_workers(settings: RunConfig, config: Path | None, overrides: Mapping[str
         front.close(CLOSE_S if signals.urgent_at is None else _URGENT_S)
         finished = front.supervisor.finished()
     failed = show_finished(finished, settings, quiet=quiet)
-    return FAILED if failed else INTERRUPTED if signals else 0
+    return FAILED if failed else signals.exit_code
 
 
 def show_finished(finished: Mapping[str, Message], settings: RunConfig, *, quiet: bool) -> bool:
