@@ -15,31 +15,35 @@ if TYPE_CHECKING:
     from saccade.pipeline.config import RunConfig, StreamConfig
     from saccade.pipeline.config.file import load
     from saccade.pipeline.config.queue_policy import QueuePolicy
+    from saccade.pipeline.control.controller import Controller
+    from saccade.pipeline.control.local import Local
     from saccade.pipeline.errors import ConfigError, RunFailed, StreamError
+    from saccade.pipeline.run import OpenedRun, opened_run
     from saccade.pipeline.runtime.output import Output
     from saccade.pipeline.runtime.run import Run
     from saccade.pipeline.runtime.stats import Report
     from saccade.pipeline.runtime.streams import Streams, StreamStatus
     from saccade.pipeline.server import Demo, HttpServer
-    from saccade.pipeline.session import Session, opened_session
 
 __all__ = [
     "ConfigError",
+    "Controller",
     "Demo",
     "HttpServer",
+    "Local",
+    "OpenedRun",
     "Output",
     "QueuePolicy",
     "Report",
     "Run",
     "RunConfig",
     "RunFailed",
-    "Session",
     "StreamConfig",
     "StreamError",
     "StreamStatus",
     "Streams",
     "load",
-    "opened_session",
+    "opened_run",
 ]
 
 __getattr__ = lazy_attributes(
@@ -48,12 +52,14 @@ __getattr__ = lazy_attributes(
         "config": ["RunConfig", "StreamConfig"],
         "config.file": ["load"],
         "config.queue_policy": ["QueuePolicy"],
+        "control.controller": ["Controller"],
+        "control.local": ["Local"],
         "errors": ["ConfigError", "RunFailed", "StreamError"],
         "runtime.output": ["Output"],
         "runtime.run": ["Run"],
         "runtime.stats": ["Report"],
         "runtime.streams": ["StreamStatus", "Streams"],
         "server": ["Demo", "HttpServer"],
-        "session": ["Session", "opened_session"],
+        "run": ["OpenedRun", "opened_run"],
     },
 )

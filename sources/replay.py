@@ -1,4 +1,4 @@
-"""A file as if it were a camera: over and over, at its own pace. Knows nothing of models, results or sinks."""
+"""A file as if it were a camera: at its own pace, once or over and over. Knows nothing of models, results or sinks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ _RATE = 25  # frames a second, where the file gives none
 
 
 class ReplaySource(Source):
-    """A live source of the frames of one that ends.
+    """A live source of the frames of a file.
 
     Timestamps go on from one round to the next; each frame is captured at the moment when it is due. Damaged packets
     are counted when their round is over.
 
     Args:
-        source: is iterated again and again, and closed with this one.
+        source: is iterated, and closed with this one.
+        loop: iterate it again and again; otherwise this ends with it.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, loop: bool = True) -> None:
         super().__init__(source.name)
+        self._loop = loop
         self._source = source
         self._info = replace(source.info, live=True, frames=None, duration_s=None, audio=False)
 
@@ -63,6 +65,6 @@ class ReplaySource(Source):
                 )
                 number += 1
             self._corrupt += self._source.corrupt_packets
-            if first is None:
+            if first is None or not self._loop:
                 return
             shift = last + step

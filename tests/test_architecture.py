@@ -42,8 +42,8 @@ ORDER = {
     "engine": "errors fallbacks image phase process results | config kernels models vocabulary futures | "
     "tasks text_stream | core | backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | "
     "api | golden",
-    "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | server | session | "
-    "reload | workers | bench | cli",
+    "pipeline": "asset_files errors settings | analytics | events | config | runtime | control search | server | run | "
+    "workers | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
 to its left. The package's own `__init__` stands above all of them."""

@@ -1,6 +1,6 @@
-"""The stage of every stream for what happens over time: tracks, zones and lines, as they are set at the moment.
+"""The stage of every stream for what happens over time: tracks, zones and lines.
 
-Zones and lines may be changed from any thread while the stream runs. Knows frames and results.
+It may be configured from any thread while the stream runs. Knows frames and results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline.analytics.counts import CountLog, Minute, Totals
 from saccade.pipeline.analytics.heatmap import Heat
 from saccade.pipeline.analytics.motion import StillBefore
-from saccade.pipeline.analytics.settings import AnalyticsSettings, Regions
+from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.track import TrackStage, time_of
 from saccade.pipeline.analytics.zones import Anchors, LineCounter, Sighting, ZoneCounter
 from saccade.sinks.overlay.scene import Line, Trail, Zone
@@ -33,12 +33,17 @@ class AnalyzeStage:
     Args:
         settings: what to do.
         still_before: for how many seconds nothing moved before a frame, where a gate knows it: no track ages in them.
+        track: track objects in any case, as rules need it.
     """
 
-    def __init__(self, settings: AnalyticsSettings | None = None, still_before: StillBefore | None = None) -> None:
-        self._settings = settings or AnalyticsSettings()
+    def __init__(
+        self,
+        settings: AnalyticsSettings | None = None,
+        still_before: StillBefore | None = None,
+        *,
+        track: bool = False,
+    ) -> None:
         self._still_before = still_before
-        self._tracking = self._settings.track
         self._track: TrackStage | None = None
         self._lock = threading.Lock()  # over the counters, which other threads read and replace
         self._zones: dict[str, ZoneCounter] = {}
@@ -47,28 +52,23 @@ class AnalyzeStage:
         self._newest = 0  # the highest number of a track that has been counted
         self._log = CountLog()
         self.heat = Heat()
-        self.regions = Regions(zones=self._settings.zones, lines=self._settings.lines)
+        self.configure(settings or AnalyticsSettings(), track=track)
 
-    @property
-    def regions(self) -> Regions:
-        """The zones and lines. May be set at any time; what stays as it is keeps its counts."""
-        with self._lock:
-            zones = {name: counter.settings for name, counter in self._zones.items()}
-            lines = {name: counter.settings for name, counter in self._lines.items()}
-        return Regions.model_construct(zones=zones, lines=lines)
+    def configure(self, settings: AnalyticsSettings, *, track: bool = False) -> None:
+        """Do this from the next frame on; zones and lines that stay as they are keep their counts.
 
-    @regions.setter
-    def regions(self, regions: Regions) -> None:
+        Args:
+            settings: what to do; `track_conf` holds for tracks from their first frame on, and stays as it was.
+            track: track objects in any case, as rules need it.
+        """
         with self._lock:
+            self._settings = settings
+            self._tracking = settings.track or track
             old_zones, old_lines = self._zones, self._lines
-            self._zones = {name: ZoneCounter(zone) for name, zone in regions.zones.items()}
-            self._zones |= {name: old for name, old in old_zones.items() if regions.zones.get(name) == old.settings}
-            self._lines = {name: LineCounter(line) for name, line in regions.lines.items()}
-            self._lines |= {name: old for name, old in old_lines.items() if regions.lines.get(name) == old.settings}
-
-    def need_tracks(self) -> None:
-        """Track from the next frame on, whether there are zones and lines or not."""
-        self._tracking = True
+            self._zones = {name: ZoneCounter(zone) for name, zone in settings.zones.items()}
+            self._zones |= {name: old for name, old in old_zones.items() if settings.zones.get(name) == old.settings}
+            self._lines = {name: LineCounter(line) for name, line in settings.lines.items()}
+            self._lines |= {name: old for name, old in old_lines.items() if settings.lines.get(name) == old.settings}
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result with tracks, zones and lines."""

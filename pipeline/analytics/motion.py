@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.pipeline.analytics.geometry import Point
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 
 if TYPE_CHECKING:
@@ -41,12 +42,17 @@ class MotionGate:
     def __init__(self, settings: AnalyticsSettings | None = None) -> None:
         self._settings = settings or AnalyticsSettings()
         self._late: Luma | None = None  # the average of the last second or so
+        self._masked: list[list[Point]] = []  # the areas without the watched ones
         self._watched: NDArray[np.bool_] | None = None
         self._contrast: deque[float] = deque(maxlen=_CONTRAST_FRAMES)
         self._last = 0.0  # times of the last frame, of the last change and of the last frame that was admitted
         self._moved = self._admitted = -np.inf
         self._refused: float | None = None  # time of the newest frame since then that was refused
         self._still: dict[int, float] = {}
+
+    def configure(self, settings: AnalyticsSettings) -> None:
+        """Take another area, other masks and another heartbeat from the next frame on. Callable from any thread."""
+        self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
         """Whether something moves on the frame, has just moved, or it is time to have a look."""
@@ -78,8 +84,9 @@ class MotionGate:
     def _change(self, frame: Frame, seconds: float) -> float:
         """Which fraction of the frame differs from how it was of late; all of it on the first one."""
         luma = self._luma(frame.image)
-        if self._late is None or self._late.shape != luma.shape:
-            self._late, self._watched = luma, self._mask(luma.shape)
+        polygons = self._settings.motion_mask
+        if self._late is None or self._late.shape != luma.shape or polygons != self._masked:
+            self._late, self._masked, self._watched = luma, polygons, _watched(luma.shape, polygons)
             return 1.0
         difference = luma - self._late
         difference -= np.median(difference)  # where all becomes lighter or darker, nothing has moved
@@ -98,14 +105,15 @@ class MotionGate:
         luma: Luma = grey.astype(np.float32)
         return luma
 
-    def _mask(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Where changes count: (100, n) bool."""
-        masked = np.zeros(shape, np.uint8)
-        for polygon in self._settings.motion_mask:
-            corners = np.array(polygon) * (shape[1], shape[0])
-            cv2.fillPoly(masked, [np.round(corners).astype(np.int32)], 1)
-        watched: NDArray[np.bool_] = masked == 0
-        return watched
+
+def _watched(shape: tuple[int, ...], polygons: list[list[Point]]) -> NDArray[np.bool_]:
+    """Where changes count: (100, n) bool."""
+    masked = np.zeros(shape, np.uint8)
+    for polygon in polygons:
+        corners = np.array(polygon) * (shape[1], shape[0])
+        cv2.fillPoly(masked, [np.round(corners).astype(np.int32)], 1)
+    watched: NDArray[np.bool_] = masked == 0
+    return watched
 
 
 StillBefore = Callable[[int], float]

@@ -15,11 +15,20 @@ config_commands = typer.Typer(help="Work with configuration files.", no_args_is_
 @config_commands.command("check")
 def check_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration.")],
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", metavar="URL", help="Show what it would change of the running saccade there (--http)."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What that saccade wants of clients.")
+    ] = None,
 ) -> None:
     """Check a configuration file, and name the streams that it would run. Nothing is opened.
 
     saccade config check cameras.yaml
     """
-    from saccade.pipeline.cli.commands.configs import describe
+    from saccade.pipeline.cli.commands.configs import changes_of, describe
 
     print(describe(load_settings({}, file)))
+    if diff is not None:
+        print("\n".join(changes_of(file, diff, token)) or "nothing would change")

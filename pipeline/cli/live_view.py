@@ -1,4 +1,4 @@
-"""Shows a session on a terminal while it runs: a bar for one file, else a table, and a line for each change.
+"""Shows a run on a terminal while it goes on: a bar for one file, else a table, and a line for each change.
 
 Stops it when a signal comes. Knows how streams are doing, not how they are opened.
 """
@@ -18,10 +18,10 @@ from rich.text import Text
 from saccade.pipeline.cli.error_report import take_warnings
 from saccade.pipeline.cli.formatting import progress_bar
 from saccade.pipeline.cli.signals import EndingSignals
-from saccade.pipeline.reload import ConfigReloader, FileReloader, FileStamp
+from saccade.pipeline.control.config_file import FileStamp
+from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import StreamStatus, status_of
-from saccade.pipeline.session import Session
 
 POLL_S = 0.1
 _TABLE_S = 0.5
@@ -34,20 +34,18 @@ _URGENT_END_S = 4.0
 Show = Callable[[Sequence[StreamStatus]], None]
 
 
-def follow(
-    session: Session, signals: EndingSignals, *, quiet: bool, reloader: ConfigReloader | None = None
-) -> list[Run]:
-    """Start `session` and show its streams until it ends or a signal stops it.
+def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> list[Run]:
+    """Start what a controller is to run and show its streams until they end or a signal stops them.
 
     Each change of a live source's connection is a line, with or without a terminal, and so is each warning, such as of
     a broker that cannot be reached.
 
     Args:
-        session: not yet started.
+        controller: not yet started. Its configuration file is read again when it changes or SIGHUP comes, and each
+            change is a line.
         signals: caught from here on. After the first, what the engine has is finished and every file closed; an urgent
             one gives the engine 2 s for that.
         quiet: show only what fails.
-        reloader: the configuration file, read anew when it changes or SIGHUP comes; each change is a line.
 
     Returns:
         The runs that it was configured with.
@@ -62,15 +60,15 @@ def follow(
 
     watch = FileWatch()
     signals.catch()
-    runs = session.start()
-    with _view(console, runs, session.endless, quiet) as show:
+    runs, streams, file = controller.start(), controller.streams, controller.file
+    with _view(console, runs, controller.endless, quiet) as show:
         while True:
-            over = session.streams.idle and all(run.ended for run in runs)
-            statuses = {status.name: status for status in (*map(status_of, runs), *session.streams.snapshot())}
+            over = streams.idle and all(run.ended for run in runs)
+            statuses = {status.name: status for status in (*map(status_of, runs), *streams.snapshot())}
             for warning in take_warnings():
                 show_line(warning)
-            if reloader is not None and stopped_at is None and (signals.take_reload() or watch.due(reloader)):
-                for change in reloader.reload_lines():
+            if file is not None and stopped_at is None and (signals.take_reload() or watch.due(file)):
+                for change in controller.reload_lines():
                     show_line(change)
             for removed in shown.keys() - statuses.keys():
                 del shown[removed]
@@ -82,20 +80,20 @@ def follow(
                 if line and (stopped_at is None or status.state == "failed"):
                     show_line(line)
             show(list(statuses.values()))
-            if over and (signals or not session.endless):
+            if over and (signals or not controller.endless):
                 break
             now = time.monotonic()
             if signals and stopped_at is None:
                 stopped_at = now
-                session.streams.stop()
+                streams.stop()
             urgent_at = signals.urgent_at
             if urgent_at is not None and now > urgent_at + _URGENT_ENGINE_S and not abandoned:
                 abandoned = True
-                session.streams.abandon()
+                streams.abandon()
             going = next((run for run in runs if not run.ended), None)
             limit_s = _ENGINE_S if going and going.waiting_s else _END_S
             if stopped_at is not None and now > stopped_at + limit_s:
-                break  # closing the session reports which stream does not end
+                break  # closing the streams reports which stream does not end
             if urgent_at is not None and now > urgent_at + _URGENT_END_S:
                 break
             if going is None:
@@ -112,13 +110,13 @@ class FileWatch:
         self._looked_at = 0.0
         self._seen = False
 
-    def due(self, reloader: FileReloader | FileStamp) -> bool:
+    def due(self, file: FileStamp) -> bool:
         """Whether the file is to be read now."""
         now = time.monotonic()
         if now < self._looked_at + _FILE_S:
             return False
         self._looked_at = now
-        changed = reloader.changed
+        changed = file.changed
         due, self._seen = changed and self._seen, changed
         return due
 

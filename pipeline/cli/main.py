@@ -100,9 +100,9 @@ def run(
     from saccade.pipeline.cli.live_view import follow
     from saccade.pipeline.cli.signals import EndingSignals
     from saccade.pipeline.cli.trace_file import check_file, traced
-    from saccade.pipeline.reload import ConfigReloader
+    from saccade.pipeline.control.config_file import ConfigFile
+    from saccade.pipeline.run import opened_run
     from saccade.pipeline.runtime.targets import shown_targets
-    from saccade.pipeline.session import opened_session
 
     check_file(trace)
     if settings.ray is not None:
@@ -117,17 +117,15 @@ def run(
         if trace is not None:
             raise ConfigError("--trace: a trace is of one engine; leave out --workers")
         return run_workers(settings, config, {**sources_in(source), **given}, quiet=quiet)
+    file = ConfigFile(config, {**sources_in(source), **given}) if config else None
     with (
         EndingSignals() as signals,
-        opened_session(settings, show_preparation) as session,
-        traced(session.streams.engine, trace),
+        opened_run(settings, file, show_preparation) as opened,
+        traced(opened.controller.local.engine, trace),
     ):
-        overrides = {**sources_in(source), **given}
-        reloader = ConfigReloader(config, overrides, settings, session) if config else None
-        session.config_api.actions = reloader
-        if reloader and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+        if file and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
             signals.reload_on_hangup()
-        runs = follow(session, signals, quiet=quiet, reloader=reloader)
+        runs = follow(opened.controller, signals, quiet=quiet)
     failed = [run for run in runs if run.error]
     if failed and len(runs) == 1:
         raise RunFailed from failed[0].error

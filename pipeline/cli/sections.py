@@ -8,7 +8,7 @@ from saccade.pipeline.config.cluster import ClusterSettings
 from saccade.pipeline.events.settings import EventSettings
 
 _SECTIONS = {
-    "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "hwaccel"],
+    "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "loop", "realtime", "hwaccel"],
     "how cameras are reached": ["rtsp_transport", "loss", "tls"],
     "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
     "over time": list(AnalyticsSettings.model_fields),

@@ -1,116 +1,171 @@
-"""Writes zones, lines and rules into a configuration file, and leaves all else in it as it is: order, comments, quotes.
+"""Writes streams into a configuration file, and leaves all else in it as it is: order, comments, quotes.
 
-The file is replaced at once or not at all. Knows no running streams.
+The file is replaced at once or not at all, and is on disk then. Knows nothing that runs.
 """
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from yaml import YAMLError
 
-from saccade.pipeline.analytics.settings import LineSettings, Regions, ZoneSettings
-from saccade.pipeline.config.edit_rules import with_rules
+from saccade.pipeline.analytics.settings import LineSettings, ZoneSettings
+from saccade.pipeline.config.edit_rules import values_of_rule, with_rules
+from saccade.pipeline.config.run import RunConfig
+from saccade.pipeline.config.stream import ListedStream, StreamConfig
+from saccade.pipeline.config.yaml_text import (
+    At,
+    node_at,
+    root_of,
+    value_of,
+    with_item,
+    with_key,
+    without_item,
+    without_key,
+)
 from saccade.pipeline.errors import ConfigError
-from saccade.pipeline.events.settings import RuleSettings
 
 _POINTS = {"zones": "polygon", "lines": "points"}
 _KINDS: dict[str, type[BaseModel]] = {"zones": ZoneSettings, "lines": LineSettings}
 
 
-def save_settings(
-    path: Path,
-    regions: Mapping[int | None, Regions],
-    rules: Mapping[int | None, Sequence[RuleSettings]],
-    check: Callable[[Path], object] = lambda path: None,
+def save_streams(
+    path: Path, given: RunConfig, wanted: RunConfig, check: Callable[[Path], object] = lambda path: None
 ) -> None:
-    """Write zones, lines and rules; order, comments and quotes of all else stay.
+    """Write the streams that are wanted; order, comments and quotes of all else stay.
 
     Args:
         path: of a valid configuration file.
-        regions: by the number of the stream in `streams`; None for the settings of a whole file with one source.
-        rules: likewise.
+        given: what it says.
+        wanted: named streams with all of their settings (`RunConfig.resolved`).
         check: reads the new file before it replaces the old one; raises ConfigError to leave all as it was.
 
     Raises:
         ConfigError: if the file cannot be read or written, has another shape by now, or `check` refuses it.
     """
-    from ruamel.yaml.error import YAMLError as EditorError
-
     try:
         before = path.read_text(encoding="utf-8")
-        text = _with_regions(before, regions) if regions else before
-        for number, wanted in rules.items():
-            text = with_rules(text, () if number is None else ("streams", number), wanted)
+        text = edited(before, given, wanted)
         if text != before:
             _replace(path, text, check)
-    except (EditorError, YAMLError, KeyError, IndexError, TypeError, ValueError):
+    except (YAMLError, KeyError, IndexError, TypeError, ValueError):
         raise ConfigError(f"{path}: nothing can be written to it: it has been changed meanwhile") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
-def _with_regions(before: str, wanted: Mapping[int | None, Regions]) -> str:
-    """The text of a configuration with other zones and lines in it, by the number of the stream or None for all of it.
+def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
+    """The text of a configuration that says `given`, changed to say what is wanted.
 
     Raises:
-        KeyError, IndexError, TypeError: if it has another shape.
-        ruamel.yaml.error.YAMLError: if it is not YAML.
+        yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if it has another shape.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.util import load_yaml_guess_indent
-
-    editor = YAML()
-    editor.preserve_quotes = True
-    editor.width = 10_000  # no line is folded
-    _, indent, offset = load_yaml_guess_indent(before)
-    editor.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
-    root = editor.load(before)
-    places = [(root if number is None else root["streams"][number], regions) for number, regions in wanted.items()]
-    changed = [_write(place, kind, getattr(regions, kind)) for place, regions in places for kind in _POINTS]
-    if not any(changed):
-        return before
-    text = io.StringIO()
-    editor.dump(root, text)
-    return text.getvalue()
-
-
-def _write(place: Any, kind: str, regions: Mapping[str, BaseModel]) -> bool:
-    """Make the zones, or the lines, at a place of the file those wanted; whether any were others."""
-    old = place.get(kind)
-    if not regions:
-        place.pop(kind, None)
-        return bool(old)
-    changed = not isinstance(old, Mapping)
-    if changed:  # NAME=POINTS texts in a list, or nothing
-        place[kind] = {}
-        old = place[kind]
-    for name in [name for name in old if name not in regions]:
-        del old[name]
-        changed = True
-    for name, region in regions.items():
-        if name not in old or _read(kind, old[name]) != region:
-            old[name] = _as_value(kind, region)
-            changed = True
-    return changed
+    before, after = given.named(), wanted.named()
+    added = [stream for name, stream in after.items() if name not in before]
+    removed = [number for number, name in enumerate(before) if name not in after]
+    single = bool(given.source)
+    if single and added and not removed:
+        text, single = _as_list(text, given), False
+    for number, (name, stream) in enumerate(before.items()):
+        if name in after:
+            text = _with_stream(text, () if single else ("streams", number), stream, after[name], given)
+    if single and removed:
+        for key in ("source", "name"):
+            text = without_key(text, (), key)
+    else:
+        for number in reversed(removed):
+            text = without_item(text, "streams", number)
+    for stream in added:
+        text = with_item(text, "streams", _values(stream, given))
+    return text
 
 
-def _read(kind: str, value: Any) -> BaseModel | None:
-    """What a value in the file means; None if nothing."""
-    given = value if isinstance(value, Mapping) else {_POINTS[kind]: value}
+def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given: RunConfig) -> str:
+    """The text with other settings of a stream that is at a place of it."""
+    for key in ListedStream.model_fields:
+        value = getattr(new, key)
+        if key == "name" or getattr(old, key) == value:
+            continue
+        if key == "rules":
+            text = with_rules(text, at, value)
+        elif value == _without_setting(key, given, in_list=bool(at)):
+            text = without_key(text, at, key)
+        elif key in _KINDS and value and _is_mapping(text, (*at, key)):
+            text = _with_regions(text, (*at, key), getattr(old, key), value)
+        else:
+            text = with_key(text, at, key, plain_setting(new, key))
+    return text
+
+
+def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, BaseModel]) -> str:
+    """The text with other zones, or lines, in the mapping that is at a place of it."""
+    for name, region in new.items():
+        if old.get(name) != region:
+            text = with_key(text, at, name, _region(str(at[-1]), region))
+    for name in old:
+        if name not in new:
+            text = without_key(text, at, name)
+    return text
+
+
+def _as_list(text: str, given: RunConfig) -> str:
+    """The text of a configuration of one source, with that as the only one of its streams."""
+    stream: dict[str, Any] = {"name": given.name} if given.name else {}
+    text = without_key(text, (), "name")
+    stream["source"] = value_of(_required(text, ("source",)))
+    root = root_of(text)
+    key = next(key for key, _ in root.value if key.value == "source") if root is not None else None
+    assert key is not None
+    start = key.start_mark.index
+    name = f"- name: {stream['name']}\n    " if "name" in stream else "- "
+    return f"{text[:start]}streams:\n  {name}{text[start:]}"
+
+
+def _required(text: str, at: At) -> Any:
+    node = node_at(root_of(text), at)
+    if node is None:
+        raise TypeError("another shape")
+    return node
+
+
+def _is_mapping(text: str, at: At) -> bool:
     try:
-        return _KINDS[kind].model_validate(given)
-    except ValueError:
-        return None
+        return isinstance(value_of(_required(text, at)), dict)
+    except KeyError:
+        return False
 
 
-def _as_value(kind: str, region: BaseModel) -> Any:
-    """A region as it is written by hand: its points alone where nothing else of it is set."""
+def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
+    """A stream as it is written as one of several: what is not by default or as for all streams."""
+    values: dict[str, Any] = {"name": stream.name, "source": stream.source}
+    for key in ListedStream.model_fields:
+        if key not in values and getattr(stream, key) != _without_setting(key, given, in_list=True):
+            values[key] = plain_setting(stream, key)
+    return values
+
+
+def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
+    """What a stream has for a key that it does not set itself."""
+    if in_list and key in StreamConfig.model_fields.keys() & given.model_fields_set - {"source"}:
+        return getattr(given, key)
+    return ListedStream.model_fields[key].get_default(call_default_factory=True)
+
+
+def plain_setting(stream: ListedStream, key: str) -> Any:
+    """A setting as it is written by hand."""
+    if key == "rules":
+        return [values_of_rule(rule) for rule in stream.rules]
+    if key in _KINDS:
+        return {name: _region(key, region) for name, region in getattr(stream, key).items()}
+    return stream.model_dump(mode="json", include={key})[key]
+
+
+def _region(kind: str, region: BaseModel) -> Any:
+    """A zone or a line as it is written by hand: its points alone where nothing else of it is set."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points
@@ -127,6 +182,11 @@ def _replace(path: Path, text: str, check: Callable[[Path], object]) -> None:
         check(beside)
         os.chmod(beside, real.stat().st_mode & 0o7777)
         os.replace(beside, real)
+        folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except ConfigError as error:
         beside.unlink(missing_ok=True)
         raise ConfigError(f"nothing is saved: {str(error).replace(str(beside), path.name)}") from None

@@ -55,7 +55,19 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
     Raises:
         ConfigError: if the file cannot be read, is not YAML, or any value in it is invalid.
     """
-    values, places = _read_yaml(path) if path is not None else ({}, {})
+    values, places = _read_yaml(path, _read_text(path)) if path is not None else ({}, {})
+    return _validated(values, places, path, overrides, source)
+
+
+def load_text(text: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read the text of a configuration file that is not there; errors and `overrides` as in `load`."""
+    path = Path("configuration")
+    return _validated(*_read_yaml(path, text), path, overrides or {}, None)
+
+
+def _validated(
+    values: dict[str, Any], places: Places, path: Path | None, overrides: Mapping[str, Any], source: str | None
+) -> RunConfig:
     if overrides.keys() & {"source", "streams"}:
         values = {key: value for key, value in values.items() if key not in ("source", "streams")}
     try:
@@ -173,14 +185,19 @@ def _called(steps: Sequence[int | str]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], Places]:
-    """The file's mapping, and the place of every key and list item in it by its path."""
+def _read_text(path: Path) -> str:
     try:
-        values, places = _parse(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
+
+
+def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
+    """The file's mapping, and the place of every key and list item in it by its path."""
+    try:
+        values, places = _parse(text)
     except TextError as error:
         where = "" if error.line is None else f":{error.line}:{error.column}"
         raise ConfigError(f"{path}{where}: {error}") from None

@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import BeforeValidator, model_validator
@@ -14,6 +15,7 @@ from pydantic import BeforeValidator, model_validator
 from saccade.pipeline.config.cluster import ClusterSettings
 from saccade.pipeline.config.http import HttpSettings
 from saccade.pipeline.config.stream import ListedStream, StreamConfig
+from saccade.pipeline.config.stream_names import free_name, name_of
 from saccade.pipeline.events.settings import KeepSettings, check_places
 from saccade.pipeline.settings import Address, FileText, PlacedError, Text, setting, split_names
 
@@ -97,6 +99,14 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         metavar="URL",
         flags=("--sink",),
     )
+    state: Text | None = setting(
+        None,
+        "Where changes over http are kept: a file, or config for the configuration file itself.",
+        more="By itself FILE.state beside the configuration FILE, or in the working directory where that is "
+        "read-only; without a configuration file changes end with the command. Each is on disk before it is answered. "
+        "What is changed in the configuration file later wins.",
+        metavar="FILE|config",
+    )
     display: bool = setting(False, "Show the annotated frames in a window; needs a screen.")
 
     @model_validator(mode="after")
@@ -130,6 +140,32 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
             stream.model_copy(update={key: common[key] for key in common.keys() - stream.model_fields_set})
             for stream in self.streams
         ]
+
+    def named(self) -> dict[str, ListedStream]:
+        """The streams by name, each with all of its settings and its name: the one given, else one like its source."""
+        common = self.source or self.model_fields_set & StreamConfig.model_fields.keys()
+        if not common and all(stream.name for stream in self.streams):  # as in one that is resolved
+            return {stream.name or "": stream for stream in self.streams}
+        streams = self.each() if self.source or self.streams else []
+        taken = {stream.name for stream in streams if stream.name}
+        named: dict[str, ListedStream] = {}
+        for stream in streams:
+            name = stream.name
+            if name is None:
+                name = free_name(name_of(stream.source), taken)
+                taken.add(name)
+            named[name] = stream if stream.name else stream.model_copy(update={"name": name})
+        return named
+
+    def resolved(self) -> RunConfig:
+        """The same run as a list of named streams that take nothing from settings for all of them."""
+        return self.with_streams(self.named().values())
+
+    def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
+        """The settings of the run with these streams, each with a name and all of its settings."""
+        ours = self.model_fields_set - StreamConfig.model_fields.keys()
+        values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
+        return RunConfig.model_construct(ours | {"streams"}, **values)
 
 
 def flags_of(key: str) -> list[str]:

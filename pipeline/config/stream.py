@@ -48,6 +48,17 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     )
     start: Seconds | None = setting(None, "Where in a file to start: seconds, or 1:30.", metavar="TIME")
     end: Seconds | None = setting(None, "Where in a file to stop: seconds, or 1:30.", metavar="TIME")
+    loop: bool = setting(
+        False,
+        "Play a file over and over at its own pace, as if it were a camera.",
+        more="To try the settings of a camera with a clip: frames come in real time, the newest wins, and timestamps "
+        "go on from one round to the next. A live source ignores it.",
+    )
+    realtime: bool = setting(
+        False,
+        "Play a file once at its own pace, as if it were a camera.",
+        more="Frames that the model has no time for are dropped, as with a camera. A live source ignores it.",
+    )
     hwaccel: Literal["auto", "cuda", "none"] = setting(
         "auto", "Decode live video on the GPU: auto (if there is one), cuda (insist) or none.", metavar="HOW"
     )

@@ -1,9 +1,10 @@
-"""Valid names of streams: safe in file names, topics, addresses and labels. Pure text."""
+"""Names of streams: safe in file names, topics, addresses and labels."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container
+from pathlib import Path
 
 from saccade.pipeline.errors import StreamError
 
@@ -46,3 +47,15 @@ def free_name(wanted: str, taken: Container[str]) -> str:
         ending = f"-{number}"
         free = name[: _LIMIT - len(ending)] + ending
     return free
+
+
+def name_of(source: str) -> str:
+    """A name like the one that a source gives itself, without opening it; it may be invalid or taken."""
+    from saccade.sources.urls import stream_name  # its package brings FFmpeg
+
+    if "://" in source or source.startswith("webrtc:"):
+        return stream_name(source)
+    if source.isdecimal() and not Path(source).exists():
+        return f"camera{source}"
+    path = Path(source)
+    return path.resolve().name if path.is_dir() else path.stem

@@ -1,11 +1,10 @@
 """The stage of a stream that watches its rules: results pass through it as they are, and events go to a listener.
 
-Rules may be replaced from any thread while the stream runs. Knows frames, results and machines; not where events go.
+It may be configured from any thread while the stream runs. Knows frames, results and machines; not where events go.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from saccade.pipeline.analytics.counts import Minute
 from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
 from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList
 from saccade.pipeline.events.scene import Scene, SceneReader
-from saccade.pipeline.events.settings import RuleSettings
+from saccade.pipeline.events.settings import EventSettings, RuleSettings
 from saccade.pipeline.events.storage.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class EventStage:
         rules: what to watch.
         publish: is given every change of an event, in the thread of the stream.
         names: how the model calls a label of a rule.
+        asker: asks a model what rules ask; without one, a rule that asks anything makes no event.
         file_began: Unix time at which a file begins, for `between`; by default now.
         flush: called when the stream has ended, after its last change.
         gap_s: as in `RuleMachine`; more than a gate keeps back frames on which nothing moves.
@@ -62,6 +62,7 @@ class EventStage:
         publish: Publish,
         *,
         names: Callable[[str], Collection[str]] | None = None,
+        asker: Asker | None = None,
         file_began: float | None = None,
         flush: Callable[[], object] | None = None,
         minutes: Callable[[bool], list[Minute]] | None = None,
@@ -76,13 +77,10 @@ class EventStage:
         self._minutes = minutes
         self._live = False
         self._stream = ""
-        self.names = names
-        """How the model calls a label of a rule; holds for rules that are set afterwards."""
-        self.asker: Asker | None = None
-        """Asks a model what rules ask; without one, a rule that asks anything makes no event."""
+        self._names = names
+        self._asker = asker
         self._reader = SceneReader(time.time() if file_began is None else file_began)
-        self._lock = threading.Lock()  # over the rules, which other threads read and replace
-        self._rules = tuple(rules)
+        self._rules = tuple(rules)  # replaced as a whole, from any thread
         self._shown: tuple[RuleSettings, ...] = ()  # those that are known to who takes events
         self._machines: dict[str, RuleMachine] = {}
         self._resumed: dict[str, Event] = {}
@@ -93,16 +91,9 @@ class EventStage:
         """Before the first frame: go on with these, the last one of each rule when the stream ran last, elsewhere."""
         self._resumed = {event.rule: event for event in events}
 
-    @property
-    def rules(self) -> tuple[RuleSettings, ...]:
-        """The rules. May be set at any time; the events of one that stays as it is go on, others end."""
-        with self._lock:
-            return self._rules
-
-    @rules.setter
-    def rules(self, rules: Iterable[RuleSettings]) -> None:
-        with self._lock:
-            self._rules = tuple(rules)
+    def configure(self, settings: EventSettings) -> None:
+        """Watch other rules from the next frame on; the event of a rule that stays as it is goes on, others end."""
+        self._rules = tuple(settings.rules)
 
     @property
     def states(self) -> list[RuleState]:
@@ -117,7 +108,7 @@ class EventStage:
 
     def process(self, frame: Frame, result: Result) -> Result:
         """The result as it is, once its scene has been shown to every rule."""
-        rules = self.rules
+        rules = self._rules
         if not rules and not self._machines and not self._resumed and self._minutes is None:
             return result
         self._stream = frame.stream
@@ -126,15 +117,15 @@ class EventStage:
             self._replace_rules(rules, frame.stream)
         machines = self._machines
         asking_of = [machine for machine in machines.values() if machine.rule.attributes]
-        if self.asker is not None:
-            for answer in self.asker.answers():
+        if self._asker is not None:
+            for answer in self._asker.answers():
                 if (asking := machines.get(answer.question.rule)) is not None:
                     asking.take(answer)
         for machine in machines.values():
             self._tell(machine.step(scene))
         for machine in machines.values():  # only now: how sharp an image is takes milliseconds, and events go first
-            if self.asker is not None:
-                self._ask(self.asker, machine, scene, frame)
+            if self._asker is not None:
+                self._ask(self._asker, machine, scene, frame)
             if self._recorder is not None and machine.event is not None:
                 self._recorder.note(machine.event, frame)
         if self._recorder is not None:
@@ -158,8 +149,8 @@ class EventStage:
                 self._tell(machine.end())
             self._end_resumed()
         self._machines = {}
-        if self.asker is not None:
-            self.asker.close()
+        if self._asker is not None:
+            self._asker.close()
         if self._recorder is not None:
             self._recorder.close()
         if self._minutes is not None:
@@ -198,7 +189,7 @@ class EventStage:
         old = self._machines.get(rule.name)
         if old is not None and old.rule == rule:
             return old
-        names = {} if self.names is None else {label: self.names(label) for label in rule.condition.labels}
+        names = {} if self._names is None else {label: self._names(label) for label in rule.condition.labels}
         resumed = self._resumed.get(rule.name)
         if resumed is not None and resumed.end_time is None and self._recorder is not None:
             self._media[resumed.id] = resumed.snapshot, resumed.clip

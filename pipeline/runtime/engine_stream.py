@@ -20,6 +20,7 @@ from saccade.engine.errors import SupersededError
 from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Result
 from saccade.engine.tasks.task import Task
+from saccade.pipeline.config import ShareSettings
 from saccade.pipeline.runtime.bounded_queue import QueueClosed
 from saccade.sources import Frame, YuvPlanes
 
@@ -44,6 +45,11 @@ class Share:
     weight: float = 1.0
     max_fps: float | None = None
     deadline_ms: float | None = None
+
+
+def share_of(settings: ShareSettings) -> Share:
+    """What a configuration gives a stream."""
+    return Share(settings.weight, settings.max_fps, settings.deadline_ms)
 
 
 class EngineStream:

@@ -7,8 +7,8 @@ next takes its place. Of others it has as many as are in flight.
 
 A run ends when the source does, when it is stopped, or when any part fails; each time every frame already with the
 engine is finished and every sink closed properly. A frame on which the engine, a gate or a stage fails ends a file's
-run, whose results have no gaps; a live source loses it like any other frame, unless too many fail in a row. Knows
-nothing of configuration, terminals or signals.
+run, whose results have no gaps; a live source loses it like any other frame, unless too many fail in a row.
+`Run.update` is the only way a run changes. Knows nothing of terminals or signals.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from typing import TYPE_CHECKING
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
 from saccade.engine.results import Result
 from saccade.engine.tasks.task import Task
+from saccade.pipeline.analytics.analyze import AnalyzeStage
+from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
+from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
+from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
-from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share
+from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share, share_of
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.stats import Captured, Report, Stats, latency_of
+from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sinks import SinkStatus
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model
@@ -63,7 +68,7 @@ class Run:
     """One run. It owns its source, its stages and its unshared sinks, and closes them; the engine stays the caller's.
 
     Attributes:
-        settings: what it was built from, for the builder to build it again; None if a program gave its parts.
+        config: what it runs by; None where a program gave its parts.
 
     Args:
         source: where the frames come from.
@@ -79,6 +84,7 @@ class Run:
         name: of the stream; that of the source if None.
         on_end: called once, by the last thread of the run, when everything else of it has ended.
         frames: of the source, where their iteration has begun already.
+        config: what the parts were made from; None where a program made them.
     """
 
     def __init__(
@@ -97,8 +103,9 @@ class Run:
         name: str | None = None,
         on_end: Callable[[Run], None] | None = None,
         frames: Iterable[Frame] | None = None,
+        config: ListedStream | None = None,
     ) -> None:
-        self.settings: object = None
+        self.config = config
         self._source, self._engine = source, engine
         self._source_frames = frames
         self._tasks, self._tiles = tuple(tasks), tiles
@@ -122,7 +129,7 @@ class Run:
         work += self._delivery.work()
         self._on_end, self._left, self._writing, self._abandoned = on_end, len(work), len(work) - 1, False
         self._ended, self._written = threading.Event(), threading.Event()
-        self._begun, self._called_off = threading.Event(), False
+        self._begun, self._called_off, self._stopped = threading.Event(), False, False
         # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
         self._threads = [
             threading.Thread(target=self._part, args=(part, what == "source"), name=f"saccade {what}", daemon=True)
@@ -136,21 +143,32 @@ class Run:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is found in each frame. May be set while the run goes on, and holds from the next frame on."""
+        """What is found in each frame."""
         return self._tasks
-
-    @tasks.setter
-    def tasks(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tuple(tasks)
 
     @property
     def share(self) -> Share:
-        """What it gets of the engine. May be set while the run goes on."""
+        """What it gets of the engine."""
         return self._stream.share
 
-    @share.setter
-    def share(self, share: Share) -> None:
-        self._stream.share = share
+    def update(self, config: ListedStream) -> None:
+        """Run by another configuration from the next frame on: prompts, share, zones, lines, rules and gates.
+
+        Source, queue and outputs stay: what needs others is opened again (`control.plan`). Callable from any thread,
+        by one at a time.
+
+        Raises:
+            UnknownClassError, ConfigError: as `tasks_for`; the run goes on as it was.
+        """
+        tasks = tuple(tasks_for(self._engine, config))
+        self.config = config
+        self._tasks, self._tiles = tasks, config.tiles
+        self._stream.share = share_of(config)
+        for part in (*self._stages, *self._gates):
+            if isinstance(part, AnalyzeStage):
+                part.configure(config, track=bool(config.rules))
+            elif isinstance(part, EventStage | MotionGate):
+                part.configure(config)
 
     def watch(self, *, watched: bool) -> None:
         """Note whether it is being watched: it has more weight then."""
@@ -185,6 +203,7 @@ class Run:
 
     def stop(self) -> None:
         """Read no further: drop what waits for the engine, finish what it has, close every sink. Returns at once."""
+        self._stopped = True
         self._source.close()
         self._frames.discard()
 
@@ -201,6 +220,11 @@ class Run:
     def ended(self) -> bool:
         """Whether every part of it has done its last work."""
         return self._ended.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody, or a failure, has ended it before its source did."""
+        return self._stopped
 
     @property
     def waiting_s(self) -> float:

@@ -1,13 +1,14 @@
-"""Builds what a configuration names: the model, and streams that are open and ready to start.
+"""Opens one stream: from its configuration to a source, tasks, stages and gates that are ready to start.
 
-`open_stream` is the one way to open a stream, for a session, the HTTP API and the demo. Knows nothing of servers,
-terminals or addresses of outputs.
+`open_stream` is the one way to open a stream, for a run, the HTTP API and the demo. Knows nothing of servers, terminals
+or addresses of outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast, get_args
@@ -17,7 +18,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
-from saccade.pipeline.config import RunConfig, StreamConfig
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.hub import EventHub
@@ -26,12 +27,12 @@ from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
-from saccade.pipeline.runtime.engine_stream import Share
+from saccade.pipeline.runtime.engine_stream import share_of
 from saccade.pipeline.runtime.held_frames import HeldFrames
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
-from saccade.pipeline.runtime.tasks import names_of, set_asker, tasks_for
+from saccade.pipeline.runtime.tasks import asker_for, check_asked, names_of, tasks_for
 from saccade.sources import FileSource, HwAccel, LiveSource, Source, Transport, open_source
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.replay import ReplaySource
@@ -40,44 +41,47 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
 
 
-class OpenedStream:
-    """A stream that is open and has not started: its source, stages, gates and outputs, and what to find in it.
+@dataclass(slots=True, frozen=True)
+class EventPlaces:
+    """Where the events of streams go.
 
-    A block of it closes everything, unless the stream was started there. Made by `open_stream`.
+    Attributes:
+        hub: hands them to outputs and the store.
+        history: whether the paths of tracks and the counts of minutes go there as well.
+        media: writes clips and snapshots; None for none.
+    """
+
+    hub: EventHub
+    history: bool = False
+    media: MediaWriter | None = None
+
+
+class OpenedStream:
+    """A stream that is open and has not started: its source, tasks, stages, gates and outputs.
+
+    Leaving its block closes everything, unless the stream was started. Made by `open_stream`.
 
     Attributes:
         config: what it was opened from.
         source: where its frames come from.
-        tasks: what to find in each frame; empty before `resolve_tasks`.
+        tasks: what to find in each frame.
         outputs: where only its results go; empty at first.
         held: its frames, if its source runs already; None if it does not.
     """
 
-    def __init__(self, config: StreamConfig, source: Source, stages: list[Stage], gates: list[Gate]) -> None:
+    def __init__(
+        self, config: ListedStream, source: Source, tasks: list[Task], stages: list[Stage], gates: list[Gate]
+    ) -> None:
         self.config = config
         self.source = source
-        self.tasks: list[Task] = []
+        self.tasks = tasks
         self.outputs: list[Output] = []
         self._stages = stages
         self._gates = gates
         self._open = True
         self.held: HeldFrames | None = None
-        self.on_end: list[Callable[[], None]] = []
-        """Called when its run has ended, or it was closed without one."""
-
-    def resolve_tasks(self, engine: Engine, ask: Engine | None = None) -> None:
-        """Set `tasks` to what the configuration asks for, in the model's own names, which rules learn as well.
-
-        What rules ask is asked of `ask`, or else of the engine itself.
-
-        Raises:
-            UnknownClassError, ConfigError: as `tasks_for`.
-        """
-        self.tasks = tasks_for(engine, self.config)
-        self.source.gpu = engine.model.gpu
-        if (stage := event_stage(self._stages)) is not None:
-            stage.names = partial(names_of, engine)
-            set_asker(stage, ask or engine, self.config, wait=not self.source.info.live)
+        self.on_end: list[Callable[[Run | None], object]] = []
+        """Called with its run when that has ended, or with None when it was closed without one."""
 
     def resume(self, events: Iterable[Event]) -> None:
         """Go on with the events that went on when the stream ran last, as in `EventStage.resume`."""
@@ -88,33 +92,33 @@ class OpenedStream:
         """Have the source run, and drop its frames until `start`; arguments as in `HeldFrames`."""
         self.held = HeldFrames(self.source, on_frame, on_end)
 
-    def reserve(self, streams: Streams) -> AbstractContextManager[str]:
-        """Hold a name for it: the one configured, or else a free one like the source's; as `Streams.reserve`."""
-        return streams.reserve(self.config.name or self.source.name, or_similar=self.config.name is None)
+    def start(self, streams: Streams, *, reserved: bool = False) -> Run:
+        """Start it under the name of its configuration; the run owns everything from then on.
 
-    def start(self, streams: Streams, name: str, *, reserved: bool = True) -> Run:
-        """Start it under a name that is held by `reserve`, or is not `reserved`; the run owns everything from then on.
+        Args:
+            streams: where it runs.
+            reserved: the caller holds its name by `Streams.reserve`.
 
         Raises:
             StreamError: as `Streams.add`.
         """
         config = self.config
         run = streams.add(
-            name,
+            config.name or self.source.name,
             self.source,
             self.tasks,
             outputs=self.outputs,
             tiles=config.tiles,
             queue=QueuePolicy.parse(config.queue) if config.queue else None,
             in_flight=config.in_flight,
-            share=Share(config.weight, config.max_fps, config.deadline_ms),
+            share=share_of(config),
             stages=self._stages,
             gates=self._gates,
-            on_end=lambda run: self._ended(),
-            reserved=reserved,
+            on_end=self._ended,
             frames=self.held,
+            reserved=reserved,
+            config=config,
         )
-        run.settings = config
         self._open = False
         return run
 
@@ -124,7 +128,7 @@ class OpenedStream:
             return
         self._open = False
         with ExitStack() as everything:  # whatever one of them raises
-            everything.callback(self._ended)
+            everything.callback(self._ended, None)
             everything.callback(self.source.close)
             for stage in self._stages:
                 if isinstance(stage, ClosableStage):
@@ -132,9 +136,9 @@ class OpenedStream:
             for output in self.outputs:
                 everything.callback(output.sink.close)
 
-    def _ended(self) -> None:
+    def _ended(self, run: Run | None) -> None:
         for callback in self.on_end:
-            callback()
+            callback(run)
 
     def __enter__(self) -> Self:
         """Return the stream itself."""
@@ -148,55 +152,48 @@ class OpenedStream:
 
 
 def open_stream(
-    config: StreamConfig,
-    engine: Engine | None = None,
+    config: ListedStream,
+    engine: Engine,
     *,
-    repeat: bool = False,
-    check: CheckAddress | None = None,
-    events: EventHub | None = None,
-    history: bool = False,
-    media: MediaWriter | None = None,
     ask: Engine | None = None,
+    events: EventPlaces | None = None,
+    source: Source | None = None,
+    check: CheckAddress | None = None,
 ) -> OpenedStream:
     """Open what a stream's configuration names, but for its outputs.
 
     Args:
         config: the stream's.
-        engine: resolves what is to be found; None if `resolve_tasks` is called later.
-        repeat: play a file over and over, at its own pace, instead of once, as fast as its frames are taken.
-        check: called with each live address before it is connected to, those of redirects among them; raises
-            `SourceError` to refuse it.
-        events: where events of the stream's rules go; None for nowhere.
+        engine: finds what is to be found.
         ask: answers the questions of rules; None for the engine itself.
-        media: writes clips and snapshots of events; None for none.
-        history: have the paths of tracks and the counts of minutes go there as well.
+        events: where events of the stream's rules go; None for nowhere.
+        source: where its frames come from, if that is open already; it is closed if this raises.
+        check: as in `open_source_of`.
 
     Raises:
         SourceError: if the source cannot be used.
-        UnknownClassError, ConfigError: as `tasks_for`.
+        UnknownClassError, ConfigError: as `tasks_for`, or if a rule asks what no model here can answer.
     """
     with ExitStack() as on_failure:
-        source = on_failure.enter_context(_open_source(config, check))
-        if repeat and not source.info.live:
-            source.close()
-            source = on_failure.enter_context(ReplaySource(_open_source(config, check, paced=True)))
+        source = on_failure.enter_context(source or open_source_of(config, check))
+        tasks = tasks_for(engine, config)
+        check_asked(ask or engine, config)
+        source.gpu = engine.model.gpu
         motion = MotionGate(config) if "motion" in config.gates else None
-        analysis = AnalyzeStage(config, motion.still_before if motion else None)
+        analysis = AnalyzeStage(config, motion.still_before if motion else None, track=bool(config.rules))
         stages: list[Stage] = [analysis]
-        if config.rules:
-            analysis.need_tracks()
         if events is not None:
             began = config.began.timestamp() if config.began else None
-            minutes = analysis.take_minutes if history else None
-            recorder = _recorder(config, source, media) if media is not None and config.clips else None
             stages.append(
                 EventStage(
                     config.rules,
-                    events.publish,
+                    events.hub.publish,
+                    names=partial(names_of, engine),
+                    asker=asker_for(ask or engine, config, wait=not source.info.live),
                     file_began=began,
-                    flush=events.flush,
-                    minutes=minutes,
-                    recorder=recorder,
+                    flush=events.hub.flush,
+                    minutes=analysis.take_minutes if events.history else None,
+                    recorder=_recorder(config, source, events.media) if events.media and config.clips else None,
                     gap_s=max(GAP_S, 2 * config.motion_heartbeat),
                 )
             )
@@ -205,11 +202,8 @@ def open_stream(
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
-        stream = on_failure.enter_context(OpenedStream(config, source, stages, gates))
-        if engine is not None:
-            stream.resolve_tasks(engine, ask)
         on_failure.pop_all()
-    return stream
+    return OpenedStream(config, source, tasks, stages, gates)
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
@@ -221,21 +215,17 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recor
     return recorder
 
 
-def add_stream(
-    streams: Streams, config: StreamConfig, *, repeat: bool = False, check: CheckAddress | None = None
-) -> Run:
-    """Open a stream and start it, with no outputs but those of every stream; `repeat`, `check` as in `open_stream`.
+def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
+    """Open the source of a stream; a file plays as a camera where the configuration says so.
+
+    Args:
+        config: the stream's.
+        check: refuses addresses.
 
     Raises:
-        ConfigError, SourceError, EngineError: if something it names cannot be used.
-        StreamError: if its name is taken, or too many streams run.
+        SourceError: if it cannot be used.
     """
-    with open_stream(config, streams.engine, repeat=repeat, check=check) as stream, stream.reserve(streams) as name:
-        return stream.start(streams, name)
-
-
-def _open_source(config: StreamConfig, check: CheckAddress | None, *, paced: bool = False) -> Source:
-    return open_source(
+    source = open_source(
         config.source,
         stream=config.name,
         vid_stride=config.vid_stride,
@@ -246,8 +236,11 @@ def _open_source(config: StreamConfig, check: CheckAddress | None, *, paced: boo
         loss=config.loss,
         tls=config.tls,
         check_address=check,
-        paced=paced,
+        paced=config.loop or config.realtime,
     )
+    if source.info.live or not (config.loop or config.realtime):
+        return source
+    return ReplaySource(source, loop=config.loop)
 
 
 def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:

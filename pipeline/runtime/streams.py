@@ -3,7 +3,7 @@
     streams = Streams(engine, [Output(JsonlSink("-"))])
     streams.add("door", open_source("rtsp://…"), [Detect("person")])
 
-Each stream is a `Run` of its own, so one that fails or hangs takes no other with it. Knows nothing of configuration,
+Each stream is a `Run` of its own, so one that fails or hangs takes no other with it. Knows nothing of
 terminals or HTTP.
 """
 
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -22,6 +22,7 @@ from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
+from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.config.stream_names import check_free, free_name
 from saccade.pipeline.errors import StreamError, one_line
@@ -57,10 +58,9 @@ class StreamStatus:
         connections: how often a live source has connected.
         detail: codec, size and decoder of a video; of a live source that is not live what its last failure was
             exactly; in half a line.
-        tasks: what is found in each frame.
         report: its counters.
         counts: what has been counted over time; None where nothing is.
-        share: what it gets of the engine.
+        config: what it runs by; None where a program gave its parts.
     """
 
     name: str
@@ -70,10 +70,9 @@ class StreamStatus:
     live: bool
     connections: int
     detail: str | None
-    tasks: tuple[Task, ...]
     report: Report
     counts: Totals | None = None
-    share: Share = field(default_factory=Share)
+    config: ListedStream | None = None
 
     @property
     def ok(self) -> bool:
@@ -102,21 +101,7 @@ def status_of(run: Run) -> StreamStatus:
     url = redact(info.url)
     analysis = analyze_stage(run.stages)
     counts = analysis.totals() if analysis else None
-    more = run.tasks, run.report(), counts, run.share
-    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, *more)
-
-
-@dataclass(slots=True, frozen=True)
-class _Failed:
-    """A run that has ended, why it is listed, and whether that is because it could not be opened anew."""
-
-    run: Run
-    reason: str | None
-    reopened: bool = False
-
-    @property
-    def status(self) -> StreamStatus:
-        return replace(status_of(self.run), state="failed", reason=self.reason)
+    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.report(), counts, run.config)
 
 
 class Streams:
@@ -145,8 +130,9 @@ class Streams:
         self._lock = threading.Lock()  # never held while anything is waited for
         self._runs: dict[str, Run] = {}
         self._reserved: list[str] = []  # names whose streams are being opened
-        self._failed: dict[str, _Failed] = {}
-        self._reopened: dict[str, Run] = {}  # that are being opened anew
+        self._failed: dict[str, StreamStatus] = {}
+        self._to_reopen: set[str] = set()  # of those that failed, which could not be opened again
+        self._reopened: dict[str, StreamStatus] = {}  # that are being opened again
         self._closed = False
 
     @contextmanager
@@ -195,6 +181,7 @@ class Streams:
         on_end: Callable[[Run], None] | None = None,
         reserved: bool = False,
         frames: Iterable[Frame] | None = None,
+        config: ListedStream | None = None,
     ) -> Run:
         """Start a stream. Source, stages and outputs are its own from here on, unless this raises.
 
@@ -212,6 +199,7 @@ class Streams:
             on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
             reserved: the caller holds the name by `reserve`.
             frames: as in `Run`.
+            config: as in `Run`.
 
         Raises:
             StreamError: if the name cannot be used or is taken, too many streams run, or there are no threads left.
@@ -237,6 +225,7 @@ class Streams:
                 name=name,
                 on_end=ended,
                 frames=frames,
+                config=config,
             )
             with self._lock:  # until its threads run, so that `close` joins no thread that has not started
                 if self._closed:
@@ -246,7 +235,7 @@ class Streams:
                 except RuntimeError as error:
                     raise StreamError(f"'{name}' cannot be started: {error}") from error
                 self._runs[name] = run
-                self._failed.pop(name, None)
+                self._forget(name)
         return run
 
     @property
@@ -277,20 +266,17 @@ class Streams:
     def idle(self) -> bool:
         """Whether none runs or is being opened, nor waits to be opened anew since that failed."""
         with self._lock:
-            waiting = any(failed.reopened for failed in self._failed.values())
-            return not (self._runs or self._reserved or self._reopened or waiting)
+            return not (self._runs or self._reserved or self._reopened or self._to_reopen)
 
-    def get(self, name: str, *, or_failed: bool = False) -> Run:
+    def get(self, name: str) -> Run:
         """The run of a stream.
 
         Raises:
-            StreamError: if none of that name is running, nor has failed where that will do.
+            StreamError: if none of that name is running.
         """
         with self._lock:
             if run := self._runs.get(name):
                 return run
-            if or_failed and name in self._failed:
-                return self._failed[name].run
             again = name in self._reopened
         raise StreamError(f"'{name}' is being opened anew" if again else f"no stream is called '{name[:80]}'")
 
@@ -301,27 +287,34 @@ class Streams:
             StreamError: if there is none of that name, or it does not end in time; it then ends later.
         """
         with self._lock:
-            if self._failed.pop(name, None):
+            if self._forget(name) and name not in self._runs:
                 return
         _end(self.get(name), timeout_s)
 
     @contextmanager
     def reopening(self, name: str) -> Iterator[None]:
-        """End a stream, or forget one that failed, for the block to open it anew. It is listed all the while.
+        """End a stream, or forget one that failed, for the block to open it again. It is listed all the while.
 
-        Where the block raises, it is listed as failed for that reason, and may be opened anew again.
+        Where the block raises, it is listed as failed for that reason, and may be opened again.
 
         Raises:
-            StreamError: as `remove`, or if it is being opened anew already.
+            StreamError: if there is none of that name, it does not end in time, or is being opened again already.
         """
-        run, reason = self.get(name, or_failed=True), None
         with self._lock:
             if name in self._reopened:
                 raise StreamError(f"'{name}' is being opened anew")
-            self._reopened[name] = run
-            self._failed.pop(name, None)
+            run, failed = self._runs.get(name), self._failed.get(name)
+        if run is None and failed is None:
+            raise StreamError(f"no stream is called '{name[:80]}'")
+        before = status_of(run) if run is not None else failed
+        assert before is not None
+        with self._lock:
+            self._reopened[name] = before
+            self._forget(name)
+        reason = None
         try:
-            _end(run, _CLOSE_S)
+            if run is not None:
+                _end(run, _CLOSE_S)
             yield
         except Exception as error:
             reason = one_line(str(error)) or type(error).__name__
@@ -329,17 +322,24 @@ class Streams:
         finally:
             with self._lock:
                 del self._reopened[name]
-                if reason and run.ended and name not in self._runs:
-                    self._failed[name] = _Failed(run, reason, reopened=True)
+            if reason is not None and (run is None or run.ended):
+                self.fail(replace(before, state="failed", reason=reason))
+
+    def fail(self, status: StreamStatus) -> None:
+        """List a stream as failed that could not be opened, and is to be."""
+        with self._lock:
+            if status.name not in self._runs:
+                self._note_failed(status)
+                self._to_reopen.add(status.name)
 
     def snapshot(self) -> list[StreamStatus]:
-        """The status of every stream, those included that failed, or are being opened anew."""
+        """The status of every stream, those included that failed, or are being opened again."""
         with self._lock:
             runs, failed = list(self._runs.values()), list(self._failed.values())
             known = self._runs.keys() | self._failed
-            reopened = [run for name, run in self._reopened.items() if name not in known]
-        listed = [*map(status_of, runs), *(one.status for one in failed)]
-        return listed + [replace(status_of(run), state="connecting", reason="being opened anew") for run in reopened]
+            reopened = [status for name, status in self._reopened.items() if name not in known]
+        listed = [*map(status_of, runs), *failed]
+        return listed + [replace(status, state="connecting", reason="being opened anew") for status in reopened]
 
     def stop(self) -> list[Run]:
         """Stop every stream and return their runs; does not wait for them."""
@@ -388,10 +388,18 @@ class Streams:
         with self._lock:
             self._runs.pop(run.name, None)
             if run.error and not self._closed:
-                while len(self._failed) >= self._max:
-                    del self._failed[next(iter(self._failed))]
-                self._failed[run.name] = _Failed(run, status_of(run).reason)
+                self._note_failed(status_of(run))
         log.info("%s: %s", run.name, status_of(run).reason or "ended")
+
+    def _note_failed(self, status: StreamStatus) -> None:
+        while len(self._failed) >= self._max:
+            self._forget(next(iter(self._failed)))
+        self._failed[status.name] = status
+
+    def _forget(self, name: str) -> bool:
+        """Forget that a stream has failed; whether it had."""
+        self._to_reopen.discard(name)
+        return self._failed.pop(name, None) is not None
 
 
 def _end(run: Run, timeout_s: float) -> None:

@@ -1,23 +1,17 @@
-"""What a stream asks of its model: from prompts to tasks and back, for one that opens and for a run that goes on.
-
-Knows no sources and no outputs.
-"""
+"""What a stream's configuration asks of its model: its prompts as tasks, and what rules need. Knows no sources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from saccade.engine.tasks import TASKS, ObjectsTask
+from saccade.engine.errors import EngineError
+from saccade.engine.tasks import TASKS
 from saccade.engine.tasks.task import Task
-from saccade.pipeline.analytics.analyze import analyze_stage
-from saccade.pipeline.config import Prompts, ShareSettings, StreamConfig
+from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.asking import Asker, ModelAskEngine
-from saccade.pipeline.events.settings import EventSettings, RuleSettings
-from saccade.pipeline.events.stage import EventStage, event_stage
-from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.events.settings import EventSettings, RuleSettings, check_places
+from saccade.pipeline.settings import PlacedError
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -54,94 +48,64 @@ def names_of(engine: Engine, label: str) -> list[str]:
         return [label]
 
 
-def prompts_of(tasks: Iterable[Task]) -> Prompts:
-    """The prompts of a configuration that stand for these tasks: the inverse of `tasks_for`."""
-    asked: dict[str, Any] = {}
-    for task in tasks:
-        if task.skill in Prompts.model_fields:
-            asked.setdefault(task.skill, []).append(task.asked)
-        else:
-            asked.setdefault("task", []).append(f"{task.skill}={task.asked}")
-        if isinstance(task, ObjectsTask):
-            asked["conf"], asked["max_objects"] = task.conf, task.max_objects
-    return Prompts.model_construct(**asked)
+def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
+    """The same prompts in the model's own names, as its results have them; with the labels of a stream's rules."""
+    found: dict[str, list[str]] = {"detect": [], "point": []}
+    for skill, label in prompts.asked:
+        if skill in found:
+            found[skill] += [name for name in names_of(engine, label) if name not in found[skill]]
+    return Prompts.model_construct(**{key: getattr(prompts, key) for key in Prompts.model_fields} | found)
 
 
-def settings_of(run: Run) -> StreamConfig:
-    """The configuration that stands for a run as it is now: as it was opened, with what has been changed since.
+def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | None:
+    """What has the model answer the questions of rules; None if it cannot.
+
+    Args:
+        engine: answers them.
+        config: the deadline and the weight of the questions.
+        wait: whether a stream waits for answers, as a file's does.
+    """
+    if "query" not in engine.model.skills:
+        return None
+    return Asker(ModelAskEngine(engine, config.ask_weight), deadline_s=config.ask_deadline, wait=wait)
+
+
+def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
+    """Check that a stream can have the rules of its configuration.
+
+    Args:
+        engine: finds what they name.
+        ask: answers what they ask.
+        config: of the stream, with the zones and lines that they name.
 
     Raises:
-        ConfigError: if a program gave its parts.
+        PlacedError: if one names a place that is not there, or what the model does not know, or asks something that
+            cannot be answered.
     """
-    if not isinstance(run.settings, StreamConfig):
-        raise ConfigError(f"'{run.name}' was started by a program, not from a configuration")
-    prompts = prompts_of(run.tasks)
-    changed = {key: getattr(prompts, key) for key in Prompts.model_fields}
-    changed |= {key: getattr(run.share, key) for key in ShareSettings.model_fields}
-    if (stage := analyze_stage(run.stages)) is not None:
-        changed |= {"zones": stage.regions.zones, "lines": stage.regions.lines}
-    if (watching := event_stage(run.stages)) is not None:
-        changed |= {"rules": list(watching.rules)}
-    return run.settings.model_copy(update={**changed, "name": run.name})
+    check_places(config.rules, config)
+    for number, rule in enumerate(config.rules):
+        labels = Prompts.model_construct(detect=rule.condition.labels)
+        try:
+            tasks_for(engine, labels)
+        except (ConfigError, EngineError) as error:
+            named = next((rule.when.find(label) for label in rule.condition.labels if f"'{label}'" in str(error)), 0)
+            raise PlacedError(str(error), max(0, named), ("rules", number, "when")) from None
+        if complaint := _unanswered(ask, rule):
+            key = "ask" if rule.ask else "verify" if rule.verify else "attributes"
+            raise PlacedError(complaint, 0, ("rules", number, key))
 
 
-def change_share(run: Run, wanted: ShareSettings) -> None:
-    """Change what a stream gets of the model; what `wanted` leaves out stays as it is."""
-    changed = {key: getattr(wanted, key) for key in ShareSettings.model_fields if key in wanted.model_fields_set}
-    if changed:
-        run.share = replace(run.share, **changed)
-
-
-def change_prompts(run: Run, engine: Engine, wanted: Prompts) -> None:
-    """Change what is found in a run from the next frame on; prompts that `wanted` leaves out stay as they are.
-
-    Raises:
-        ConfigError: if nothing would be asked for, or the model cannot do it.
-        UnknownClassError: if the model does not know a name.
-    """
-    changed = {key: getattr(wanted, key) for key in wanted.model_fields_set if key in Prompts.model_fields}
-    if not changed:
-        return
-    prompts = prompts_of(run.tasks).model_copy(update=changed)
-    if prompts.nothing:
-        raise ConfigError(prompts.nothing)
-    stage = event_stage(run.stages)
-    run.tasks = [*(tasks := tasks_for(engine, prompts)), *missing_tasks(engine, tasks, stage.rules if stage else ())]
-
-
-def missing_tasks(engine: Engine, tasks: Sequence[Task], rules: Iterable[RuleSettings]) -> list[Task]:
-    """The tasks that find what rules name and none of `tasks` finds, with the score and the limit of these.
-
-    Raises:
-        UnknownClassError: if the model does not know a name.
-    """
-    found = {task.asked for task in tasks}
-    labels = dict.fromkeys(label for rule in rules for label in rule.condition.labels)
-    missing = [label for label in labels if not found.issuperset(names_of(engine, label))]
-    alike = prompts_of(tasks).model_copy(update={"detect": missing, "point": [], "query": [], "task": []})
-    return tasks_for(engine, alike) if missing else []
-
-
-def set_asker(stage: EventStage, engine: Engine, config: EventSettings, *, wait: bool) -> None:
-    """Have a model answer what rules ask, if it can.
-
-    Raises:
-        ConfigError: if a rule asks something, and it cannot.
-    """
-    if "query" in engine.model.skills:
-        asked = ModelAskEngine(engine, config.ask_weight)
-        stage.asker = Asker(asked, deadline_s=config.ask_deadline, wait=wait)
-    check_asked(stage, stage.rules, engine.model.name)
-
-
-def check_asked(stage: EventStage, rules: Iterable[RuleSettings], model: str = "the model") -> None:
-    """Check that what rules ask can be answered.
+def check_asked(ask: Engine, config: EventSettings) -> None:
+    """Check that a model can answer what rules ask.
 
     Raises:
         ConfigError: if it cannot.
     """
-    asking = next((rule.name for rule in rules if rule.asks), None)
-    if asking is not None and stage.asker is None:
-        raise ConfigError(
-            f"rule '{asking}' asks questions, and {model} cannot answer any: give another one for that, ask"
-        )
+    if complaint := next((found for rule in config.rules if (found := _unanswered(ask, rule))), None):
+        raise ConfigError(complaint)
+
+
+def _unanswered(ask: Engine, rule: RuleSettings) -> str | None:
+    if not rule.asks or "query" in ask.model.skills:
+        return None
+    return f"rule '{rule.name}' asks questions, and {ask.model.name} cannot answer any: give another one for that, ask"

@@ -14,28 +14,35 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import asdict
+from typing import Any
 
 import cv2
 from aiohttp import web
 
 from saccade.pipeline.analytics.analyze import AnalyzeStage, analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.runtime.streams import Streams
-from saccade.pipeline.server.streams_api import read_body, run_of
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.server.blocking_calls import BlockingCalls
+from saccade.pipeline.server.streams_api import OPEN_S, read_body, run_of, update, wanted_of
 from saccade.sources.http.auth import HttpAuth, refusal
+
+_MAX_CHANGING = 32
 
 
 class AnalyticsApi:
     """The routes.
 
     Args:
-        streams: whose zones and counts.
+        controller: of the streams whose zones and counts.
         auth: answers preflight requests.
     """
 
-    def __init__(self, streams: Streams, auth: HttpAuth) -> None:
-        self._streams = streams
+    def __init__(self, controller: Controller, auth: HttpAuth) -> None:
+        self._controller = controller
+        self._streams = controller.streams
         self._auth = auth
+        self._calls = BlockingCalls(_MAX_CHANGING, OPEN_S)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""
@@ -50,16 +57,18 @@ class AnalyticsApi:
         ]
 
     async def _show(self, request: web.Request) -> web.Response:
-        return web.json_response(self._stage(request).regions.model_dump(mode="json"))
+        run = run_of(self._streams, request)
+        return web.json_response(_regions(wanted_of(self._controller, run.name)))
 
     async def _replace(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, Regions)
-        stage = self._stage(request)
-        stage.regions = wanted
-        return web.json_response(stage.regions.model_dump(mode="json"))
+        name = run_of(self._streams, request).name
+        values = {"zones": wanted.zones, "lines": wanted.lines}
+        return web.json_response(_regions(await update(self._controller, name, values, self._calls)))
 
     async def _remove(self, request: web.Request) -> web.Response:
-        self._stage(request).regions = Regions()
+        name = run_of(self._streams, request).name
+        await update(self._controller, name, {"zones": {}, "lines": {}}, self._calls)
         return web.Response(status=204)
 
     async def _counts(self, request: web.Request) -> web.Response:
@@ -92,3 +101,7 @@ class AnalyticsApi:
         if stage is None:
             raise refusal(web.HTTPConflict, "the stream was started by a program without a stage for zones")
         return stage
+
+
+def _regions(config: ListedStream) -> dict[str, Any]:
+    return config.model_dump(mode="json", include={"zones", "lines"})

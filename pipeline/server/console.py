@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -24,22 +24,18 @@ from saccade.engine.errors import EngineError
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import Prompts
 from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError, StreamError
-from saccade.pipeline.runtime.tasks import change_prompts, prompts_of
+from saccade.pipeline.runtime.tasks import in_model_names
 from saccade.pipeline.server.access import client_of
-from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.static_files import FILES, file_route, send_file
-from saccade.pipeline.server.streams_api import parse_json
+from saccade.pipeline.server.streams_api import changes_of, parse_json
 from saccade.pipeline.server.whep.server import WhepServer, width_of
 from saccade.sinks import color_of
 from saccade.sinks.still import jpeg
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.webrtc.signaling import SILENCE_S
-
-if TYPE_CHECKING:
-    from saccade.engine import Engine
-    from saccade.pipeline.runtime.streams import Streams
 
 _LONGEST_NAME = 200
 _FRAME_S = 5.0  # that a frame is waited for
@@ -54,34 +50,27 @@ class Console:
         public: paths that need no token: nothing secret; the page requests the rest with its token.
 
     Args:
-        streams: what it shows.
-        videos: their video, which every stream's results go to.
+        controller: of the streams that it shows.
         prompts: what a page's own video is searched for at first; None where pages may send none.
         token, silence_s, auth: as in `WhepServer`.
-        config: the session's configuration file, if it may have one.
-        events: whether the server has stored events to show.
-        ask: answers questions about frames; None for the engine of the streams.
     """
 
     def __init__(
         self,
-        streams: Streams,
-        videos: BroadcastSink,
+        controller: Controller,
         prompts: Prompts | None = None,
         *,
         token: str | None = None,
         silence_s: float = SILENCE_S,
-        config: ConfigApi | None = None,
         auth: HttpAuth | None = None,
-        events: bool = False,
-        ask: Engine | None = None,
     ) -> None:
-        self._events = events
-        self._talks = "query" in (ask or streams.engine).model.skills
-        self._streams = streams
-        self._config = config
-        self._engine: Engine = streams.engine
-        self._videos = videos
+        local = controller.local
+        self._controller = controller
+        self._streams = controller.streams
+        self._events = local.store is not None
+        self._talks = "query" in local.asks.model.skills
+        self._engine = local.engine
+        self._videos = videos = local.videos or BroadcastSink()
         self._prompts = prompts
         self.whep = WhepServer(
             videos, token=token, answer=self.answer, silence_s=silence_s, auth=auth, on_viewers=self._watch
@@ -103,10 +92,9 @@ class Console:
         """Change the prompts of a stream as a page asks, and return what they are now."""
         try:
             wanted = Prompts.model_validate(parse_json(text))
-            run = self._streams.get(stream)
             if wanted.model_fields_set:
-                change_prompts(run, self._engine, wanted)
-            return json.dumps(_described(prompts_of(run.tasks)))
+                self._controller.update(stream, changes_of(wanted))
+            return json.dumps(_described(in_model_names(self._engine, self._controller.stream(stream))))
         except ValidationError as error:
             reason = explain(first_mistake(error), Prompts)
         except (ValueError, RecursionError):
@@ -131,7 +119,7 @@ class Console:
             "talks": self._talks,
             "events": self._events,
             "role": client_of(request).role,
-            "saves": self._config is not None and self._config.actions is not None and client_of(request).may("admin"),
+            "saves": self._controller.file is not None and client_of(request).may("admin"),
         }
         asked = self._prompts or Prompts()
         colors = _colors([*(model.classes or []), *asked.detect, *asked.point])

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import web
 
 from saccade.engine.results import Result
-from saccade.pipeline.analytics.analyze import AnalyzeStage
-from saccade.pipeline.config import Prompts, StreamConfig
+from saccade.pipeline.config import ListedStream, Prompts, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.config.stream_names import free_name
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.errors import StreamError
 from saccade.pipeline.runtime.output import Output
-from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
-from saccade.pipeline.runtime.tasks import prompts_of, tasks_for
+from saccade.pipeline.runtime.tasks import in_model_names, tasks_for
 from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.sinks import CallbackSink, Latency, make_record
@@ -33,6 +34,7 @@ from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
 from saccade.sources.http.auth import refusal
+from saccade.sources.http.tokens import is_loopback
 from saccade.sources.webrtc.signaling import SILENCE_S
 from saccade.sources.webrtc.source import WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
@@ -48,7 +50,7 @@ class Demo:
     """The page and its streams; serves from construction on, until `close`.
 
     Attributes:
-        streams: those that run: pages', and whatever else is added.
+        controller: of the streams that run: pages', and those that are added.
         url: where the page is.
 
     Args:
@@ -58,7 +60,8 @@ class Demo:
         port: the port; 0 for any that is free.
         token: what a page must send; None for no authentication.
         tls: with the server's certificate; None for no encryption.
-        allow_sources: what POST /streams may open, as in `HttpServer`.
+        base: has the streams to start with, once `controller.start` is called.
+        allow_sources: what POST /streams may open, as in `SourcePolicy`.
         silence_s: a page that is silent for so long is disconnected.
 
     Raises:
@@ -76,24 +79,27 @@ class Demo:
         token: str | None = None,
         *,
         tls: ssl.SSLContext | None = None,
+        base: RunConfig | None = None,
         allow_sources: Sequence[str] = (),
         silence_s: float = SILENCE_S,
     ) -> None:
         self._engine = engine
-        self._tasks = tasks_for(engine, prompts)
+        tasks_for(engine, prompts)
+        self._prompts = prompts
         self.videos = BroadcastSink()
-        self.streams = Streams(engine, [Output(self.videos, NEWEST, viewing=True)])
+        policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
+        streams = Streams(engine, [Output(self.videos, NEWEST, viewing=True)])
+        self.controller = Controller(Local(streams, policy=policy, videos=self.videos), base, endless=True)
         self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
-        self._console = Console(self.streams, self.videos, prompts_of(self._tasks), token=token, silence_s=silence_s)
+        shown = in_model_names(engine, prompts)
+        self._console = Console(self.controller, shown, token=token, silence_s=silence_s)
         self.whep = self._console.whep
         self._server = HttpServer(
-            self.streams,
+            self.controller,
             host,
             port,
             token,
             tls=tls,
-            allow_sources=allow_sources,
-            add=partial(add_stream, self.streams, repeat=True),
             routes=[*self._console.routes(), *self.whip.routes()],
             public=self._console.public,
             on_cleanup=[self.whep.close, self.whip.close],
@@ -105,16 +111,12 @@ class Demo:
         try:
             self._server.close()
         finally:
-            self.streams.close()
+            self.controller.local.close()
 
-    def add(self, config: StreamConfig) -> Run:
-        """Start a stream for pages to watch; a file is played over and over, at its own pace.
-
-        Raises:
-            SourceError, EngineError, ConfigError: if something it names cannot be used.
-            StreamError: if its name is taken, or too many run.
-        """
-        return add_stream(self.streams, config, repeat=True)
+    @property
+    def streams(self) -> Streams:
+        """What runs."""
+        return self.controller.streams
 
     def __enter__(self) -> Self:
         """Return the demo itself."""
@@ -137,14 +139,13 @@ class Demo:
 
         # On a CPU a second frame in flight raises the latency of each, and not their rate.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
-        outputs = [Output(CallbackSink(send), NEWEST)]
+        asked = {key: getattr(self._prompts, key) for key in Prompts.model_fields}
         try:
-            with self.streams.reserve(source.name, or_similar=True) as name:
-                source.messages.answer = partial(self._console.answer, name)
-                stages = [AnalyzeStage()]  # so that zones can be drawn
-                run = self.streams.add(
-                    name, source, self._tasks, outputs=outputs, stages=stages, in_flight=in_flight, reserved=True
-                )
-                run.watch(watched=True)  # by the page that sends it
+            name = free_name(source.name, self.streams.names)
+            config = ListedStream(name=name, source=f"webrtc:{name}", in_flight=in_flight, **asked)
+            stream = self.controller.local.open(config, source=source)
+            stream.outputs.append(Output(CallbackSink(send), NEWEST))
+            source.messages.answer = partial(self._console.answer, name)
+            self.controller.attach(stream).watch(watched=True)  # by the page that sends it
         except StreamError as error:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from None

@@ -18,12 +18,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError, one_line
-from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
-from saccade.pipeline.runtime.stream import add_stream
-from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.search import Progress, Searched, search_events
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.analytics_api import AnalyticsApi
@@ -33,8 +31,7 @@ from saccade.pipeline.server.api.events_search import MAX_ASKED, SearchEvents
 from saccade.pipeline.server.api.moondream import MoondreamApi
 from saccade.pipeline.server.api.openai_chat import OpenAiApi
 from saccade.pipeline.server.rules_api import RulesApi
-from saccade.pipeline.server.source_policy import SourcePolicy
-from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, AddStream, Api
+from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, Api
 from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.http.tls import optional_context
@@ -54,7 +51,7 @@ class HttpServer(AppServer):
     """Serves from construction on, until `close`.
 
     Args:
-        streams: what it lists and changes; None for a server of `routes` alone.
+        controller: of the streams that it lists and changes; None for a server of `routes` alone.
         host: address to listen on.
         port: the port; 0 for any that is free.
         token: what clients must send, as `Authorization: Bearer` or `?token=`.
@@ -64,14 +61,10 @@ class HttpServer(AppServer):
         public: paths of further routes that need no token, such as that of a page that asks for it.
         on_startup: called on the event loop before the first request.
         on_cleanup: called on the event loop after the last request.
-        allow_sources: what POST may open, as in `SourcePolicy`; if empty, everything where only this machine can reach
-            the server, else nothing.
-        events: whose events are served; None for none.
-        hub: whose lost changes are counted in the metrics; None for none.
-        ask: searches them, and answers questions of clients; None for the engine of the streams.
+        events: whose events are served; None for those of the controller's store, if it has one.
+        ask: searches them; None for what answers questions of the controller's streams.
         search: searches them instead.
         access: who may do what, instead of `token` and `origins`.
-        add: opens and starts a stream for POST; by default one whose results go where those of all streams go.
 
     Raises:
         ConfigError: if the address is not available, or other machines could reach it and there is no token.
@@ -79,7 +72,7 @@ class HttpServer(AppServer):
 
     def __init__(
         self,
-        streams: Streams | None,
+        controller: Controller | None,
         host: str = "127.0.0.1",
         port: int = 8080,
         token: str | None = None,
@@ -90,10 +83,7 @@ class HttpServer(AppServer):
         public: Sequence[str] = (),
         on_startup: Sequence[Hook] = (),
         on_cleanup: Sequence[Hook] = (),
-        allow_sources: Sequence[str] = (),
-        add: AddStream | None = None,
         events: EventStore | None = None,
-        hub: EventHub | None = None,
         ask: Engine | None = None,
         search: SearchEvents | None = None,
         access: HttpAuth | None = None,
@@ -105,22 +95,21 @@ class HttpServer(AppServer):
         self._auth = access or HttpAuth(token, origins)
         self._public = frozenset([*public, "/livez", "/readyz"])
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
-        policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
-        if streams is not None:
-            counts: dict[str, Callable[[], int]] = {} if hub is None else {"hub": lambda: hub.dropped}
+        if controller is not None:
+            local = controller.local
+            events, ask = events or local.store, ask or local.asks
+            counts: dict[str, Callable[[], int]] = {"hub": lambda: local.events.hub.dropped}
             if events is not None:
                 counts["store"] = lambda: events.dropped
-            adding = add or partial(add_stream, streams)
-            application.add_routes(Api(streams, self._auth, adding, policy, counts).routes())
-            application.add_routes(AnalyticsApi(streams, self._auth).routes())
-            asker = Asker(streams.engine)
-            talker = asker if ask is None else Asker(ask)
+            application.add_routes(Api(controller, self._auth, counts).routes())
+            application.add_routes(AnalyticsApi(controller, self._auth).routes())
+            asker = Asker(local.engine)
+            talker = asker if local.asks is local.engine else Asker(local.asks)
             application.add_routes([*MoondreamApi(asker, talker).routes(), *OpenAiApi(asker, talker).routes()])
-            application.add_routes(RulesApi(streams, self._auth).routes())
+            application.add_routes(RulesApi(controller, self._auth).routes())
         if events is not None:
-            searching = ask or (None if streams is None else streams.engine)
-            if searching is not None and search is None:
-                search = partial(_search, events, searching)
+            if ask is not None and search is None:
+                search = partial(_search, events, ask)
             application.add_routes(EventsApi(events, self._auth, search).routes())
         application.add_routes(routes)
         application.on_response_prepare.append(_add_cors)

@@ -8,7 +8,9 @@
     POST   /streams         {"source": "rtsp://…", "name": "door", "detect": ["person"], …}: adds one
     PATCH  /streams/door    {"detect": ["cat"], "weight": 4}: changes prompts and share from the next frame on
     DELETE /streams/door    ends it
-    POST   /streams/door/restart    opens it anew, as it is now; also one that has failed
+    POST   /streams/door/restart    opens it again, as it is wanted; also one that has failed
+
+What one stream runs by is in `config`; with `Accept: application/yaml`, GET /streams/door gives that alone.
 
 Keys are those of a configuration. Authentication is elsewhere (`saccade.pipeline.server.http_server`). Whatever may
 block, such as opening a source, runs in threads, a few at a time; health is read on the event loop and waits for none.
@@ -18,75 +20,62 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.config import Changes, StreamConfig
+from saccade.pipeline.config import Changes, ListedStream, ShareSettings, StreamConfig
 from saccade.pipeline.config.file import NOT_UNICODE, explain, first_mistake
+from saccade.pipeline.config.text import shown_stream, text_of_stream
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.source_policy import NotAllowedError
 from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
-from saccade.pipeline.runtime.tasks import change_prompts, change_share, prompts_of, settings_of
+from saccade.pipeline.runtime.tasks import in_model_names
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.prometheus import Metrics
-from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
 from saccade.sources.http.auth import HttpAuth, read_text, refusal
-from saccade.sources.network.dialer import CheckAddress
 
 MAX_BODY_BYTES = 64 * 1024
 OPEN_S = 15.0  # for a source, such as a file on a network, and outputs
 _END_S = 20.0  # more than `Streams.remove` waits
 _MAX_OPENING = 8
+_MAX_CHANGING = 32
+YAML = "application/yaml"
 
 M = TypeVar("M", bound=BaseModel)
-
-
-class AddStream(Protocol):
-    """Opens and starts a stream."""
-
-    def __call__(self, config: StreamConfig, *, check: CheckAddress | None = None) -> Run:
-        """As `saccade.pipeline.runtime.stream.add_stream`."""
 
 
 class Api:
     """The routes.
 
     Args:
-        streams: what is listed and changed.
+        controller: changes what they list.
         auth: answers preflight requests.
-        add: opens and starts a stream.
-        policy: which sources it may open.
         lost: as in `Metrics`.
     """
 
     def __init__(
-        self,
-        streams: Streams,
-        auth: HttpAuth,
-        add: AddStream,
-        policy: SourcePolicy,
-        lost: Mapping[str, Callable[[], int]] | None = None,
+        self, controller: Controller, auth: HttpAuth, lost: Mapping[str, Callable[[], int]] | None = None
     ) -> None:
-        self._streams = streams
+        self._controller = controller
+        self._streams = controller.streams
         self._auth = auth
-        self._add = add
-        self._policy = policy
-        self._metrics = Metrics(streams, lost)
+        self._metrics = Metrics(controller.streams, lost)
         self._opening = BlockingCalls(_MAX_OPENING, OPEN_S)
         self._ending = BlockingCalls(_MAX_OPENING, _END_S)
         self._reopening = BlockingCalls(_MAX_OPENING, _END_S + OPEN_S)
-        self._opened_here: WeakSet[Run] = WeakSet()  # by the policy, which those of a configuration need not pass
+        self._changing = BlockingCalls(_MAX_CHANGING, OPEN_S)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """All of them."""
@@ -129,15 +118,26 @@ class Api:
     async def _list(self, request: web.Request) -> web.Response:
         client = client_of(request)
         seen = [status for status in self._streams.snapshot() if client.sees(status.name)]
-        return web.json_response({"streams": [_as_json(status) for status in seen]})
+        return web.json_response({"streams": [self._as_json(status) for status in seen]})
 
     async def _show(self, request: web.Request) -> web.Response:
-        return web.json_response(_as_json(self._find(request)))
+        status = self._find(request)
+        if YAML in request.headers.get("Accept", "") and status.config is not None:
+            return web.Response(text=text_of_stream(status.config), content_type=YAML)
+        config = None if status.config is None else shown_stream(status.config)
+        return web.json_response({**self._as_json(status), "config": config})
 
     async def _begin(self, request: web.Request) -> web.Response:
         wanted = await read_stream(request)
-        run = await self._opened(self._opening.run(partial(self._open, wanted), undo=lambda run: run.stop()), OPEN_S)
-        return web.json_response(_as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"})
+        opening = self._opening.run(partial(self._controller.add, wanted), undo=self._undo)
+        run = await self._opened(opening, OPEN_S)
+        return web.json_response(
+            self._as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"}
+        )
+
+    def _undo(self, run: Run) -> None:
+        """End a stream that opened when its client had been told that it did not."""
+        threading.Thread(target=self._controller.remove, args=(run.name,), name="saccade undo", daemon=True).start()
 
     async def _opened(self, opening: Awaitable[Run], limit_s: float) -> Run:
         """The run that a call opens; raises an HTTP error if it cannot."""
@@ -156,46 +156,26 @@ class Api:
 
     async def _restart(self, request: web.Request) -> web.Response:
         name = self._find(request).name
-        run = await self._opened(self._reopening.run(partial(self._reopen, name)), self._reopening.limit_s)
-        return web.json_response(_as_json(status_of(run)))
-
-    def _open(self, config: StreamConfig, *, checked: bool = True) -> Run:
-        if checked:
-            self._policy.check(config.source)
-        run = self._add(config, check=self._policy.check if checked and self._policy.restricted else None)
-        if checked:
-            self._opened_here.add(run)
-        return run
-
-    def _reopen(self, name: str) -> Run:
-        """End a stream and open it as it was last; where that fails it stays, as one that failed."""
-        run = self._streams.get(name, or_failed=True)
-        try:
-            wanted = settings_of(run)
-        except ConfigError as error:  # which is no mistake of the client
-            raise StreamError(str(error)) from None
-        with self._streams.reopening(name):
-            return self._open(wanted, checked=run in self._opened_here)
+        run = await self._opened(self._reopening.run(partial(self._controller.restart, name)), self._reopening.limit_s)
+        return web.json_response(self._as_json(status_of(run)))
 
     async def _change(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, Changes)
-        run = self._run(request)
-        try:
-            change_prompts(run, self._streams.engine, wanted)
-            change_share(run, wanted)
-        except (ConfigError, EngineError) as error:
-            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
-        return web.json_response(_as_json(status_of(run)))
+        run = run_of(self._streams, request)
+        await update(self._controller, run.name, changes_of(wanted), self._changing)
+        return web.json_response(self._as_json(status_of(run)))
 
     async def _end(self, request: web.Request) -> web.Response:
         self._find(request)
         name = request.match_info["name"]
         try:
-            await self._ending.run(partial(self._streams.remove, name))
+            await self._ending.run(partial(self._controller.remove, name))
         except BusyError:
             raise refusal(web.HTTPServiceUnavailable, "too many streams are being ended; try again") from None
         except TimeoutError:
             raise refusal(web.HTTPConflict, f"'{name}' is being ended, and has not ended yet") from None
+        except ConfigError as error:
+            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
         except StreamError as error:
             if name in self._streams.names:  # else it has ended meanwhile
                 raise refusal(web.HTTPConflict, str(error)) from None
@@ -204,14 +184,37 @@ class Api:
     async def _preflight(self, request: web.Request) -> web.Response:
         return await self._auth.preflight(request, "GET, POST, PATCH, DELETE", "application/json")
 
-    def _run(self, request: web.Request) -> Run:
-        return run_of(self._streams, request)
-
     def _find(self, request: web.Request) -> StreamStatus:
         """The status of the stream that is asked for, which may have failed."""
         name = request.match_info["name"]
         found = next((status for status in self._streams.snapshot() if status.name == name), None)
-        return found or status_of(self._run(request))
+        return found or status_of(run_of(self._streams, request))
+
+    def _as_json(self, status: StreamStatus) -> dict[str, Any]:
+        """A stream as JSON; times in milliseconds, null where nothing is known yet."""
+        report, now = status.report, status.report.recent
+        return {
+            "name": status.name,
+            "source": status.source,
+            "state": status.state,
+            "ok": status.ok,
+            "reason": status.reason,
+            "detail": status.detail,
+            "live": status.live,
+            **self._prompts_and_share(status.config),
+            "fps": round(now.fps, 2),
+            "age_ms": now.age_ms and round(now.age_ms, 1),
+            "latency_ms": {"p50": now.p50_ms and round(now.p50_ms, 1), "p99": now.p99_ms and round(now.p99_ms, 1)},
+            "objects": now.objects,
+            "frames_in": report.read,
+            "frames_out": report.frames,
+            "dropped": report.drops,
+        }
+
+    def _prompts_and_share(self, config: ListedStream | None) -> dict[str, Any]:
+        wanted: Changes | ListedStream = config or Changes()
+        prompts = in_model_names(self._streams.engine, wanted).model_dump()
+        return {**prompts, **{key: getattr(wanted, key) for key in ShareSettings.model_fields}}
 
 
 def run_of(streams: Streams, request: web.Request) -> Run:
@@ -220,6 +223,31 @@ def run_of(streams: Streams, request: web.Request) -> Run:
         return streams.get(request.match_info["name"])
     except StreamError as error:
         raise refusal(web.HTTPNotFound, str(error)) from None
+
+
+def wanted_of(controller: Controller, name: str) -> ListedStream:
+    """What a stream that runs is to run by; raises an HTTP error where a program began it."""
+    try:
+        return controller.stream(name)
+    except StreamError as error:
+        raise refusal(web.HTTPConflict, str(error)) from None
+
+
+async def update(controller: Controller, name: str, values: Mapping[str, Any], calls: BlockingCalls) -> ListedStream:
+    """What a stream runs by once values of it have changed; raises an HTTP error if it cannot run so."""
+    try:
+        return await calls.run(partial(controller.update, name, values))
+    except (BusyError, TimeoutError):
+        raise refusal(web.HTTPServiceUnavailable, "too many changes are being made; try again") from None
+    except StreamError as error:
+        raise refusal(web.HTTPConflict, str(error)) from None
+    except (ConfigError, EngineError) as error:
+        raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
+
+
+def changes_of(wanted: BaseModel) -> dict[str, Any]:
+    """What a body sets."""
+    return {key: getattr(wanted, key) for key in wanted.model_fields_set}
 
 
 def parse_json(text: str) -> Any:
@@ -261,26 +289,3 @@ async def read_stream(request: web.Request) -> StreamConfig:
         reason = "heatmap: is for a configuration; over HTTP it is GET /streams/NAME/heatmap.png"
         raise refusal(web.HTTPUnprocessableEntity, reason)
     return wanted
-
-
-def _as_json(status: StreamStatus) -> dict[str, Any]:
-    """A stream as JSON; times in milliseconds, null where nothing is known yet."""
-    report, now = status.report, status.report.recent
-    return {
-        "name": status.name,
-        "source": status.source,
-        "state": status.state,
-        "ok": status.ok,
-        "reason": status.reason,
-        "detail": status.detail,
-        "live": status.live,
-        **prompts_of(status.tasks).model_dump(),
-        **asdict(status.share),
-        "fps": round(now.fps, 2),
-        "age_ms": now.age_ms and round(now.age_ms, 1),
-        "latency_ms": {"p50": now.p50_ms and round(now.p50_ms, 1), "p99": now.p99_ms and round(now.p99_ms, 1)},
-        "objects": now.objects,
-        "frames_in": report.read,
-        "frames_out": report.frames,
-        "dropped": report.drops,
-    }

@@ -31,7 +31,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from saccade.engine import Engine
-from saccade.pipeline import HttpServer, Streams, load
+from saccade.pipeline import Controller, HttpServer, Local, Streams, load
 from saccade.pipeline.cli.main import app, main
 from saccade.pipeline.cli.options import load_settings, settings_in, sources_in
 from saccade.pipeline.config import RunConfig
@@ -55,6 +55,7 @@ PARSED = {
     "mcp": "serves until its client goes: tests/pipeline/cli/mcp/test_mcp.py has the protocol's own",
     "demo": "serves until it is interrupted: tests/pipeline/server/test_demo.py runs it",
     "--http": "serves until it is interrupted: the curl commands are run with such a server",
+    "--diff": "asks a running one: tests/pipeline/control/test_reload.py has it",
     "--ray": "needs a cluster: tests/e2e/cluster/test_ray.py has one",
     "mqtt:": "needs a broker: tests/sinks/messaging/test_mqtt.py has one",
     "/etc/": "is where a service has its configuration",
@@ -224,7 +225,7 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 @contextmanager
 def http_server(streams: Streams) -> Iterator[HttpServer]:
-    server = HttpServer(streams, port=0)
+    server = HttpServer(Controller(Local(streams)), port=0)
     try:
         yield server
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config.file import load
-from saccade.pipeline.session import opened_session
+from saccade.pipeline.run import opened_run
 from tests.support.browser import needs_chromium, tab
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 
@@ -52,16 +52,18 @@ def test_an_event_of_a_camera_has_a_clip_that_plays(tmp_path: Path, monkeypatch:
     )
     ended: list[dict[str, Any]] = []
     try:
-        with opened_session(config) as session:
-            assert session._server is not None
-            session.events.add(lambda event: ended.append(dict(event)) if event["type"] == "end" else None)
-            session.start()
+        with opened_run(config) as opened:
+            assert opened.server is not None
+            opened.controller.local.events.hub.add(
+                lambda event: ended.append(dict(event)) if event["type"] == "end" else None
+            )
+            opened.controller.start()
             deadline = time.monotonic() + LONG_S
-            while not ended or fetch(f"{session._server.url}{ended[0]['clip']}")[0] != 200:
+            while not ended or fetch(f"{opened.url}{ended[0]['clip']}")[0] != 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             event = ended[0]
-            url = f"{session._server.url}{event['clip']}"
+            url = f"{opened.url}{event['clip']}"
             page = tmp_path / "page.html"
             page.write_text(f"<video src='{url}' autoplay muted></video>")
             with tab(page.as_uri(), tmp_path / "profile") as browser:
@@ -72,15 +74,15 @@ def test_an_event_of_a_camera_has_a_clip_that_plays(tmp_path: Path, monkeypatch:
             with av.open(str(tmp_path / "clip.mp4")) as container:
                 images = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
             found = [
-                len(session.streams.engine.detect(image, "person").boxes)
+                len(opened.controller.streams.engine.detect(image, "person").boxes)
                 for image in (images[0], images[len(images) // 2])
             ]
             assert found == [0, 1]
             assert duration == pytest.approx(event["end_time"] - event["since"] + 3, abs=1.5)
-            assert fetch(f"{session._server.url}{event['snapshot']}")[1][:2] == b"\xff\xd8"
-            listed = json.loads(fetch(f"{session._server.url}/events?rule=visitor&zone=table")[1])["events"]
+            assert fetch(f"{opened.url}{event['snapshot']}")[1][:2] == b"\xff\xd8"
+            listed = json.loads(fetch(f"{opened.url}/events?rule=visitor&zone=table")[1])["events"]
             assert event["id"] in [one["id"] for one in listed]
-            assert fetch(f"{session._server.url}/events/{event['id']}", "DELETE")[0] == 204
+            assert fetch(f"{opened.url}/events/{event['id']}", "DELETE")[0] == 204
             assert fetch(url)[0] == 404
     finally:
         camera.close()

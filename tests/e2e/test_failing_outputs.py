@@ -24,6 +24,7 @@ from saccade.sinks import backoff as backoff_module
 from saccade.sources import FileSource, open_source
 from saccade.sources.replay import ReplaySource
 from tests.support import REPO
+from tests.support.control import controller_of
 from tests.support.sinks.disk import full_disk
 
 pytestmark = pytest.mark.e2e
@@ -126,7 +127,7 @@ def test_a_deleted_folder_pauses_its_sink_until_it_is_back(streams: Streams, tmp
     wait_for(lambda: lines(folder / "out.jsonl") > 5)
     shutil.rmtree(folder)
     wait_for(lambda: state_of(streams, 0) == state_of(streams, 1) == "paused")
-    server = HttpServer(streams, "127.0.0.1", 0, None)
+    server = HttpServer(controller_of(streams), "127.0.0.1", 0, None)
     try:
         with urllib.request.urlopen(f"{server.url}/healthz") as answer:  # 200: a restart would not help
             assert "No such file" in json.load(answer)["sinks"]["JsonlSink"]

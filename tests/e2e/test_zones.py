@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from saccade.engine.results import Detections, Points, Result
-from saccade.pipeline import load, opened_session
+from saccade.pipeline import load, opened_run
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import parse_place
-from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
+from saccade.pipeline.control.source_policy import NotAllowedError, SourcePolicy
 from saccade.sinks import Latency, open_sink
 from saccade.sinks.websocket.access import FeedTarget
 from saccade.sources import open_source
@@ -46,9 +46,9 @@ class _V6Server(ThreadingHTTPServer):
 @pytest.mark.parametrize("zone", ZONES)
 def test_the_server_of_a_run_listens_there(zone: str, number: int, tmp_path: Path) -> None:
     place = f"[{zone.format(number)}]:0"
-    with opened_session(load(None, {"http": place})) as session:
-        assert session.url is not None
-        port = session.url.rpartition(":")[2].rstrip("/")
+    with opened_run(load(None, {"http": place})) as opened:
+        assert opened.url is not None
+        port = opened.url.rpartition(":")[2].rstrip("/")
         with urllib.request.urlopen(f"http://[::1]:{port}/healthz", timeout=LONG_S) as answer:
             assert answer.status == 200
 

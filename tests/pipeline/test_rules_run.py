@@ -19,7 +19,7 @@ from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store import EventStore
-from saccade.pipeline.session import opened_session
+from saccade.pipeline.run import opened_run
 from tests.support.clips import MakeClip
 from tests.support.command import Command
 from tests.support.sinks.rule_events import BEGIN
@@ -56,8 +56,8 @@ def test_outputs_hear_of_the_end_of_what_a_kill_left_open(tmp_path: Path, monkey
     with closing(EventStore(tmp_path / "kept")) as store:
         store.write(BEGIN)
     config = {"detect": ["person"], "end": 0.2, "name": "yard", "store": "kept", "sinks": ["out.jsonl?send=events"]}
-    with opened_session(load(None, {**config, "source": str(DEMO_CLIP)})) as session:
-        assert all(run.join(LONG_S) for run in session.start())
+    with opened_run(load(None, {**config, "source": str(DEMO_CLIP)})) as opened:
+        assert all(run.join(LONG_S) for run in opened.controller.start())
     heard = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert heard == [{**BEGIN, "type": "end", "end_time": BEGIN["frame_time"], "count": 0}]
 
@@ -146,18 +146,18 @@ def test_what_rules_name_is_detected_by_itself() -> None:
 def test_a_run_stores_events_and_serves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     keys = {"source": str(DEMO_CLIP), "start": 8, "end": 10.5, "rules": ["visitor=person for 0.5s"], "vid_stride": 2}
-    with opened_session(load(None, {**keys, "http": "127.0.0.1:0", "store": "kept"})) as session:
-        assert session._server is not None
-        assert all(run.join(LONG_S) for run in session.start())
-        assert session._store is not None
-        session._store.flush()
-        status, page = request("GET", f"{session._server.url}/events?q=pers&rule=visitor")
+    with opened_run(load(None, {**keys, "http": "127.0.0.1:0", "store": "kept"})) as opened:
+        assert opened.server is not None
+        assert all(run.join(LONG_S) for run in opened.controller.start())
+        assert opened.controller.local.store is not None
+        opened.controller.local.store.flush()
+        status, page = request("GET", f"{opened.url}/events?q=pers&rule=visitor")
         assert (status, [one["label"] for one in page["events"]]) == (200, ["person"])
-        _, event = request("GET", f"{session._server.url}/events/{page['events'][0]['id']}")
+        _, event = request("GET", f"{opened.url}/events/{page['events'][0]['id']}")
         assert event["end_time"] is not None
         assert [path["track_id"] for path in event["paths"]] == event["tracks"]
         assert len(event["paths"][0]["path"]) > 2
-        again = opened_session(load(None, {**keys, "store": "kept"}))
+        again = opened_run(load(None, {**keys, "store": "kept"}))
         with pytest.raises(ConfigError, match="--store: kept: another process stores events there"), again:
             pass
 
@@ -174,9 +174,9 @@ def request(method: str, url: str, body: Any = None, kind: str = "application/js
 
 def test_rules_are_set_over_http_while_a_stream_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with opened_session(load(None, {"http": "127.0.0.1:0", "sinks": ["e.jsonl?send=events"]})) as session:
-        assert session._server is not None
-        base = f"{session._server.url}/streams"
+    with opened_run(load(None, {"http": "127.0.0.1:0", "sinks": ["e.jsonl?send=events"]})) as opened:
+        assert opened.server is not None
+        base = f"{opened.url}/streams"
         body = {"source": str(DEMO_CLIP), "name": "room", "detect": ["dog"], "in_flight": 1}
         assert request("POST", base, body)[0] == 201
         rules = [{"name": "visitor", "when": "person", "cooldown": 5}]

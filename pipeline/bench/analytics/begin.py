@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError, RunFailed
-from saccade.pipeline.session import opened_session
+from saccade.pipeline.run import opened_run
 
 _COLUMNS, _ROWS = 16, 4  # of zones
 _PARTS = ("decode", "queue", "prefill", "decode_tokens", "track")
@@ -89,9 +89,9 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         port = _free_port()
         settings = {"sinks": [f"ws://127.0.0.1:{port}"], "store": folder, "name": "bench"}
         config = load(None, {**given, **settings, "zones": _zones(), "rules": _rules(label)})
-        session = stack.enter_context(opened_session(config))
+        opened = stack.enter_context(opened_run(config))
         client = stack.enter_context(connect(f"ws://127.0.0.1:{port}", max_size=None))
-        (run,) = session.start()
+        (run,) = opened.controller.start()
         if not run.source.info.live:
             raise ConfigError(
                 f"{run.source.info.url} is not live: its events come after their frames as files are read"

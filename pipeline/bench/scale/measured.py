@@ -121,11 +121,11 @@ def time_scale(
         ConfigError, EngineError, SourceError: if something it names cannot be used.
         RunFailed: if no stream comes up within a minute, or a killed worker does not come back.
     """
-    from saccade.pipeline.runtime.stream import open_stream  # brings FFmpeg
+    from saccade.pipeline.runtime.stream import open_source_of  # brings FFmpeg
 
     stream = settings.each()[0]
-    with open_stream(stream) as opened:
-        rate = opened.source.info.average_rate
+    with open_source_of(stream) as opened:
+        rate = opened.info.average_rate
     fps = float(rate or 25) / stream.vid_stride
     fps = min(fps, stream.max_fps or fps)
     rows = [_time(settings, stream, count, fps, cameras, seconds, kill) for count in counts]

@@ -12,9 +12,10 @@ from typing import Any
 from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.file import load
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import opened_local
 from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.session import opened_session
 from saccade.sources import open_source
 
 _TICK_S = 0.2
@@ -88,6 +89,8 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
                 "name": None,
                 "sinks": [],
                 "heatmap": None,
+                "loop": False,
+                "realtime": False,
                 "vid_stride": chosen.vid_stride if {"vid_stride"} & chosen.model_fields_set else _stride_of(video),
             }
         )
@@ -100,13 +103,14 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
         if event["type"] == "end":
             ended.append(dict(event))
 
-    with opened_session(config) as session:
-        session.events.add(keep)
+    config = config.resolved()
+    with opened_local(config, config.named()) as (local, opened):
+        local.events.hub.add(keep)
         began = time.monotonic()
-        runs = session.start()
+        runs = Controller(local, config, first=opened).start()
         while not all(run.join(_TICK_S) for run in runs):
             pass  # so that Ctrl-C is heard
-        session.events.flush()
+        local.events.hub.flush()
         if failed := next((run for run in runs if run.error), None):
             raise RunFailed from failed.error
         took_s = time.monotonic() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.resources import files
 from pathlib import Path
 
@@ -79,6 +80,29 @@ def check_labels(config: RunConfig) -> None:
         vocabulary = Vocabulary(config.model, *names)
         for stream in config.each():
             vocabulary.resolve(text for skill, text in stream.asked if skill in ("detect", "point"))
+
+
+def changes_of(path: Path, url: str, token: str | None) -> list[str]:
+    """What a configuration file would change of a running Saccade: a line for each change.
+
+    Args:
+        path: of a valid file.
+        url: of the HTTP API.
+        token: what it wants; None if it wants none.
+
+    Raises:
+        ConfigError: if it does not answer, or refuses.
+    """
+    from saccade.pipeline.cli.mcp.api_client import ApiClient, ApiError
+
+    async def ask() -> list[str]:
+        async with ApiClient(url, token) as client:
+            return await client.config_changes(path.read_text(encoding="utf-8"))
+
+    try:
+        return asyncio.run(ask())
+    except (ApiError, ValueError) as error:
+        raise ConfigError(f"--diff: {error}") from None
 
 
 def _texts() -> dict[str, str]:

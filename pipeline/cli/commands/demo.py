@@ -13,7 +13,6 @@ from saccade.pipeline.config import RunConfig
 from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.http_server import tls_of, token_of
-from saccade.pipeline.session import Session
 from saccade.sources.http.tls import self_signed
 from saccade.sources.http.tokens import is_loopback
 
@@ -38,13 +37,20 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
     with (
         EndingSignals() as signals,
         load_engine(config, show_preparation) as engine,
-        Demo(engine, config, host, port, token, tls=tls, allow_sources=config.allow_sources) as demo,
+        Demo(
+            engine, config, host, port, token, tls=tls, base=as_cameras(config), allow_sources=config.allow_sources
+        ) as demo,
     ):
-        for stream in config.each():
-            demo.add(stream)
+        demo.controller.start()
         # A token that the user chose is not repeated, since what is printed may be kept.
         shown = "" if token is None else f"?token={token if chosen is None else '…'}"
         print(f"saccade: open {demo.url}{shown}  (Ctrl-C ends it)", flush=True)
         if browser and sys.stdout.isatty():
             webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
-        follow(Session(demo.streams), signals, quiet=quiet)
+        follow(demo.controller, signals, quiet=quiet)
+
+
+def as_cameras(config: RunConfig) -> RunConfig:
+    """The configuration with its files played over and over, as if they were cameras."""
+    resolved = config.resolved()
+    return resolved.with_streams(stream.model_copy(update={"loop": True}) for stream in resolved.streams)

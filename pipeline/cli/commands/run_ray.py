@@ -23,8 +23,8 @@ from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.config.file import load
+from saccade.pipeline.control.config_file import FileStamp
 from saccade.pipeline.errors import ConfigError
-from saccade.pipeline.reload import FileStamp
 from saccade.pipeline.workers.front.front import CLOSE_S
 from saccade.pipeline.workers.protocol import Message, StreamReport
 from saccade.sinks import SinkError
@@ -52,7 +52,7 @@ def run_on_ray(settings: RunConfig, config: Path | None, overrides: Mapping[str,
 
     Raises:
         ConfigError: if Ray is not installed, the cluster cannot be reached or has no room.
-        EngineError, SinkError, SourceError: as `opened_session`.
+        EngineError, SinkError, SourceError: as `opened_run`.
     """
     assert settings.ray is not None
     try:

@@ -44,11 +44,11 @@ def run_workers(settings: RunConfig, config: Path | None, overrides: Mapping[str
         quiet: show only what fails.
 
     Raises:
-        ConfigError, EngineError, SinkError, SourceError, RunFailed: as `opened_session`.
+        ConfigError, EngineError, SinkError, SourceError, RunFailed: as `opened_run`.
     """
     with EndingSignals() as signals, opened_front(settings) as front:
         reloader = FrontReloader(config, overrides, settings, front) if config else None
-        front.config_api.actions = reloader
+        front.reloader = reloader
         if reloader and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
             signals.reload_on_hangup()
         signals.catch()

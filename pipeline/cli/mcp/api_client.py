@@ -94,13 +94,22 @@ class ApiClient:
         """Where the clip of an event is, for clients with the token."""
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
+    async def config_changes(self, text: str) -> list[str]:
+        """What another text of its configuration file would change: a line for each."""
+        answer = await self._request("POST", "/config/diff", text=text)
+        changes: list[str] = json.loads(answer)["changes"]
+        return changes
+
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         return json.loads(await self._request(method, path, body))
 
-    async def _request(self, method: str, path: str, body: Any = None) -> bytes:
+    async def _request(self, method: str, path: str, body: Any = None, *, text: str | None = None) -> bytes:
         assert self._session is not None
+        given: dict[str, Any] = {"json": body}
+        if text is not None:
+            given = {"data": text.encode(), "headers": {"Content-Type": "application/yaml"}}
         try:
-            async with self._session.request(method, self._url + path, json=body) as response:
+            async with self._session.request(method, self._url + path, **given) as response:
                 data = await response.content.read(_MAX_BYTES)
                 if response.ok:
                     return data

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from saccade.engine.errors import EngineError
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig, parse_place
-from saccade.pipeline.config.stream_names import free_name
+from saccade.pipeline.config.stream_names import free_name, name_of
+from saccade.pipeline.control.local import max_bytes_of, opened_store
 from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.runtime.output import Output
@@ -26,14 +27,12 @@ from saccade.pipeline.runtime.targets import HEATMAP, WHEP, Target, check_target
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.api.config_api import ConfigApi
 from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
-from saccade.pipeline.session import max_bytes_of, opened_store
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.merged_events import MergedEvents
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.front.search import WorkersSearch
-from saccade.pipeline.workers.front.stream_names import name_of
 from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
@@ -80,7 +79,7 @@ class Front:
         events: hands the events of their rules on.
         stores: where those are stored.
         endless: whether it goes on when no stream runs any more, since others may be added.
-        config_api: the configuration file over HTTP, once `actions` of it are set.
+        reloader: the configuration file; None without one.
 
     Args:
         config: what was configured.
@@ -110,7 +109,7 @@ class Front:
         self._make_elsewhere = make
         self._outputs = outputs
         self._store = store
-        self.config_api = ConfigApi()
+        self.reloader: Any = None
         self._secret = secret or secrets.token_urlsafe(32)
         self.endless = not streams
         self._first = dict(streams)
@@ -202,7 +201,7 @@ class Front:
             access=access,
             events=self._store if merged is None else None,
             search=search,
-            routes=[*(merged.routes() if merged else ()), *api.routes(), *self.config_api.routes()],
+            routes=[*(merged.routes() if merged else ()), *api.routes(), *ConfigApi(FileOf(self)).routes()],
             public=api.public,
             on_startup=[forwarder.start],
             on_cleanup=[forwarder.close],
@@ -307,6 +306,30 @@ class Front:
                 self._failing.add(number)
             else:
                 self._failing.discard(number)
+
+
+class FileOf:
+    """The configuration file of a front, for its routes."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    @property
+    def file(self) -> object:
+        """None without one."""
+        return self._front.reloader
+
+    def save(self) -> str:
+        """As `FrontReloader.save`."""
+        return str(self._front.reloader.save())
+
+    def reload(self) -> list[str]:
+        """As `FrontReloader.reload`."""
+        return list(self._front.reloader.reload())
+
+    def preview(self, text: str) -> list[str]:
+        """Not with workers."""
+        raise ConfigError("what a file would change is not known with workers")
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.config import ListedStream, RunConfig
-from saccade.pipeline.errors import StreamError
-from saccade.pipeline.reload import EditedRegions, EditedRules, FileReloader, run_differences, stream_differences
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.control.local import ERRORS
+from saccade.pipeline.control.plan import differences, later
+from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.targets import targets_of
 from saccade.pipeline.workers.front.front import Front, streams_of, worker_values
 from saccade.pipeline.workers.rolling import RollError
@@ -25,8 +26,8 @@ from saccade.pipeline.workers.supervisor import Supervisor
 log = logging.getLogger(__name__)
 
 
-class FrontReloader(FileReloader):
-    """The file of a front.
+class FrontReloader(ConfigFile):
+    """The file of a front. Every method is callable from any thread.
 
     Args:
         path: of the file.
@@ -39,27 +40,38 @@ class FrontReloader(FileReloader):
         super().__init__(path, overrides)
         self._changer = Changer(front, config)
         self._front = front
+        self._one = threading.Lock()
 
-    def _edited(self) -> tuple[EditedRegions, EditedRules]:
-        config = self._changer.config
-        regions: EditedRegions = {}
-        rules: EditedRules = {}
-        running = self._front.supervisor.streams()
-        for number, (name, stream) in enumerate(streams_of(config)[0].items()):
-            if name not in running:
-                continue
-            now, place = ListedStream.model_validate(running[name].config), None if config.source else number
-            if (now.zones, now.lines) != (stream.zones, stream.lines):
-                regions[place] = Regions.model_construct(zones=now.zones, lines=now.lines)
-            if now.rules != stream.rules:
-                rules[place] = now.rules
-        return regions, rules
+    def reload(self) -> list[str]:
+        """Read the file and run what it says now; returns a line for each change, or that there is none.
 
-    def _take(self, saved: RunConfig) -> None:
-        self._changer.config = saved
+        Raises:
+            ConfigError: if that cannot be; everything goes on as it was.
+        """
+        with self._one:
+            try:
+                return self._changer.apply(self.load()) or [f"{self.path}: nothing has changed"]
+            except ERRORS as error:
+                raise ConfigError(f"{error}; everything goes on as it was") from None
 
-    def _apply(self, wanted: RunConfig) -> list[str]:
-        return self._changer.apply(wanted)
+    def reload_lines(self) -> list[str]:
+        """`reload` for a terminal: a line for each change, or for why there is none."""
+        try:
+            return self.reload()
+        except ConfigError as error:
+            return [str(error)]
+
+    def save(self, wanted: RunConfig | None = None) -> str:  # type: ignore[override]
+        """Write what the streams run by into the file; returns its name.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        with self._one:
+            streams = [ListedStream.model_validate(one.config) for one in self._front.supervisor.streams().values()]
+            super().save(self._changer.config.resolved().with_streams(streams))
+            self._changer.config = self.load()
+            return self.path.name
 
 
 class Changer:
@@ -111,7 +123,7 @@ class Changer:
             changed = {
                 name: stream.model_dump(mode="json", exclude_unset=True) | {"name": name}
                 for name, stream in after.items()
-                if name in before and stream_differences(before[name], stream)
+                if name in before and differences(before[name], stream)
             }
             self._front.replace_workers(wanted, changed)
             lines = change_streams(self._front.supervisor, self.config, wanted, moved=changed)
@@ -158,7 +170,7 @@ def change_streams(
             pass  # it has ended before
     for name, stream in after.items():
         values = stream.model_dump(mode="json", exclude_unset=True)
-        changed = sorted(stream_differences(before[name], stream)) if name in before else []
+        changed = sorted(differences(before[name], stream)) if name in before else []
         try:
             if name not in before:
                 supervisor.open(values, name, or_similar=False)
@@ -169,11 +181,11 @@ def change_streams(
                 lines.append(f"{name}: started anew, with other {', '.join(changed)}")
         except StreamError as error:
             lines.append(f"{name}: {error}")
-    later = run_differences(config, wanted) - set(rolled_keys(config, wanted))
+    held = set(later(config, wanted)) - set(rolled_keys(config, wanted))
     if _shared(config) != _shared(wanted):
-        later.add("sinks")
-    if later:
-        lines.append(f"{', '.join(sorted(later))}: changed in the file, and taken when saccade is started again")
+        held.add("sinks")
+    if held:
+        lines.append(f"{', '.join(sorted(held))}: changed in the file, and taken when saccade is started again")
     return lines
 
 

@@ -24,6 +24,10 @@ from typing import Any
 
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.source_policy import SourcePolicy
+from saccade.pipeline.control.state import plain
 from saccade.pipeline.errors import one_line
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import read_event
@@ -31,12 +35,10 @@ from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stream import OpenedStream
+from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream
 from saccade.pipeline.runtime.streams import Streams, status_of
 from saccade.pipeline.runtime.targets import Target
-from saccade.pipeline.runtime.tasks import settings_of
-from saccade.pipeline.server.source_policy import SourcePolicy
-from saccade.pipeline.session import Session
+from saccade.pipeline.server.serve import serve
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.placement import demand
 from saccade.pipeline.workers.process.channel import Channel
@@ -99,7 +101,8 @@ class _WorkerProcess:
         self._results = results
         self._stopping = threading.Event()
         self._report_now = threading.Event()
-        self._session: Session | None = None
+        self._controller: Controller | None = None
+        self._url = ""
         self._lock = threading.Lock()
         self._runs: dict[str, tuple[Run, int]] = {}  # with the key of their opening
         self._sent: dict[str, Any] = {}  # the configuration of each stream as it was reported
@@ -119,10 +122,10 @@ class _WorkerProcess:
         threading.Thread(target=self._receive, name="saccade control", daemon=True).start()
         try:
             with ExitStack() as stack:
-                self._session = self._open(stack)
+                self._controller = self._open(stack)
                 self._usage = _usage()
                 stored = {key: self._settings[key] for key in ("machine", "store") if key in self._settings}
-                self._channel.send({"is": "ready", "url": self._session.url, "pid": os.getpid(), **stored})
+                self._channel.send({"is": "ready", "url": self._url, "pid": os.getpid(), **stored})
                 reported_at = 0.0
                 while not self._stopping.wait(_POLL_S):
                     faulthandler.dump_traceback_later(_HANGS_S, exit=True)
@@ -132,7 +135,7 @@ class _WorkerProcess:
                         reported_at = time.monotonic()
                         self._channel.send(self._report().to_message())
                 threading.Thread(target=_exit_late, name="saccade end", daemon=True).start()
-                self._end_streams(self._session)
+                self._end_streams(self._controller.streams)
             return 0
         except Exception as error:
             self._channel.send({"is": "failed", "kind": type(error).__name__, "error": one_line(str(error))})
@@ -140,7 +143,7 @@ class _WorkerProcess:
                 log.exception("the worker failed")
             return 1
 
-    def _open(self, stack: ExitStack) -> Session:
+    def _open(self, stack: ExitStack) -> Controller:
         config = RunConfig.model_validate(self._settings["config"])
         device = config.device
         if threads := self._settings["threads"]:
@@ -164,16 +167,20 @@ class _WorkerProcess:
         if self._results is not None:
             outputs.append(Output(RelaySink(self._results)))
         each = [Target(text) for text in config.sinks]
-        session = Session(Streams(engine, outputs), None, each, (), events, media=media, ask=ask)
-        stack.callback(session.close)
-        session.serve(
+        policy = SourcePolicy(config.allow_sources, open_by_default=self._settings["open_by_default"])
+        places = EventPlaces(events, history=media is not None, media=media)
+        local = Local(Streams(engine, outputs), each=each, events=places, ask=ask, policy=policy, videos=videos)
+        stack.callback(local.close)
+        controller = Controller(local)
+        server = serve(
+            controller,
             (self._settings.get("host", "127.0.0.1"), 0),
-            None,
-            videos=videos,
             access=FrontAuth(self._settings["secret"]),
             routes=SnapshotApi(ask or engine, Path(folder)).routes() if folder else (),
         )
-        return session
+        stack.callback(server.close)
+        self._url = server.url
+        return controller
 
     # ---- commands
 
@@ -193,21 +200,15 @@ class _WorkerProcess:
 
     def _open_stream(self, message: Message) -> None:
         try:
-            while self._session is None:
+            while self._controller is None:
                 time.sleep(_POLL_S)  # the supervisor waits for `ready`, so this is for others
             config = ListedStream.model_validate({**message["config"], "name": message["stream"]})
-            policy = SourcePolicy(
-                self._settings["config"].get("allow_sources", []),
-                open_by_default=self._settings["open_by_default"],
-            )
-            check = None
-            if message.get("checked"):
-                policy.check(config.source)
-                check = policy.check if policy.restricted else None
             held = bool(message.get("held"))
             if message.get("again") and not held:
                 self._await_end(config)
-            stream = self._session.open(config, check=check, repeat=bool(message.get("repeat")))
+            if message.get("repeat"):
+                config = config.model_copy(update={"loop": True})
+            stream = self._controller.local.open(config, checked=bool(message.get("checked")))
             if held:
                 self._held.add(message["stream"], message["key"], stream)
                 return
@@ -223,7 +224,6 @@ class _WorkerProcess:
             with self._held.take(message["key"]) as stream:
                 if stream.held is not None and (after := message.get("after")) is not None:
                     stream.held.after = (after[0], after[1], after[2])
-                assert isinstance(stream.config, ListedStream)
                 self._await_end(stream.config)
                 self._begin(message, stream)
         except Exception as error:
@@ -231,9 +231,9 @@ class _WorkerProcess:
 
     def _begin(self, message: Message, stream: OpenedStream) -> None:
         """Start a stream, with the events that went on where it ran last."""
-        assert self._session is not None
+        assert self._controller is not None
         stream.resume(read_event(record) for record in message.get("events", ()))
-        self._opened(message, self._session.begin(stream))
+        self._opened(message, self._controller.attach(stream))
 
     def _await_end(self, config: ListedStream) -> None:
         """Wait for the stream's last run here, if it is ending, and move files aside that it has left."""
@@ -286,10 +286,10 @@ class _WorkerProcess:
     def _remove(self, name: str) -> str | None:
         """End a stream; returns why it has not."""
         try:
-            assert self._session is not None
-            self._session.streams.remove(name)
+            assert self._controller is not None
+            self._controller.remove(name)
         except Exception as error:
-            if self._session is not None and name in self._session.streams.names:
+            if self._controller is not None and name in self._controller.streams.names:
                 return one_line(str(error))
         return None
 
@@ -321,8 +321,8 @@ class _WorkerProcess:
             )
 
     def _session_flush(self) -> None:
-        assert self._session is not None
-        self._session.events.flush()  # so that the supervisor has a stream's events before its end
+        assert self._controller is not None
+        self._controller.local.events.hub.flush()  # so that the supervisor has a stream's events before its end
 
     def _report(self) -> WorkerReport:
         now, before = _usage(), self._usage
@@ -345,9 +345,9 @@ class _WorkerProcess:
         for name, status in statuses.items():
             settings = None
             with contextlib.suppress(Exception):
-                plain = _plain(runs[name])
-                settings = plain if plain != self._sent.get(name) else None
-                self._sent[name] = plain
+                values = _plain(runs[name])
+                settings = values if values != self._sent.get(name) else None
+                self._sent[name] = values
             report, stage = status.report, event_stage(runs[name].stages)
             cost = round(busy * wanted[name] / total, 4) if report.frames else None
             how = name, status.state, status.reason, status.live, report.frames, round(report.recent.fps, 2)
@@ -357,14 +357,14 @@ class _WorkerProcess:
     def _send(self, message: Message) -> None:
         self._channel.send(message)
 
-    def _end_streams(self, session: Session) -> None:
-        """Finish what the engine has, but not for long; the session then closes the files."""
-        runs = session.streams.stop()
+    def _end_streams(self, streams: Streams) -> None:
+        """Finish what the engine has, but not for long; closing the streams then closes the files."""
+        runs = streams.stop()
         self._held.close()
         deadline = time.monotonic() + _ENGINE_S
         for run in runs:
             run.join(max(0.0, deadline - time.monotonic()))
-        session.streams.abandon()
+        streams.abandon()
 
 
 def device_of(device: str, index: int, gpus: int) -> str:
@@ -391,8 +391,7 @@ def _kind_of(error: Exception) -> str:
 
 
 def _plain(run: Run) -> dict[str, Any]:
-    plain: dict[str, Any] = settings_of(run).model_dump(mode="json", exclude_unset=True)
-    return plain
+    return {} if run.config is None else plain(run.config)
 
 
 def _usage() -> tuple[float, float]:

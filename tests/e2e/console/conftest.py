@@ -10,9 +10,8 @@ import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config.file import load
-from saccade.pipeline.reload import ConfigReloader
-from saccade.pipeline.runtime.stream import open_stream
-from saccade.pipeline.session import Session, opened_session
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.run import OpenedRun, opened_run
 from tests.support.cameras import free_port
 from tests.support.engine import TINY, random_model, write_model
 
@@ -25,7 +24,8 @@ ask: '{folder}/tiny'
 ask_deadline: 60s
 streams:
   - name: hall # over the entrance
-    source: rtsp://127.0.0.1:1/hall
+    source: '{clip}'
+    loop: true
     vid_stride: 2
     zones:
       desk: "0,0,1,0,1,1,0,1"
@@ -42,7 +42,7 @@ class Console:
 
     url: str
     path: Path
-    session: Session
+    opened: OpenedRun
 
 
 @pytest.fixture(scope="package")
@@ -50,24 +50,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     folder, port = tmp_path_factory.mktemp("console"), free_port()
     write_model(folder / "tiny", TINY, random_model(TINY))
     path = folder / "shop.yaml"
-    path.write_text(FILE.format(port=port, folder=folder))
-    settings = load(path, {})
-    with opened_session(settings) as session:
-        session._waiting.clear()  # the camera of the file is the demo clip, over and over
-        session.config_api.actions = ConfigReloader(path, {}, settings, session)
-        (hall,) = settings.each()
-        clip = hall.model_copy(update={"source": str(DEMO_CLIP)})
-        with (
-            open_stream(
-                clip,
-                session.streams.engine,
-                repeat=True,
-                events=session.events,
-                history=True,
-                media=session._media,
-                ask=session._ask,
-            ) as stream,
-            stream.reserve(session.streams) as name,
-        ):
-            stream.start(session.streams, name)
-        yield Console(f"http://127.0.0.1:{port}/", path, session)
+    path.write_text(FILE.format(port=port, folder=folder, clip=DEMO_CLIP))
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        yield Console(f"http://127.0.0.1:{port}/", path, opened)

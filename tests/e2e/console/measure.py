@@ -28,7 +28,8 @@ from saccade.engine.results import Box, Detections, Points, Result
 from saccade.pipeline import HttpServer, Output, Streams
 from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
 from saccade.pipeline.config import Prompts, StreamConfig
-from saccade.pipeline.runtime.stream import add_stream
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.sinks import CallbackSink, Latency
@@ -162,7 +163,7 @@ def _skipped(sink: ViewerSink) -> int:
 
 def requests(seconds: float) -> None:
     streams = [
-        StreamConfig(source=str(DEMO_CLIP), name=f"camera-{number}", detect=["person"], max_fps=1)
+        StreamConfig(source=str(DEMO_CLIP), name=f"camera-{number}", detect=["person"], max_fps=1, loop=True)
         for number in range(8)
     ]
     image = base64.b64encode((PAGES.parent / "demo.jpg").read_bytes()).decode()
@@ -170,9 +171,10 @@ def requests(seconds: float) -> None:
     heard: list[float] = []
     note = CallbackSink(lambda frame, result, latency: heard.append(latency.total))
     with Engine.load("nano", device="cpu") as engine, Streams(engine, [Output(note)]) as those:
+        controller = Controller(Local(those))
         for stream in streams:
-            add_stream(those, stream, repeat=True)
-        with closing(HttpServer(those, port=0)) as server:
+            controller.add(stream)
+        with closing(HttpServer(controller, port=0)) as server:
             time.sleep(10)
             for turn in range(3):
                 alone = _p99(heard, seconds)

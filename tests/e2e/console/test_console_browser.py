@@ -16,9 +16,9 @@ from saccade.engine import Engine
 from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.config.file import load
+from saccade.pipeline.run import opened_run
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.whep.sink import ViewerSink
-from saccade.pipeline.session import opened_session
 from saccade.sources import open_source
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab
@@ -237,8 +237,8 @@ def test_events_are_listed_searched_and_played(tmp_path: Path) -> None:
     rules = "[{name: visitor, when: person in door for 1s}]"
     stream = f"{{name: hall, source: '{DEMO_CLIP}', end: 3, zones: {{door: '0,0,1,0,1,1,0,1'}}, rules: {rules}}}"
     path.write_text(f"http: '{port}'\nstore: '{tmp_path / 'store'}'\ndetect: [person]\nstreams: [{stream}]\n")
-    with opened_session(load(path, {})) as session:
-        (run,) = session.start()
+    with opened_run(load(path, {})) as opened:
+        (run,) = opened.controller.start()
         assert run.join(60)
         with tab(f"http://127.0.0.1:{port}/#/events", tmp_path / "profile") as page:
             page.until("document.querySelectorAll('#event-list li').length === 1")

@@ -162,7 +162,7 @@ def test_a_clip_is_sent_back_with_the_boxes_burnt_in(demo: Demo, tmp_path: Path)
 
 
 def test_a_running_stream_is_watched_either_way(demo: Demo, tmp_path: Path) -> None:
-    demo.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="room", conf=0.4))
+    demo.controller.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="room", conf=0.4, loop=True))
     with tab(demo.url, tmp_path) as page:
         page.until("!!window.saccade")
         page.until("!!document.querySelector('#streams a')")

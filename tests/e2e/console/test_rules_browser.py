@@ -135,7 +135,8 @@ def test_the_heatmap_is_laid_over_the_frame(page: Tab) -> None:
 
 
 def test_events_are_filtered_and_found_by_what_is_seen(page: Tab, console: Console) -> None:
-    until(lambda: bool(console.session._store and list(console.session._store.media_folder.glob("*.jpg"))), seconds=30)
+    store = console.opened.controller.local.store
+    until(lambda: bool(store and list(store.media_folder.glob("*.jpg"))), seconds=30)
     page.eval("location.hash = '#/events'")
     page.until("document.querySelectorAll('#event-list li').length > 0")
     page.until("document.querySelectorAll('#event-rule option').length > 1")

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from saccade.engine import Detect, Engine
+from saccade.engine import Engine
 from saccade.engine.results import Box, Detections, Points, Result
-from saccade.pipeline import Streams, load, opened_session
+from saccade.pipeline import Streams, load, opened_run
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import CountLog, Totals
 from saccade.pipeline.analytics.settings import AnalyticsSettings
@@ -27,6 +27,7 @@ from saccade.sinks.overlay import draw
 from saccade.sinks.record import make_record
 from saccade.sources import open_source
 from saccade.sources.replay import ReplaySource
+from tests.support.control import attach, controller_of
 from tests.support.sinks.results import live_frame
 
 LONG_S = 60
@@ -82,7 +83,7 @@ def test_a_zone_that_is_kept_keeps_its_counts() -> None:
     stage = AnalyzeStage(AnalyticsSettings.model_validate(REGIONS))
     walk(stage)
     wider = {**REGIONS, "zones": {**REGIONS["zones"], "all": "0,0,1,0,1,1,0,1"}}
-    stage.regions = AnalyticsSettings.model_validate(wider)
+    stage.configure(AnalyticsSettings.model_validate(wider))
     assert stage.totals().lines["gate"]["person"] == {"forward": 1, "backward": 0}
     assert stage.totals().zones["hall"]["person"]["left"] == 1
     assert stage.totals().zones["all"] == {}
@@ -128,8 +129,8 @@ def test_a_configuration_counts_in_zones(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     wanted: dict[str, Any] = {"source": str(DEMO_CLIP), "detect": "person", "conf": 0.3, "start": 8, "end": 10}
     wanted |= {"zones": ["all=0,0,1,0,1,1,0,1"], "jsonl": str(out)}
-    with opened_session(load(None, wanted)) as session:
-        assert all(run.join(LONG_S) for run in session.start())
+    with opened_run(load(None, wanted)) as opened:
+        assert all(run.join(LONG_S) for run in opened.controller.start())
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert records[-1]["zones"][0]["entered"] == 1
 
@@ -137,7 +138,7 @@ def test_a_configuration_counts_in_zones(tmp_path: Path) -> None:
 def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
         source = ReplaySource(open_source(DEMO_CLIP, start=8, end=12))
-        with closing(HttpServer(streams, "127.0.0.1", 0, None)) as server:
+        with closing(HttpServer(controller := controller_of(streams), "127.0.0.1", 0, None)) as server:
 
             def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:
                 place = urlsplit(server.url)
@@ -151,7 +152,7 @@ def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
                     return answer.status, text
                 return answer.status, json.loads(text) if text else None
 
-            streams.add("door", source, [Detect("person", conf=0.3)], stages=[AnalyzeStage()])
+            attach(controller, "door", source, conf=0.3)
             assert ask("GET", "/streams/door/zones") == (200, {"zones": {}, "lines": {}})
             assert ask("PUT", "/streams/door/zones", {"zones": {"door": "0,0"}})[0] == 422
             status, regions = ask("PUT", "/streams/door/zones", {"zones": {"all": "0,0,1,0,1,1,0,1"}, "lines": {}})

@@ -13,7 +13,7 @@ import pytest
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
-from saccade.pipeline import ConfigError, Output, RunConfig, Streams, load, opened_session
+from saccade.pipeline import ConfigError, Output, RunConfig, Streams, load, opened_run
 from saccade.pipeline.analytics import GATES, STAGES
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.sinks import JsonlSink
@@ -43,8 +43,8 @@ def config_of(**values: Any) -> RunConfig:
 
 
 def run(config: RunConfig, out: Path) -> list[dict[str, Any]]:
-    with opened_session(config.model_copy(update={"jsonl": str(out)})) as session:
-        assert all(run.join(LONG_S) for run in session.start())
+    with opened_run(config.model_copy(update={"jsonl": str(out)})) as opened:
+        assert all(run.join(LONG_S) for run in opened.controller.start())
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
-from saccade.pipeline import load, opened_session
+from saccade.pipeline import load, opened_run
 from saccade.pipeline.analytics import STAGES
 from saccade.pipeline.analytics.track import TrackStage
 from saccade.pipeline.asset_files import DEMO_CLIP
@@ -73,8 +73,8 @@ def test_the_stage_has_a_name() -> None:
 def test_a_configuration_that_tracks_writes_the_numbers(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     wanted = {"source": str(DEMO_CLIP), "detect": "person", "conf": 0.3, "track": True, "start": 8, "end": 10}
-    with opened_session(load(None, {**wanted, "jsonl": str(out)})) as session:
-        assert all(run.join(LONG_S) for run in session.start())
+    with opened_run(load(None, {**wanted, "jsonl": str(out)})) as opened:
+        assert all(run.join(LONG_S) for run in opened.controller.start())
     records = [json.loads(line) for line in out.read_text().splitlines()]
     numbers = {found.get("track") for record in records for found in record["objects"]} - {None}
     assert len(records) == 20

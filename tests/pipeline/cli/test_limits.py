@@ -47,7 +47,7 @@ def test_a_video_too_wide_for_h264(
     tmp_path: Path, saccade: Command, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], out: list[str]
 ) -> None:
     Image.new("RGB", size).save(tmp_path / "wide.png")
-    monkeypatch.setattr("saccade.pipeline.session.load_engine", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr("saccade.pipeline.control.local.load_engine", lambda *_: pytest.fail("work was done"))
     message = f"the frames are {size[0]} x {size[1]} pixels, and H.264 allows 16384 a side"
     fails(saccade, tmp_path, message, "run", "wide.png", *PERSON, *out)
 

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.config.edit import save_settings
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config.edit import edited, save_streams
 from saccade.pipeline.config.edit_rules import text_of_rules
-from saccade.pipeline.config.file import load, read_rules
+from saccade.pipeline.config.file import load, load_text, read_rules
 from saccade.pipeline.errors import ConfigError, TextError
 from saccade.pipeline.events.settings import EventSettings, RuleSettings, check_places
 
@@ -26,15 +32,24 @@ detect: [person] # of all
 """
 
 
+def save(path: Path, changes: dict[int, dict[str, Any]], check: Callable[[Path], object] = lambda path: None) -> None:
+    """Write other values of streams, by their number, into a file."""
+    given = load(path, {})
+    streams = list(given.named().values())
+    for number, values in changes.items():
+        streams[number] = streams[number].model_copy(update=values)
+    save_streams(path, given, given.resolved().with_streams(streams), check)
+
+
 def test_only_what_is_other_is_written(tmp_path: Path) -> None:
     path = tmp_path / "cameras.yaml"
     path.write_text(FILE)
     hall, _ = load(path, {}).each()
-    same = Regions(zones=hall.zones, lines=hall.lines)
-    save_settings(path, {0: same, 1: Regions()}, {})
+    save(path, {0: {"zones": hall.zones, "lines": hall.lines}, 1: {"zones": {}}})
     assert path.read_text() == FILE
     changed = Regions.model_validate({"zones": {"desk": hall.zones["desk"]}, "lines": {"gate": "0,0.5,1,0.5"}})
-    save_settings(path, {0: changed, 1: Regions.model_validate({"zones": {"yard": ".1,.1,.9,.1,.9,.9"}})}, {})
+    other = Regions.model_validate({"zones": {"yard": ".1,.1,.9,.1,.9,.9"}})
+    save(path, {0: {"zones": changed.zones, "lines": changed.lines}, 1: {"zones": other.zones}})
     text = path.read_text()
     assert [comment in text for comment in ("# The cameras", "# over the entrance", "# the desk", "# of all")] == [
         True
@@ -49,10 +64,10 @@ def test_one_source_has_them_at_the_top(tmp_path: Path) -> None:
     path = tmp_path / "camera.yaml"
     path.write_text("source: '0' # the webcam\ndetect: person\nzones: ['door=.1,.1,.9,.1,.9,.9']\n")
     wanted = Regions.model_validate({"zones": {"door": {"polygon": ".2,.1,.9,.1,.9,.9", "classes": ["person"]}}})
-    save_settings(path, {None: wanted}, {})
+    save(path, {0: {"zones": wanted.zones}})
     assert load(path, {}).zones == wanted.zones
     assert "# the webcam" in path.read_text()
-    save_settings(path, {None: Regions()}, {})
+    save(path, {0: {"zones": {}}})
     assert "zones" not in path.read_text()
 
 
@@ -107,7 +122,7 @@ NEW = {"name": "d", "when": "car", "attributes": {"bag": {"question": "A bag?", 
 def test_rules_are_written_where_they_changed(rules: list[RuleSettings], gone: str, come: str, tmp_path: Path) -> None:
     path = tmp_path / "camera.yaml"
     path.write_text(RULES)
-    save_settings(path, {}, {None: rules})
+    save(path, {0: {"rules": rules}})
     text, at = path.read_text(), RULES.index(gone) if gone else RULES.index("# end")
     assert text == RULES[:at] + come + RULES[at + len(gone) :]
     assert load(path, {}).rules == rules
@@ -120,12 +135,14 @@ def test_rules_are_written_where_they_changed(rules: list[RuleSettings], gone: s
             "streams: [{source: a, detect: cat}]\n",
             "streams: [{source: a, detect: cat, rules: [{name: b, when: dog}]}]\n",
         ),
-        ("streams:\n- source: a", "streams:\n- source: a\n  rules:\n    - name: b\n      when: dog\n"),
+        (
+            "detect: x\nstreams:\n- source: a",
+            "detect: x\nstreams:\n- source: a\n  rules:\n    - name: b\n      when: dog\n",
+        ),
         (
             "streams:\n- source: a\n  rules: [c=cat] # hm\n",
             "streams:\n- source: a\n  rules: [{name: b, when: dog}] # hm\n",
         ),
-        ("streams:\n- rules:\n  source: a\n", "streams:\n- rules: [{name: b, when: dog}]\n  source: a\n"),
         (
             "streams:\n- source: a\n  rules:\n  - b=dog # x\n  - c=cat\n",
             "streams:\n- source: a\n  rules:\n  - b=dog # x\n",
@@ -135,7 +152,7 @@ def test_rules_are_written_where_they_changed(rules: list[RuleSettings], gone: s
 def test_rules_come_into_files_of_every_shape(before: str, after: str, tmp_path: Path) -> None:
     path = tmp_path / "cameras.yaml"
     path.write_text(before)
-    save_settings(path, {}, {0: rules_of("b=dog")})
+    save(path, {0: {"rules": rules_of("b=dog")}})
     assert path.read_text() == after
 
 
@@ -143,7 +160,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "camera.yaml"
     path.write_text(RULES)
     with pytest.raises(ConfigError, match=r"nothing is saved: camera.yaml:6:21: .*no zone 'door'"):
-        save_settings(path, {}, {None: rules_of("a=person in door")}, lambda new: load(new, {}))
+        save(path, {0: {"rules": rules_of("a=person in door")}}, lambda new: load(new, {}))
     assert path.read_text() == RULES
     assert [one.name for one in tmp_path.iterdir()] == ["camera.yaml"]
 
@@ -180,13 +197,172 @@ def test_a_mistake_in_rules_has_its_place(text: str, line: int, column: int, wor
     assert (raised.value.line, raised.value.column, words in str(raised.value)) == (line, column, True)
 
 
-@pytest.mark.parametrize("text", ["", "streams: []\n", "streams: 3\n", "a: [\n"])
+@pytest.mark.parametrize("text", ["streams: 3\n", "a: [\n", "streams:\n- a\n"])
 def test_a_file_of_another_shape_is_left_alone(text: str, tmp_path: Path) -> None:
     path = tmp_path / "cameras.yaml"
+    path.write_text(FILE)
+    before = load(path, {})
     path.write_text(text)
+    changed = [stream.model_copy(update={"rules": OLD, "conf": 0.1}) for stream in before.named().values()]
     with pytest.raises(ConfigError, match="changed meanwhile"):
-        save_settings(path, {0: Regions.model_validate({"zones": {"door": ".1,.1,.9,.1,.9,.9"}})}, {})
-    with pytest.raises(ConfigError, match="changed meanwhile"):
-        save_settings(path, {}, {0: OLD})
+        save_streams(path, before, before.resolved().with_streams(changed))
     assert path.read_text() == text
     assert [one.name for one in tmp_path.iterdir()] == ["cameras.yaml"]
+
+
+ADDED = {"name": "new", "source": "a.mp4", "detect": ["cat"], "zones": {"z": ".1,.1,.9,.1,.9,.9"}, "rules": ["r=cat"]}
+WRITTEN = """\
+  - name: new
+    source: a.mp4
+    detect: [cat]
+    rules:
+      - name: r
+        when: cat
+    zones:
+      z: 0.1,0.1,0.9,0.1,0.9,0.9
+"""
+COMMENTED = """\
+detect: person
+streams:
+  # a
+  - source: a  # first
+    conf: .3 # low
+  # b
+  - name: b
+    source: c
+# end
+"""
+LISTS = """\
+source: a
+detect:
+  - cat
+  - dog # d
+weight: 3 # w
+query: |
+  why?
+  really?
+model: tiny
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "added", "after"),
+    [
+        (  # a key of one stream, and one stream less with the comments above it
+            COMMENTED,
+            {"a": {"conf": 0.4, "weight": 2.0}, "b": None},
+            [],
+            COMMENTED[: COMMENTED.index("  # b")].replace(".3", "0.4") + "    weight: 2.0\n# end\n",
+        ),
+        (
+            "streams:\n  - source: a\n    detect: cat",
+            {},
+            [ADDED],
+            "streams:\n  - source: a\n    detect: cat\n" + WRITTEN,
+        ),
+        ("http: '1'\n", {}, [ADDED], "http: '1'\nstreams:\n" + WRITTEN),
+        ("http: '1'\nstreams: []\n", {}, [ADDED], "http: '1'\nstreams:\n" + WRITTEN),
+        (  # settings for all streams are no settings of the new one
+            "detect: [cat]\nconf: .3\nstreams: [{source: a}]\n",
+            {},
+            [{"name": "n", "source": "b", "detect": ["cat"]}],
+            "detect: [cat]\nconf: .3\nstreams: [{source: a}, {name: n, source: b, conf: 0.5}]\n",
+        ),
+        ("http: '1'\nstreams: [{source: a, detect: cat}]\n", {"a": None}, [], "http: '1'\nstreams: []\n"),
+        (
+            "streams: [{source: a, detect: cat}, {source: b, detect: cat}]\n",
+            {"a": None},
+            [],
+            "streams: [{source: b, detect: cat}]\n",
+        ),
+        (  # one source becomes the first of several
+            "# my camera\nname: hall\nsource: a # here\ndetect: person\n",
+            {"hall": {"detect": ["dog"]}},
+            [{"name": "n", "source": "b", "detect": ["person"]}],
+            "# my camera\nstreams:\n  - name: hall\n    source: a # here\n    detect: [dog]\n"
+            "  - name: n\n    source: b\ndetect: person\n",
+        ),
+        ("http: '1'\nsource: a # here\ndetect: person\n", {"a": None}, [], "http: '1'\ndetect: person\n"),
+        (  # lists in lines, texts of several lines, and a value that is by default again
+            LISTS,
+            {"a": {"detect": ["cow"], "weight": 1.0, "query": ["who?"], "max_fps": 2.0}},
+            [],
+            "source: a\ndetect: [cow] # d\nquery: ['who?']\nmodel: tiny\nmax_fps: 2.0\n",
+        ),
+        (  # behind the dash, and as a setting for all says
+            "conf: .3\nstreams:\n- detect: cat\n  source: a\n- source: b\n  detect: cow\n  conf: 0.4\n",
+            {"a": {"detect": [], "point": ["cat"]}, "b": {"conf": 0.3}},
+            [],
+            "conf: .3\nstreams:\n- source: a\n  point: [cat]\n- source: b\n  detect: cow\n",
+        ),
+    ],
+)
+def test_streams_and_all_of_their_settings_are_written(
+    before: str, changes: dict[str, dict[str, Any] | None], added: list[dict[str, Any]], after: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "cameras.yaml"
+    path.write_text(before)
+    old = load(path, {})
+    streams = dict(old.named())
+    for name, values in changes.items():
+        stream = streams.pop(name)
+        if values is not None:
+            streams[name] = stream.model_copy(update=values)
+    wanted = old.resolved().with_streams([*streams.values(), *map(ListedStream.model_validate, added)])
+
+    def check(new: Path) -> None:
+        assert load(new, {}).named() == wanted.named()
+
+    save_streams(path, old, wanted, check)
+    assert path.read_text() == after
+    save_streams(path, load(path, {}), wanted, check)
+    assert path.read_text() == after
+
+
+NAMES = st.lists(st.sampled_from(["person", "no", "- x", "#1", "it's"]), min_size=1, max_size=3, unique=True)
+VALUES = st.fixed_dictionaries(
+    {"source": st.sampled_from(["a", "rtsp://c/b", "it's: odd #1"])},
+    optional={
+        "detect": NAMES,
+        "query": st.lists(st.sampled_from(["Is it [yes|no]?", "a: b", "two\nlines"]), max_size=2),
+        "conf": st.sampled_from([0.1, 0.5]),
+        "max_fps": st.sampled_from([None, 2.5]),
+        "queue": st.sampled_from([None, "keep 3"]),
+        "zones": st.sampled_from(
+            [{}, {"a b": ".1,.1,.9,.1,.9,.9"}, {"yes": {"polygon": "0,0,1,0,1,1", "loitering": 3}}]
+        ),
+        "rules": st.sampled_from([[], ["r=person"], [{"name": "q", "when": "dog", "ask": "Is it: so?", "keep": "2d"}]]),
+        "gates": st.sampled_from([[], ["motion"]]),
+        "sinks": st.lists(st.sampled_from(["a-{stream}.jsonl", "ws://127.0.0.1:1?x=#"]), max_size=2, unique=True),
+    },
+)
+FILES = st.fixed_dictionaries(
+    {"streams": st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)},
+    optional={"detect": st.just(["person"]), "conf": st.just(0.3), "gates": st.just(["motion"])},
+)
+
+
+class Plain(yaml.SafeDumper):
+    """Writes no aliases: what one stands for cannot be changed for one stream alone."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def as_file(values: dict[str, Any]) -> dict[str, Any]:
+    streams = [{"name": name, "point": ["x"], **stream} for name, stream in values["streams"].items()]
+    return {"http": "127.0.0.1:0", **values, "streams": streams}
+
+
+@given(FILES, FILES, st.booleans(), st.integers(2, 4))
+@settings(max_examples=200, deadline=None)
+def test_any_configuration_can_be_written_over_any_other(
+    old: dict[str, Any], new: dict[str, Any], flow: bool, indent: int
+) -> None:
+    text = yaml.dump(as_file(old), Dumper=Plain, default_flow_style=flow, indent=indent, sort_keys=False)
+    text = text if flow else f"# first\n{text}# last\n"
+    wanted = load_text(yaml.safe_dump(as_file(new))).resolved()
+    written = edited(text, load_text(text), wanted)
+    assert load_text(written).named() == wanted.named()
+    assert edited(written, load_text(written), wanted) == written
+    assert flow or ("# first\n" in written and "# last" in written)

@@ -23,7 +23,7 @@ from saccade.pipeline.events.questions import FRAME, Question
 from saccade.pipeline.events.record import Change, History, RuleList
 from saccade.pipeline.events.settings import EventSettings
 from saccade.pipeline.events.stage import EventStage
-from saccade.pipeline.session import opened_session
+from saccade.pipeline.run import opened_run
 from tests.pipeline.events.scripted import scene, straight, walk
 from tests.support.engine import TINY, noise, random_model, write_model
 from tests.support.engine.simulation import Camera, Seen, Simulation
@@ -112,10 +112,8 @@ def test_no_frame_waits_for_an_answer() -> None:
     engine = Scripted()
     heard: list[Change | RuleList | History] = []
     rules = [{"name": "rule", "when": "person", "ask": "Is it?", "attributes": {"hat": "Which hat?"}}]
-    stage = EventStage(EventSettings.model_validate({"rules": rules}).rules, heard.append)
-    stage.asker = Asker(engine)
-    analyze = AnalyzeStage()
-    analyze.need_tracks()
+    stage = EventStage(EventSettings.model_validate({"rules": rules}).rules, heard.append, asker=Asker(engine))
+    analyze = AnalyzeStage(track=True)
     seen = list(walk({"person": straight((0.1, 0.9), (0.9, 0.9), 0, 8)}, 3))
     for frame, result in seen[:20]:
         stage.process(frame, analyze.process(frame, result))  # nothing is ever answered
@@ -178,8 +176,8 @@ def test_another_model_is_asked_in_a_run(folder: Path, tmp_path: Path, monkeypat
     }
     keys = {"source": str(DEMO_CLIP), "end": 1.5, "vid_stride": 2, "rules": [rule], "ask_deadline": LONG_S}
     sinks = ["e.jsonl?send=events", "f.jsonl"]
-    with opened_session(load(None, {**keys, "ask": str(folder), "sinks": sinks})) as session:
-        assert all(run.join(LONG_S) for run in session.start())
+    with opened_run(load(None, {**keys, "ask": str(folder), "sinks": sinks})) as opened:
+        assert all(run.join(LONG_S) for run in opened.controller.start())
     first, *_, last = [json.loads(line) for line in Path("e.jsonl").read_text().splitlines()]
     assert first["type"] == "begin"
     assert 0 < last["p_yes"] < 1
@@ -192,6 +190,6 @@ def test_another_model_is_asked_in_a_run(folder: Path, tmp_path: Path, monkeypat
 
 def test_a_model_that_cannot_answer_is_refused_at_once() -> None:
     keys = {"source": str(DEMO_CLIP), "rules": [{"name": "v", "when": "person", "verify": "Is it?"}]}
-    opened = opened_session(load(None, keys))
+    opened = opened_run(load(None, keys))
     with pytest.raises(ConfigError, match="rule 'v' asks questions, and nano cannot answer any"), opened:
         pass

@@ -48,7 +48,7 @@ def test_rules_are_replaced_while_it_runs() -> None:
     analyze = AnalyzeStage(PLACES)
     for number, (frame, result) in enumerate(walk(ACROSS, 4)):
         if number == 20:
-            stage.rules = rules("b=person", "c=person for 3s")
+            stage.configure(EventSettings(rules=rules("b=person", "c=person for 3s")))
         stage.process(frame, analyze.process(frame, result))
     stage.close()
     steps = [(one.event.rule, one.kind) for one in heard if isinstance(one, Change)]

@@ -10,6 +10,7 @@ import pytest
 from saccade.engine import Engine
 from saccade.engine.results import Result
 from saccade.engine.tasks import Detect
+from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT
 from saccade.pipeline.errors import StreamError
 from saccade.pipeline.runtime.output import Output
@@ -163,7 +164,7 @@ def test_prompts_change_while_it_runs_from_the_next_frame_on(engine: Engine) -> 
     with Streams(engine, [Output(sink)]) as streams:
         run = streams.add("door", clip(20), [Detect("person", conf=0.2)], in_flight=1)
         wait_for(lambda: len(sink.results.get("door", [])) >= 3)
-        run.tasks = [Detect("chair", conf=0.0, max_objects=2)]
+        run.update(ListedStream(source="clip.mp4", detect=["chair"], conf=0.0, max_objects=2))
         assert run.tasks == (Detect("chair", conf=0.0, max_objects=2),)
         assert run.join(LONG_S)
     labels = [{box.label for box in result.detections.boxes} for result in sink.results["door"]]

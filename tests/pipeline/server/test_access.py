@@ -17,7 +17,7 @@ from PIL import Image
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
-from saccade.pipeline import ConfigError, Streams, load, opened_session
+from saccade.pipeline import ConfigError, Streams, load, opened_run
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import Prompts
 from saccade.pipeline.server.demo import Demo
@@ -29,6 +29,7 @@ from saccade.sources.http import self_signed, server_context
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support.cameras import free_port
 from tests.support.command import LONG_S, start_saccade
+from tests.support.control import controller_of
 from tests.support.sinks.feed import make_certificate
 
 
@@ -45,7 +46,7 @@ def ask_tls(url: str, path: str, context: ssl.SSLContext, **headers: str) -> tup
 
 
 def test_probes_need_no_token_and_give_no_detail(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = HttpServer(streams, port=0, token="sesame")
+    server = HttpServer(controller_of(streams), port=0, token="sesame")
     try:
         bad = {"source": "rtsp://127.0.0.1:1/door", "name": "door", "detect": "person"}
         assert ask(server, "POST", "/streams?token=sesame", bad).status == 201
@@ -62,7 +63,7 @@ def test_probes_need_no_token_and_give_no_detail(streams: Streams, monkeypatch: 
 
 def test_a_stuck_model_is_alive_but_not_ready(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.pipeline.runtime.streams._STUCK_S", -1.0)
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     try:
         streams.add("clip", open_source(DEMO_CLIP), [Detect("person")])
         assert (ask(server, "GET", "/livez").status, ask(server, "GET", "/readyz").status) == (200, 503)
@@ -88,7 +89,7 @@ HALF = "\ud800"  # one half of a surrogate pair, which JSON can write and UTF-8 
 def test_half_a_character_is_a_bad_request(
     streams: Streams, method: str, path: str, body: dict[str, object], message: str
 ) -> None:
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     try:
         streams.add("clip", open_source(DEMO_CLIP), [Detect("person")])
         answer = ask(server, method, path, body)
@@ -101,7 +102,7 @@ def test_half_a_character_is_a_bad_request(
 def test_a_source_may_have_a_name_that_is_not_utf8(streams: Streams, tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.png")
     Image.new("RGB", (64, 48)).save(path)
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     try:
         answer = ask(server, "POST", "/streams", {"source": str(path), "detect": "person"})
         assert (answer.status, answer.json["source"], answer.json["name"]) == (201, str(path), "caf")
@@ -115,7 +116,7 @@ def test_a_session_reads_its_token_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("sesame\n")
     port = free_port()
     values = {"http": f"0.0.0.0:{port}", "http_token_file": str(tmp_path / "token")}
-    with opened_session(load(None, values)):
+    with opened_run(load(None, values)):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_S)
         for token, status in (("sesame", 200), ("wrong", 401)):
             connection.request("GET", "/healthz", headers={"Authorization": f"Bearer {token}"})
@@ -133,7 +134,7 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes | None
     pattern = re.escape(str(path))
     with (
         pytest.raises(ConfigError, match=pattern),
-        opened_session(load(None, {"http": "127.0.0.1:0", "http_token_file": str(path)})),
+        opened_run(load(None, {"http": "127.0.0.1:0", "http_token_file": str(path)})),
     ):
         pytest.fail("it was opened")
     with pytest.raises(SinkError, match=pattern):
@@ -160,7 +161,7 @@ def test_an_address_on_the_network_takes_a_token_from_outside(tmp_path: Path, mo
 def test_every_server_speaks_tls_with_a_certificate(tmp_path: Path, streams: Streams) -> None:
     certificate, key = make_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=str(certificate))
-    server = HttpServer(streams, port=0, tls=server_context(str(certificate), str(key)))
+    server = HttpServer(controller_of(streams), port=0, tls=server_context(str(certificate), str(key)))
     viewer = open_whep(f"whep://127.0.0.1:{free_port()}?cert={certificate}&key={key}")
     publisher = open_source(f"webrtc://127.0.0.1:0?cert={certificate}&key={key}")
     try:
@@ -177,12 +178,12 @@ def test_a_session_serves_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     port = free_port()
     values = {"http": f"127.0.0.1:{port}", "http_cert": str(certificate), "http_key": str(key)}
-    with opened_session(load(None, values)):
+    with opened_run(load(None, values)):
         trusting = ssl.create_default_context(cafile=str(certificate))
         assert ask_tls(f"https://127.0.0.1:{port}", "/readyz", trusting)[0] == 200
     with (
         pytest.raises(ConfigError, match="a key without a certificate"),
-        opened_session(load(None, {"http": "127.0.0.1:0", "http_key": str(key)})),
+        opened_run(load(None, {"http": "127.0.0.1:0", "http_key": str(key)})),
     ):
         pytest.fail("it was opened")
 

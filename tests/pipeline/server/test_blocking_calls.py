@@ -14,14 +14,14 @@ import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server import streams_api
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.sources.network.dialer import CheckAddress
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
+from tests.support.control import controller_of
 
 CLIP = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
 
@@ -30,7 +30,7 @@ CLIP = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
 def test_only_regular_files_are_opened(streams: Streams, tmp_path: Path, suffix: str) -> None:
     pipe = tmp_path / f"pipe{suffix}"
     os.mkfifo(pipe)
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     try:
         for source in (str(pipe), "/dev/ptmx", "/dev/zero"):
             answer = ask(server, "POST", "/streams", {**CLIP, "source": source})
@@ -42,7 +42,7 @@ def test_only_regular_files_are_opened(streams: Streams, tmp_path: Path, suffix:
 
 def test_a_folder_skips_what_is_no_regular_file(streams: Streams, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     try:
         answer = ask(server, "POST", "/streams", {**CLIP, "source": str(tmp_path)})
         assert (answer.status, "holds no images" in error_of(answer)) == (422, True)
@@ -53,21 +53,23 @@ def test_a_folder_skips_what_is_no_regular_file(streams: Streams, tmp_path: Path
 class HangingAdd:
     """Opens streams, but hangs before until released, as a file on a dead network disk would."""
 
-    def __init__(self, streams: Streams) -> None:
-        self.streams = streams
+    def __init__(self, controller: Controller) -> None:
+        self.add = controller.add
         self.release = threading.Event()
         self.runs: list[Run] = []
 
-    def __call__(self, config: StreamConfig, *, check: CheckAddress | None = None) -> Run:
+    def __call__(self, config: StreamConfig) -> Run:
         self.release.wait()
-        self.runs.append(add_stream(self.streams, config))
+        self.runs.append(self.add(config))
         return self.runs[-1]
 
 
 def test_health_answers_while_every_opening_hangs(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams_api, "OPEN_S", 3.0)
-    add = HangingAdd(streams)
-    server = HttpServer(streams, port=0, add=add)
+    controller = controller_of(streams)
+    add = HangingAdd(controller)
+    monkeypatch.setattr(controller, "add", add)
+    server = HttpServer(controller, port=0)
     try:
         with ThreadPoolExecutor(9) as clients:
             posts = [clients.submit(ask, server, "POST", "/streams", {**CLIP, "name": f"clip{n}"}) for n in range(9)]
@@ -86,9 +88,11 @@ def test_health_answers_while_every_opening_hangs(streams: Streams, monkeypatch:
         server.close()
 
 
-def test_a_server_closes_while_an_opening_hangs(streams: Streams) -> None:
-    add = HangingAdd(streams)
-    server = HttpServer(streams, port=0, add=add)
+def test_a_server_closes_while_an_opening_hangs(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = controller_of(streams)
+    add = HangingAdd(controller)
+    monkeypatch.setattr(controller, "add", add)
+    server = HttpServer(controller, port=0)
 
     def post() -> None:
         with suppress(OSError):  # hung up on

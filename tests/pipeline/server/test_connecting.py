@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
+from saccade.pipeline.control.source_policy import NotAllowedError, SourcePolicy
 from saccade.sources import LiveSource, SourceError, open_source
 from tests.support.cameras.http_camera import http, mjpeg
 from tests.support.cameras.onvif_device import onvif_device

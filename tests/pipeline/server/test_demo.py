@@ -111,7 +111,7 @@ def test_it_is_not_open_to_others_without_a_token(engine: Engine) -> None:
 def test_a_file_runs_on_and_on_at_its_own_pace(engine: Engine) -> None:
     with leaving_no_thread(), Demo(engine, PERSON, port=0) as demo:
         begun = time.monotonic()
-        demo.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="clip"))
+        demo.controller.add(StreamConfig(source=str(DEMO_CLIP), detect=["person"], name="clip", loop=True))
         until(lambda: get_json(f"{demo.url}streams")["streams"][0]["frames_out"] >= 5)
         (stream,) = get_json(f"{demo.url}streams")["streams"]
         assert (stream["name"], stream["live"]) == ("clip", True)

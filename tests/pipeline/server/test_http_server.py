@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
 from saccade.pipeline.config import parse_place
+from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
@@ -26,6 +27,7 @@ from saccade.sources.http import app_server as listening
 from saccade.sources.http.app_server import MAX_CONNECTIONS
 from saccade.sources.replay import ReplaySource
 from tests.support import REPO
+from tests.support.control import attach, controller_of
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
 LONG_S = 60  # far beyond what any of these needs; only so that a hang fails
@@ -34,8 +36,13 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def server(streams: Streams) -> Iterator[HttpServer]:
-    one = HttpServer(streams, port=0)
+def controller(streams: Streams) -> Controller:
+    return controller_of(streams)
+
+
+@pytest.fixture
+def server(controller: Controller) -> Iterator[HttpServer]:
+    one = HttpServer(controller, port=0)
     yield one
     one.close()
 
@@ -196,8 +203,10 @@ BAD = {
 }
 
 
-def test_a_bad_request_gets_one_line_and_changes_nothing(server: HttpServer, streams: Streams) -> None:
-    run = streams.add("clip", open_source(CLIP), [Detect("person")])
+def test_a_bad_request_gets_one_line_and_changes_nothing(
+    server: HttpServer, controller: Controller, streams: Streams
+) -> None:
+    run = attach(controller, "clip", open_source(CLIP))
     for case, (method, path, body, headers, status, message) in BAD.items():
         answer = ask(server, method, path, body, **headers)
         assert answer.status == status, f"{case}: {answer.status} {answer.text}"
@@ -281,7 +290,7 @@ def test_an_unreadable_request_leaves_no_token_in_the_log(streams: Streams, capl
     async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("secret")
 
-    server = HttpServer(streams, port=0, token="sesame", routes=[web.get("/broken", broken)])
+    server = HttpServer(controller_of(streams), port=0, token="sesame", routes=[web.get("/broken", broken)])
     try:
         place = urlsplit(server.url)
         with socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S) as connection:
@@ -307,7 +316,9 @@ def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -
         return web.Response(text="hello")
 
     routes = [web.get("/", page), web.get("/inside", page)]
-    server = HttpServer(streams, port=0, token="sesame", origins=["https://mine.example"], routes=routes, public=["/"])
+    server = HttpServer(
+        controller_of(streams), port=0, token="sesame", origins=["https://mine.example"], routes=routes, public=["/"]
+    )
     try:
         for path in ("/streams", "/healthz", "/metrics", "/inside", "/nothing"):
             refused = ask(server, "GET", path)
@@ -327,14 +338,14 @@ def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_on_the_network_needs_a_token(streams: Streams, host: str) -> None:
     with pytest.raises(ConfigError, match="a token is needed"):
-        HttpServer(streams, host, 0)
+        HttpServer(controller_of(streams), host, 0)
 
 
 def test_a_taken_port_is_one_line(server: HttpServer, streams: Streams) -> None:
     port = urlsplit(server.url).port or 0
     before = threading.active_count()
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use$"):
-        HttpServer(streams, port=port)
+        HttpServer(controller_of(streams), port=port)
     assert threading.active_count() == before
 
 

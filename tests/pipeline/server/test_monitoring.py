@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.engine import Engine
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import StreamConfig
-from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.prometheus import Metrics
 from tests.support import REPO
+from tests.support.control import controller_of
 from tests.support.webrtc import until
 
 FOLDER = REPO / "configs" / "monitoring"
@@ -31,7 +31,9 @@ def expressions() -> list[str]:
 def test_every_metric_asked_for_exists() -> None:
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
         config = {"zones": {"z": ".1,.1,.9,.1,.9,.9"}, "lines": {"l": "0,.5,1,.5"}, "detect": ["person"]}
-        run = add_stream(streams, StreamConfig.model_validate({"source": str(DEMO_CLIP), "name": "hall", **config}))
+        run = controller_of(streams).add(
+            StreamConfig.model_validate({"source": str(DEMO_CLIP), "name": "hall", **config})
+        )
         until(lambda: run.report().frames > 2, seconds=60)
         families = list(text_string_to_metric_families(Metrics(streams).as_text().decode()))
         lost = Metrics(streams, {"hub": lambda: 3, "store": lambda: 0}).as_text().decode()

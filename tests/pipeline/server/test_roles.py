@@ -13,14 +13,13 @@ import pytest
 from aiohttp import web
 
 from saccade.engine import Engine
-from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError
-from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer
-from saccade.sinks.video.broadcast import BroadcastSink
+from tests.support.control import controller_of
 
 NOWHERE = "rtsp://127.0.0.1:1"
 FILE = """\
@@ -81,17 +80,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path.write_text(FILE.replace("AUDIT", str(folder / "audit.jsonl")))
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
         access = Access(path)
-        console = Console(streams, BroadcastSink(), auth=access)
+        cameras = [{"name": name, "source": f"{NOWHERE}/{name}", "detect": ["person"]} for name in ("hall", "yard")]
+        controller = controller_of(streams, base=load(None, {"streams": cameras}))
+        console = Console(controller, auth=access)
         http = HttpServer(
-            streams,
+            controller,
             port=0,
             access=access,
             routes=[*console.routes(), *(web.route("*", path, added) for path in ADDED)],
             public=console.public,
             on_cleanup=[console.whep.close],
         )
-        for name in ("hall", "yard"):
-            add_stream(streams, StreamConfig(name=name, source=f"{NOWHERE}/{name}", detect=["person"]))
+        controller.start()
         yield Server(http.url, folder / "audit.jsonl")
         http.close()
 

@@ -12,9 +12,10 @@ import pytest
 
 from saccade.pipeline import ConfigError, HttpServer, Streams
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.server.source_policy import NotAllowedError, SourcePolicy
+from saccade.pipeline.control.source_policy import NotAllowedError, SourcePolicy
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support.cameras.scripted import Call, Request, ScriptedCamera
+from tests.support.control import controller_of
 from tests.support.http_server import serving
 
 REFUSED = "the HTTP API may not open this source; allow_sources lists those that it may"
@@ -126,8 +127,8 @@ def test_an_entry_that_is_no_network_is_refused() -> None:
 
 
 def test_the_api_refuses_what_is_not_listed(streams: Streams, tmp_path: Path) -> None:
-    listed = HttpServer(streams, port=0, allow_sources=[str(DEMO_CLIP)])
-    network = HttpServer(streams, "0.0.0.0", 0, "sesame")
+    listed = HttpServer(controller_of(streams, [str(DEMO_CLIP)]), port=0)
+    network = HttpServer(controller_of(streams, open_by_default=False), "0.0.0.0", 0, "sesame")
     body = {"source": str(DEMO_CLIP), "name": "clip", "detect": "person"}
     try:
         for source in (str(tmp_path), "rtsp://10.0.0.1/x", "tcp://0.0.0.0:1?listen=1"):
@@ -166,7 +167,7 @@ def web_server(host: str, location: str | None = None) -> Iterator[tuple[str, li
 def test_a_redirect_leads_to_listed_sources_only(streams: Streams) -> None:
     body = {"name": "film", "detect": "person"}
     with web_server("127.0.0.2") as (inside, reached), web_server("127.0.0.1", f"{inside}/secret") as (outside, _):
-        server = HttpServer(streams, port=0, allow_sources=["127.0.0.1/32"])
+        server = HttpServer(controller_of(streams, ["127.0.0.1/32"]), port=0)
         try:
             assert ask(server, "POST", "/streams", {**body, "source": f"{outside}/go"}).status == 201
             wait_for(lambda: ask(server, "GET", "/streams/film").json["state"] == "failed")
@@ -179,7 +180,7 @@ def test_a_redirect_leads_to_listed_sources_only(streams: Streams) -> None:
 def test_a_redirect_to_a_listed_source_is_followed(streams: Streams) -> None:
     body = {"name": "film", "detect": "person"}
     with web_server("127.0.0.1", "/film.mp4") as (address, _):
-        server = HttpServer(streams, port=0, allow_sources=["127.0.0.1/32"])
+        server = HttpServer(controller_of(streams, ["127.0.0.1/32"]), port=0)
         try:
             assert ask(server, "POST", "/streams", {**body, "source": f"{address}/go"}).status == 201
             wait_for(lambda: ask(server, "GET", "/streams/film").json["frames_out"] > 0)
@@ -195,7 +196,7 @@ def test_a_camera_redirects_to_listed_sources_only(streams: Streams) -> None:
             return f"RTSP/1.0 302 Moved\r\nLocation: {inside.url('secret')}\r\n\r\n"
 
         with ScriptedCamera(lambda call: call.linger(), answer=answer) as camera:
-            server = HttpServer(streams, port=0, allow_sources=[f"{camera.url()}*"])
+            server = HttpServer(controller_of(streams, [f"{camera.url()}*"]), port=0)
             try:
                 body = {"source": camera.url(), "name": "door", "detect": "person"}
                 assert ask(server, "POST", "/streams", body).status == 201

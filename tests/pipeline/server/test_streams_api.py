@@ -15,13 +15,14 @@ import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import Changes, StreamConfig
+from saccade.pipeline.config.file import load
 from saccade.pipeline.events.settings import RuleSettings
-from saccade.pipeline.runtime.stream import add_stream
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from tests.pipeline.server.test_http_server import ask, error_of, wait_for
 from tests.support import REPO
 from tests.support.cameras import free_port
+from tests.support.control import controller_of
 
 NOWHERE = "rtsp://127.0.0.1:1/door"
 DOOR = {"name": "door", "source": NOWHERE, "detect": ["person"]}
@@ -41,8 +42,9 @@ def listed(server: Any) -> list[tuple[str, str]]:
 def test_a_stream_that_cannot_be_restarted_is_not_lost(streams: Streams, tmp_path: Path) -> None:
     clip = tmp_path / "clip.mp4"
     shutil.copy(DEMO_CLIP, clip)
-    server = HttpServer(streams, port=0)
-    add_stream(streams, StreamConfig(name="clip", source=str(clip), detect=["person"]), repeat=True)
+    controller = controller_of(streams)
+    server = HttpServer(controller, port=0)
+    controller.add(StreamConfig(name="clip", source=str(clip), detect=["person"], loop=True))
     try:
         clip.rename(tmp_path / "away.mp4")
         for _ in range(2):
@@ -59,8 +61,9 @@ def test_a_stream_that_cannot_be_restarted_is_not_lost(streams: Streams, tmp_pat
 
 
 def test_configured_streams_restart_whatever_clients_may_open(streams: Streams) -> None:
-    add_stream(streams, StreamConfig.model_validate(DOOR))
-    server = HttpServer(streams, "0.0.0.0", 0, "sesame")  # where clients may open nothing
+    controller = controller_of(streams, open_by_default=False, base=load(None, DOOR))  # where clients may open nothing
+    controller.start()
+    server = HttpServer(controller, "0.0.0.0", 0, "sesame")
     try:
         for _ in range(2):
             assert ask(server, "POST", "/streams/door/restart?token=sesame").status == 200
@@ -74,7 +77,7 @@ def test_what_a_client_opened_restarts_by_the_rules_for_it(streams: Streams, tmp
     (tmp_path / "in").mkdir()
     link = tmp_path / "in" / "clip.mp4"
     shutil.copy(DEMO_CLIP, link)
-    server = HttpServer(streams, port=0, allow_sources=[str(tmp_path / "in" / "*")])
+    server = HttpServer(controller_of(streams, [str(tmp_path / "in" / "*")]), port=0)
     try:
         assert ask(server, "POST", "/streams", {"name": "a", "source": str(link), "detect": "person"}).status == 201
         link.unlink()
@@ -110,7 +113,7 @@ def test_a_run_of_one_stream_outlives_its_restarts(tmp_path: Path) -> None:
 
 
 def test_a_client_names_no_file_to_be_written(streams: Streams, tmp_path: Path) -> None:
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     try:
         answer = ask(server, "POST", "/streams", {**DOOR, "heatmap": str(tmp_path / "heat.png")})
         assert answer.status == 422
@@ -121,8 +124,9 @@ def test_a_client_names_no_file_to_be_written(streams: Streams, tmp_path: Path) 
 
 
 def test_too_many_streams_ended_at_once_is_no_hang(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = controller_of(streams)
     for number in range(9):
-        add_stream(streams, StreamConfig.model_validate({**DOOR, "name": f"door{number}"}))
+        controller.add(StreamConfig.model_validate({**DOOR, "name": f"door{number}"}))
     release, remove = threading.Event(), streams.remove
 
     def slowly(name: str) -> None:
@@ -130,7 +134,7 @@ def test_too_many_streams_ended_at_once_is_no_hang(streams: Streams, monkeypatch
         remove(name)
 
     monkeypatch.setattr(streams, "remove", slowly)
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller, port=0)
     try:
         with ThreadPoolExecutor(9) as clients:
             ends = [clients.submit(ask, server, "DELETE", f"/streams/door{number}") for number in range(9)]
@@ -145,7 +149,7 @@ def test_too_many_streams_ended_at_once_is_no_hang(streams: Streams, monkeypatch
 
 
 def test_optional_fields_of_a_stream_may_be_null(streams: Streams) -> None:
-    server = HttpServer(streams, port=0)
+    server = HttpServer(controller_of(streams), port=0)
     optional = [key for key, field in StreamConfig.model_fields.items() if not field.is_required()]
     try:
         every = dict.fromkeys(optional) | {"source": str(DEMO_CLIP), "detect": ["person"], "name": "door"}

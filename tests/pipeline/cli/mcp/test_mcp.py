@@ -27,8 +27,8 @@ from saccade.pipeline.cli.mcp.tools import make_server
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.run import OpenedRun, opened_run
 from saccade.pipeline.server.demo import Demo
-from saccade.pipeline.session import Session, opened_session
 from tests.support import REPO
 from tests.support.cameras import free_port
 from tests.support.webrtc import until
@@ -44,7 +44,9 @@ def demo() -> Iterator[Demo]:
         Engine.load("nano", device="cpu") as engine,
         Demo(engine, Prompts(detect=["person"]), port=0, token=TOKEN) as opened,
     ):
-        opened.add(StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=5))
+        opened.controller.add(
+            StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=5, loop=True)
+        )
         until(lambda: "hall" in opened.videos.streams, seconds=30)
         yield opened
 
@@ -116,19 +118,19 @@ def test_its_own_client_waits_for_a_rule_and_sees_it(tmp_path: Path) -> None:
     stream = f"{{name: hall, source: '{DEMO_CLIP}', end: 3, zones: {{door: '0,0,1,0,1,1,0,1'}}, rules: {rules}}}"
     path.write_text(f"http: '{port}'\nstore: '{tmp_path / 'store'}'\ndetect: [person]\nstreams: [{stream}]\n")
 
-    async def use(session: Session) -> tuple[Any, Any, Any]:
+    async def use(opened: OpenedRun) -> tuple[Any, Any, Any]:
         url = f"http://127.0.0.1:{port}"
         async with ApiClient(url) as api, mcp.Client(make_server(api, "test")) as client:
             waiting = asyncio.create_task(client.call_tool("watch", {"rule": "visitor"}))
             await asyncio.sleep(1)  # it has looked what there was before
-            (run,) = session.start()
+            (run,) = opened.controller.start()
             event = (await waiting).structured_content["result"]
             assert await asyncio.to_thread(run.join, 60)
             listed = await client.call_tool("events", {"stream": "hall"})
             return event, listed, await client.call_tool("clip", {"event": event["id"]})
 
-    with opened_session(load(path, {})) as session:
-        event, listed, clip = asyncio.run(use(session))
+    with opened_run(load(path, {})) as opened:
+        event, listed, clip = asyncio.run(use(opened))
     assert (event["rule"], event["stream"], event["label"]) == ("visitor", "hall", "person")
     assert [one["id"] for one in listed.structured_content["result"]] == [event["id"]]
     image, text = clip.content

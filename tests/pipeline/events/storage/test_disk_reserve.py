@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline.config import RunConfig
+from saccade.pipeline.control.local import opened_store
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import StoreError
-from saccade.pipeline.session import opened_store
 from tests.pipeline.events.storage.test_store import event, ids, put
 from tests.support.sinks.broker import wait_for
 from tests.support.sinks.disk import full_disk

@@ -10,8 +10,11 @@ from PIL import Image
 
 from saccade.engine import Engine
 from saccade.pipeline.asset_files import PAGES
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
+from tests.support.control import controller_of
 from tests.support.engine.material import TINY, write_model
 
 TOKEN = "sesame"
@@ -28,7 +31,7 @@ def photo() -> Image.Image:
 def finder() -> Iterator[str]:
     """The address of a server whose model is nano."""
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
-        server = HttpServer(streams, port=0, token=TOKEN)
+        server = HttpServer(controller_of(streams), port=0, token=TOKEN)
         yield server.url
         server.close()
 
@@ -42,6 +45,6 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         Engine.load(str(folder), device="cpu") as talking,
         Streams(finding) as streams,
     ):
-        server = HttpServer(streams, port=0, ask=talking)
+        server = HttpServer(Controller(Local(streams, ask=talking)), port=0)
         yield server.url
         server.close()

@@ -10,32 +10,51 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from saccade.pipeline.config.file import load
-from saccade.pipeline.reload import ConfigReloader
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.run import opened_run
 from saccade.pipeline.server.api.config_api import ConfigApi
-from saccade.pipeline.session import opened_session
 
 FILE = "streams:\n  - {name: yard, source: 'rtsp://127.0.0.1:1/yard', detect: [person]}\n"
 
 
-async def _posted(api: ConfigApi) -> tuple[int, str]:
+async def _posted(controller: Controller, what: str = "reload", body: str = "") -> tuple[int, str]:
     app = web.Application()
-    app.add_routes(api.routes())
+    app.add_routes(ConfigApi(controller).routes())
     async with TestClient(TestServer(app)) as client:
-        response = await client.post("/config/reload")
+        response = await client.post(f"/config/{what}", data=body)
         return response.status, (await response.text()).strip()
 
 
 def test_a_file_with_a_mistake_is_answered_with_it(tmp_path: Path) -> None:
     path = tmp_path / "cameras.yaml"
     path.write_text(FILE)
-    settings = load(path, {})
-    api = ConfigApi()
-    assert asyncio.run(_posted(api)) == (409, "there is no configuration file: start with --config FILE")
-    with opened_session(settings) as session:
-        api.actions = ConfigReloader(path, {}, settings, session)
-        assert asyncio.run(_posted(api)) == (200, json.dumps({"changes": [f"{path}: nothing has changed"]}))
+    with opened_run(load(path, {})) as without:
+        assert asyncio.run(_posted(without.controller)) == (
+            409,
+            "there is no configuration file: start with --config FILE",
+        )
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        assert asyncio.run(_posted(opened.controller)) == (
+            200,
+            json.dumps({"changes": [f"{path}: nothing has changed"]}),
+        )
         path.write_text(FILE.replace("detect", "detekt"))
-        status, body = asyncio.run(_posted(api))
+        status, body = asyncio.run(_posted(opened.controller))
     assert status == 422
     assert "unknown key 'detekt'" in body
     assert body.endswith("; everything goes on as it was")
+
+
+def test_a_file_is_compared_with_what_runs(tmp_path: Path) -> None:
+    path = tmp_path / "cameras.yaml"
+    path.write_text(FILE)
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        other = FILE.replace("person", "car") + "model: tiny\n"
+        changes = ["yard: other detect", "model: changed in the file, and taken when saccade is started again"]
+        assert asyncio.run(_posted(opened.controller, "diff", other)) == (200, json.dumps({"changes": changes}))
+        assert opened.controller.stream("yard").detect == ["person"]
+        status, body = asyncio.run(_posted(opened.controller, "diff", "sources: 1\n"))
+    assert (status, body.startswith("configuration:1:1: unknown key 'sources'")) == (422, True)

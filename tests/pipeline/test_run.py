@@ -26,9 +26,9 @@ from saccade.pipeline.cli.live_view import table_of
 from saccade.pipeline.config import RunConfig, StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.run import OpenedRun, opened_run
 from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.runtime.targets import shown_targets
-from saccade.pipeline.session import Session, opened_session
 from saccade.sinks import SinkError
 from tests.support import REPO
 from tests.support.command import Command, start_saccade
@@ -55,8 +55,8 @@ def frames_in(path: Path) -> int:
         return sum(1 for _ in container.decode(video=0))
 
 
-def finish(session: Session) -> None:
-    assert all(run.join(LONG_S) for run in session.start())
+def finish(opened: OpenedRun) -> None:
+    assert all(run.join(LONG_S) for run in opened.controller.start())
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +68,8 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def test_streams_share_outputs_that_can_be_shared(tmp_path: Path) -> None:
-    with opened_session(two(out="{stream}.mp4", jsonl="all.jsonl", sinks=["{stream}-own.jsonl"])) as session:
-        finish(session)
+    with opened_run(two(out="{stream}.mp4", jsonl="all.jsonl", sinks=["{stream}-own.jsonl"])) as opened:
+        finish(opened)
     assert {path.name for path in tmp_path.iterdir()} == {
         "door.mp4", "yard.mp4", "all.jsonl", "door-own.jsonl", "yard-own.jsonl",
     }  # fmt: skip
@@ -88,8 +88,8 @@ def test_the_model_computes_in_the_dtype_of_the_configuration(dtype: str | None)
 
 def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
     streams = [{"source": str(CLIP), "sinks": ["first.jsonl"]}, {"source": str(CLIP), "sinks": ["{stream}.mp4"]}]
-    with opened_session(config_of(streams=streams)) as session:
-        finish(session)
+    with opened_run(config_of(streams=streams)) as opened:
+        finish(opened)
     assert [record["stream"] for record in records(tmp_path / "first.jsonl")] == ["demo"] * 10
     assert frames_in(tmp_path / "demo-2.mp4") == 10
 
@@ -113,7 +113,7 @@ def test_an_invalid_output_leaves_every_file_as_it_was(
     (tmp_path / "kept.jsonl").write_text("precious\n")
     with (
         pytest.raises((ConfigError, SinkError), match=message),
-        opened_session(two(jsonl="kept.jsonl", **values)),
+        opened_run(two(jsonl="kept.jsonl", **values)),
     ):
         pytest.fail("it was opened")
     assert list(tmp_path.glob("*.mp4")) == []
@@ -121,7 +121,7 @@ def test_an_invalid_output_leaves_every_file_as_it_was(
 
 
 def test_a_session_that_never_begins_leaves_no_video_behind(tmp_path: Path) -> None:
-    with opened_session(two(out="{stream}.mp4")):
+    with opened_run(two(out="{stream}.mp4")):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -129,12 +129,12 @@ def test_a_session_that_never_begins_leaves_no_video_behind(tmp_path: Path) -> N
 def test_a_stream_that_is_added_gets_what_every_stream_gets(tmp_path: Path) -> None:
     for folder in ("demo", "demo-2"):
         (tmp_path / folder).mkdir()
-    with opened_session(config_of(source=str(CLIP), jsonl="all.jsonl", sinks=["{stream}/seen.mp4"])) as session:
-        runs = session.start()
-        runs.append(session.add(StreamConfig(source=str(CLIP), detect=["person"], end=0.5)))
+    with opened_run(config_of(source=str(CLIP), jsonl="all.jsonl", sinks=["{stream}/seen.mp4"])) as opened:
+        runs = opened.controller.start()
+        runs.append(opened.controller.add(StreamConfig(source=str(CLIP), detect=["person"], end=0.5)))
         with pytest.raises(SinkError, match=r"other/seen\.mp4"):
-            session.add(StreamConfig(source=str(CLIP), name="other", detect=["person"]))
-        assert session.streams.names == ["demo", "demo-2"]
+            opened.controller.add(StreamConfig(source=str(CLIP), name="other", detect=["person"]))
+        assert opened.controller.streams.names == ["demo", "demo-2"]
         assert all(run.join(LONG_S) for run in runs)
     assert {record["stream"] for record in records(tmp_path / "all.jsonl")} == {"demo", "demo-2"}
     assert [frames_in(tmp_path / run.name / "seen.mp4") for run in runs] == [10, 5]
@@ -145,45 +145,45 @@ def test_an_added_stream_overwrites_no_results(tmp_path: Path) -> None:
         return StreamConfig.model_validate({"source": str(CLIP), "name": name, "detect": "person", "end": 0.5, **more})
 
     sinks = ["{stream}.jsonl", "on-{stream}.jsonl?max_mb=1", "{stream}-%H.mp4"]
-    with opened_session(two(jsonl="all.jsonl", sinks=sinks)) as session:
-        runs = session.start()
+    with opened_run(two(jsonl="all.jsonl", sinks=sinks)) as opened:
+        runs = opened.controller.start()
         wait = time.monotonic() + LONG_S
         while not (tmp_path / "door.jsonl").stat().st_size:
             assert time.monotonic() < wait
             time.sleep(0.02)
         with pytest.raises(StreamError, match="'door' already"):
-            session.add(added("door"))
+            opened.controller.add(added("door"))
         with pytest.raises(ConfigError, match=r"^--sink: all\.jsonl holds results of every stream; give .* name$"):
-            session.add(added("all"))
+            opened.controller.add(added("all"))
         assert all(run.join(LONG_S) for run in runs)
         with pytest.raises(ConfigError, match=r"door\.jsonl holds results of door"):
-            session.add(added("door"))
-        assert session.add(added("gate")).join(LONG_S)
+            opened.controller.add(added("door"))
+        assert opened.controller.add(added("gate")).join(LONG_S)
     assert [len(records(tmp_path / f"{name}.jsonl")) for name in ("all", "door", "yard", "gate")] == [20, 10, 5, 5]
 
 
 def test_a_stream_that_appends_may_be_added_again(tmp_path: Path) -> None:
     again = StreamConfig(source=str(CLIP), name="door", detect=["person"], end=0.5)
-    with opened_session(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl?max_mb=1", "{stream}-%H.mp4"])) as session:
+    with opened_run(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl?max_mb=1", "{stream}-%H.mp4"])) as opened:
         for _ in range(2):
-            assert session.add(again).join(LONG_S)
+            assert opened.controller.add(again).join(LONG_S)
     assert len(records(tmp_path / "door.jsonl")) == 10
     assert [frames_in(path) for path in tmp_path.glob("*.mp4")] == [5, 5]
 
 
 def test_unnamed_streams_added_at_once_get_a_name_each(tmp_path: Path) -> None:
     unnamed = StreamConfig(source=str(CLIP), detect=["person"], end=0.2)
-    with opened_session(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl"])) as session:
+    with opened_run(config_of(http="127.0.0.1:0", sinks=["{stream}.jsonl"])) as opened:
         with ThreadPoolExecutor(8) as pool:
-            runs = list(pool.map(lambda _: session.add(unnamed), range(8)))
+            runs = list(pool.map(lambda _: opened.controller.add(unnamed), range(8)))
         assert all(run.join(LONG_S) for run in runs)
     assert [len(records(tmp_path / f"{run.name}.jsonl")) for run in runs] == [2] * 8
     assert len({run.name for run in runs}) == 8
 
 
 def test_one_stream_alone_may_have_a_video_and_a_server(tmp_path: Path) -> None:
-    with opened_session(config_of(source=str(CLIP), out="a.mp4", http="127.0.0.1:0")) as session:
-        finish(session)
+    with opened_run(config_of(source=str(CLIP), out="a.mp4", http="127.0.0.1:0")) as opened:
+        finish(opened)
     assert frames_in(tmp_path / "a.mp4") == 10
 
 
@@ -294,14 +294,12 @@ def test_a_terminal_shows_a_table_of_the_streams(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_why_a_stream_is_unhealthy() -> None:
-    with opened_session(
-        config_of(streams=[{"source": "rtsp://me:secret@127.0.0.1:1/x", "name": "door"}], end=None)
-    ) as one:
-        (run,) = one.start()
-        while one.streams.snapshot()[0].reason is None:
+    with opened_run(config_of(streams=[{"source": "rtsp://me:secret@127.0.0.1:1/x", "name": "door"}], end=None)) as one:
+        (run,) = one.controller.start()
+        while one.controller.streams.snapshot()[0].reason is None:
             time.sleep(0.02)
         console = Console(width=120, record=True, file=io.StringIO())
-        console.print(table_of(one.streams.snapshot()))
+        console.print(table_of(one.controller.streams.snapshot()))
         run.stop()
     assert re.search(r"door +connecting \(connection failed\) +0\.0 +– +0 +– +– +0", console.export_text())
 
@@ -309,7 +307,7 @@ def test_the_table_shows_why_a_stream_is_unhealthy() -> None:
 def test_a_heatmap_without_a_folder_is_refused_at_the_start() -> None:
     with (
         pytest.raises(ConfigError, match=r"--heatmap: no file can be written at nowhere/door\.png"),
-        opened_session(two(heatmap="nowhere/{stream}.png")),
+        opened_run(two(heatmap="nowhere/{stream}.png")),
     ):
         pass
 
@@ -323,10 +321,10 @@ def test_a_heatmap_overwrites_nothing_that_a_run_needs(tmp_path: Path) -> None:
     (tmp_path / "street.png").write_bytes(b"")
     with (
         pytest.raises(ConfigError, match="--heatmap and --heatmap are the same file"),
-        opened_session(two(heatmap="heat.png")),
+        opened_run(two(heatmap="heat.png")),
     ):
         pass
-    with opened_session(two(heatmap="{stream}.png")) as session:
-        finish(session)
+    with opened_run(two(heatmap="{stream}.png")) as opened:
+        finish(opened)
     assert {path.name for path in tmp_path.glob("*.png")} == {"door.png", "yard.png", "street.png"}
     assert shown_targets(two(heatmap="{stream}.png")) == ["{stream}.png"]

@@ -1,4 +1,4 @@
-"""A configuration file that changes while its session runs."""
+"""A configuration file that changes while its streams run, by hand and from here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 from saccade.engine.tasks import Detect
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.config import StreamConfig
 from saccade.pipeline.config.file import load
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.settings import EventSettings
-from saccade.pipeline.events.stage import event_stage
-from saccade.pipeline.reload import ConfigReloader
-from saccade.pipeline.session import Session, opened_session
+from saccade.pipeline.run import opened_run
 from tests.support import REPO
 from tests.support.cameras import free_port
 from tests.support.webrtc import until
@@ -39,39 +40,38 @@ detect: [person]
 
 
 class Config:
-    """A file and the session that was opened from it."""
+    """A file and the controller that was made from it."""
 
-    def __init__(self, path: Path, session: Session, reloader: ConfigReloader) -> None:
-        self.path, self.session, self.reloader = path, session, reloader
+    def __init__(self, path: Path, controller: Controller) -> None:
+        self.path, self.controller = path, controller
 
     def change(self, old: str, new: str) -> list[str]:
         text = self.path.read_text()
         assert old in text
         self.path.write_text(text.replace(old, new))
-        return self.reloader.reload_lines()
+        return self.controller.reload_lines()
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     path = tmp_path_factory.mktemp("reload") / "cameras.yaml"
     path.write_text(FILE)
-    settings = load(path, {})
-    with opened_session(settings) as session:
-        session.start()
-        yield Config(path, session, ConfigReloader(path, {}, settings, session))
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        yield Config(path, opened.controller)
 
 
 def test_only_what_has_changed_is_touched(config: Config) -> None:
-    streams = config.session.streams
+    streams = config.controller.streams
     hall, yard = (streams.get(name) for name in streams.names)
-    assert config.reloader.reload() == [f"{config.path}: nothing has changed"]
+    assert config.controller.reload() == [f"{config.path}: nothing has changed"]
     assert config.change("conf: 0.6", "conf: 0.7") == [f"{yard.name}: other conf"]
     assert yard.tasks == (Detect("person", 50, 0.7),)
     assert config.change("/hall\n", "/hall\n    zones: {door: '.1,.1,.9,.1,.9,.9'}\n") == ["hall: other zones"]
     stage = analyze_stage(hall.stages)
     assert stage is not None
-    assert list(stage.regions.zones) == ["door"]
-    assert config.change("/hall\n", "/lobby\n") == ["hall: started anew, with other source"]
+    assert list(stage.totals().zones) == ["door"]
+    assert config.change("/hall\n", "/lobby\n") == ["hall: restarted, other source"]
     assert streams.get("hall") is not hall
     assert streams.get(yard.name) is yard
     assert config.change("detect:", f"  - {{name: gate, source: '{NOWHERE}/gate', detect: [car]}}\ndetect:") == [
@@ -94,39 +94,63 @@ def test_only_what_has_changed_is_touched(config: Config) -> None:
     ],
 )
 def test_a_broken_file_changes_nothing(config: Config, old: str, new: str, words: str) -> None:
-    before, runs = config.path.read_text(), [config.session.streams.get(name) for name in config.session.streams.names]
+    before, runs = (
+        config.path.read_text(),
+        [config.controller.streams.get(name) for name in config.controller.streams.names],
+    )
     (line,) = config.change(old, new)
     assert words in line
     assert line.endswith("; everything goes on as it was")
-    assert [config.session.streams.get(run.name) for run in runs] == runs
+    assert [config.controller.streams.get(run.name) for run in runs] == runs
     config.path.write_text(before)
-    assert config.reloader.reload() == [f"{config.path}: nothing has changed"]
+    assert config.controller.reload() == [f"{config.path}: nothing has changed"]
 
 
-def test_zones_and_rules_are_written_back_and_reloaded(config: Config) -> None:
-    stage = analyze_stage(config.session.streams.get("hall").stages)
-    assert stage is not None
-    stage.regions = Regions.model_validate({"zones": {"desk": ".2,.2,.9,.2,.9,.9"}})
-    watching = event_stage(config.session.streams.get("hall").stages)
-    assert watching is not None
-    watching.rules = EventSettings.model_validate({"rules": ["waits=person in desk for 9s"]}).rules
-    assert config.reloader.save() == "cameras.yaml"
-    assert not config.reloader.changed
+def test_what_was_changed_over_http_is_written_back_and_reloaded(config: Config) -> None:
+    controller = config.controller
+    zones = Regions.model_validate({"zones": {"desk": ".2,.2,.9,.2,.9,.9"}}).zones
+    rules = EventSettings.model_validate({"rules": ["waits=person in desk for 9s"]}).rules
+    controller.update("hall", {"zones": zones, "detect": ["person", "dog"], "weight": 2.0})
+    controller.update("hall", {"rules": rules})
+    gate = StreamConfig(name="gate", source=f"{NOWHERE}/gate", detect=["car"], conf=0.7)
+    controller.add(gate)
+    assert controller.save() == "cameras.yaml"
+    assert controller.file is not None
+    assert not controller.file.changed
     assert "# Two cameras that are not there." in config.path.read_text()
-    saved, other = load(config.path, {}).streams[:2]
-    assert (saved.zones, saved.rules) == (stage.regions.zones, list(watching.rules))
+    saved, other, added = load(config.path, {}).streams
+    assert (saved.zones, saved.rules, saved.detect, saved.weight) == (zones, rules, ["person", "dog"], 2.0)
     assert other.model_fields_set == {"source", "conf"}
-    assert config.reloader.reload() == [f"{config.path}: nothing has changed"]
-    run = config.session.streams.get("hall")
+    assert added.model_dump(exclude_unset=True) == {
+        "name": "gate",
+        "source": gate.source,
+        "detect": ["car"],
+        "conf": 0.7,
+    }
+    assert controller.reload() == [f"{config.path}: nothing has changed"]
+    run = controller.streams.get("hall")
     assert config.change("for 9s", "for 3s") == ["hall: other rules"]
-    assert config.session.streams.get("hall") is run
-    assert [rule.when for rule in watching.rules] == ["person in desk for 3s"]
+    assert controller.streams.get("hall") is run
+    assert run.config is not None
+    assert [rule.when for rule in run.config.rules] == ["person in desk for 3s"]
     (line,) = config.change("in desk for 3s", "in dask for 3s")
     assert "no zone 'dask'" in line
     config.change("in dask", "in desk")
-    stage.regions = Regions()
+    controller.update("hall", {"zones": {}})
     with pytest.raises(ConfigError, match=r"nothing is saved: .*no zone 'desk'"):
-        config.reloader.save()
+        controller.save()
+    controller.update("hall", {"zones": zones})
+    controller.remove("gate")
+    assert controller.save() == "cameras.yaml"
+    assert [stream.name for stream in load(config.path, {}).streams] == ["hall", None]
+
+
+def test_what_the_file_leaves_alone_stays_as_others_changed_it(config: Config) -> None:
+    (yard,) = (name for name in config.controller.streams.names if name != "hall")
+    config.controller.update("hall", {"detect": ["bus"]})
+    (line,) = config.change("conf: 0.7", "conf: 0.4")
+    assert line == f"{yard}: other conf"
+    assert config.controller.stream("hall").detect == ["bus"]
 
 
 def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None:
@@ -158,6 +182,14 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
             until(lambda: names() == ["a", "c"], seconds=20)  # by itself
             assert post("reload") == {"changes": [f"{path}: nothing has changed"]}
             assert post("save") == {"file": "cameras.yaml"}
+            other = tmp_path / "other.yaml"
+            other.write_text(path.read_text().replace("name: a,", "name: a, conf: 0.3,").replace("name: c", "name: d"))
+            check = [sys.executable, "-m", "saccade", "config", "check", str(other), "--diff", url]
+            asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert asked.stdout.splitlines()[-3:] == ["c: removed", "a: other conf", "d: added"]
+            check[-1] = f"http://127.0.0.1:{free_port()}"
+            asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert (asked.returncode, "--diff: no saccade answers" in asked.stderr) == (2, True)
         finally:
             process.terminate()
             assert process.wait(30) is not None

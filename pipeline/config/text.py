@@ -1,0 +1,26 @@
+"""A stream's configuration for people: as it holds, without secrets, as plain values and as YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from saccade.pipeline.config.edit import plain_setting
+from saccade.pipeline.config.stream import ListedStream
+from saccade.pipeline.config.yaml_text import key_lines
+
+
+def shown_stream(stream: ListedStream) -> dict[str, Any]:
+    """Every setting of a stream that has a value, as it is written in a file; addresses without their credentials."""
+    from saccade.sinks.urls import redact_target  # their packages bring FFmpeg
+    from saccade.sources import redact
+
+    shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}
+    for key in ListedStream.model_fields:
+        if key not in shown and (value := plain_setting(stream, key)) is not None:
+            shown[key] = value
+    return {**shown, "sinks": [redact_target(sink) for sink in stream.sinks]}
+
+
+def text_of_stream(stream: ListedStream) -> str:
+    """The same as YAML, to be put into a configuration."""
+    return "".join(key_lines(key, value, "") for key, value in shown_stream(stream).items())

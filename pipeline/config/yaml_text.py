@@ -1,0 +1,229 @@
+"""Changes a YAML text where a key or a list item is, and leaves all else as it is written, to the byte.
+
+The text is cut where the YAML parser says that values begin and end. An editor of whole documents (ruamel.yaml) loses
+the comments behind a list item that it deletes. Knows no settings.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+At = tuple[str | int, ...]
+"""The path of a node, such as ("streams", 0)."""
+
+
+def root_of(text: str) -> yaml.Node | None:
+    """The document of a text; raises yaml.YAMLError."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    return node
+
+
+def with_key(text: str, at: At, key: str, value: Any) -> str:
+    """The text with a value for a key of the mapping at a place.
+
+    Args:
+        text: of the document.
+        at: the path of the mapping.
+        key: its key.
+        value: plain values. A mapping or a list of mappings is written in lines of its own where the key is new.
+
+    Raises:
+        yaml.YAMLError, KeyError, IndexError, TypeError: if the text has another shape.
+    """
+    place = _mapping_at(text, at)
+    found = _entry(place, key)
+    if found is None:
+        return _added(text, place, key, value)
+    name, old = found
+    written = block_text(value)
+    if isinstance(old, yaml.CollectionNode) and not old.flow_style:
+        between = text[name.end_mark.index : old.start_mark.index]
+        if "#" not in between:
+            return f"{text[: name.end_mark.index]}: {written}{text[end_of(old) :]}"
+        column = name.start_mark.index - line_start(text, name.start_mark.index)
+        start = line_start(text, old.start_mark.index)
+        return f"{text[:start]}{' ' * (column + 2)}{written}{text[end_of(old) :]}"
+    if isinstance(old, yaml.ScalarNode) and old.style in ("|", ">"):
+        return f"{text[: old.start_mark.index]}{written}\n{text[end_of(old) :]}"
+    if place.flow_style:
+        written = inline_text(value)
+    before = text[: old.start_mark.index]
+    return f"{before}{'' if before[-1:].isspace() else ' '}{written}{text[end_of(old) :]}"
+
+
+def without_key(text: str, at: At, key: str) -> str:
+    """The text without a key of the mapping at a place; the same where it has none. Errors as in `with_key`."""
+    place = _mapping_at(text, at)
+    found = _entry(place, key)
+    if found is None:
+        return text
+    number = next(number for number, (name, _) in enumerate(place.value) if name is found[0])
+    name, old = found
+    following = place.value[number + 1][0].start_mark.index if number + 1 < len(place.value) else None
+    if place.flow_style:
+        if following is not None:
+            return text[: name.start_mark.index] + text[following:]
+        start = end_of(place.value[number - 1][1]) if number else name.start_mark.index
+        return text[:start] + text[end_of(old) :]
+    start = line_start(text, name.start_mark.index)
+    if text[start : name.start_mark.index].strip():  # it stands behind the dash of a list item
+        if following is None:
+            return f"{text[: name.start_mark.index]}{{}}{text[end_of(old) :]}"
+        return text[: name.start_mark.index] + text[following:]
+    if len(place.value) == 1 and at:
+        return f"{text[:start].rstrip()} {{}}\n{text[line_end(text, end_of(old)) :]}"
+    return text[:start] + text[line_end(text, end_of(old)) :]
+
+
+def with_item(text: str, key: str, value: dict[str, Any]) -> str:
+    """The text with one more mapping at the end of the list under a key of the document. Errors as in `with_key`."""
+    root = root_of(text)
+    if root is None:
+        return f"{_ended(text)}{key}:\n{item_lines(value, '  ')}"
+    place = _mapping_at(text, ())
+    found = _entry(place, key)
+    node = None if found is None else found[1]
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        return with_key(without_key(text, (), key), (), key, [value])
+    if node.flow_style:
+        end = node.end_mark.index - 1
+        return f"{text[:end].rstrip().removesuffix(',')}, {inline_text(value)}{text[end:]}"
+    indent = " " * (node.start_mark.index - line_start(text, node.start_mark.index))
+    end = line_end(text, end_of(node))
+    return _ended(text[:end]) + item_lines(value, indent) + text[end:]
+
+
+def without_item(text: str, key: str, number: int) -> str:
+    """The text without an item of the list under a key of the document, and the comments above it.
+
+    Errors are as in `with_key`.
+    """
+    node = node_at(root_of(text), (key,))
+    if not isinstance(node, yaml.SequenceNode):
+        raise TypeError("no list")
+    items = node.value
+    if len(items) == 1:
+        return with_key(text, (), key, [])
+    item = items[number]
+    if node.flow_style:
+        if number + 1 < len(items):
+            return text[: item.start_mark.index] + text[items[number + 1].start_mark.index :]
+        return text[: end_of(items[number - 1])] + text[end_of(item) :]
+    start = line_end(text, end_of(items[number - 1])) if number else line_start(text, node.start_mark.index)
+    return text[:start] + text[line_end(text, end_of(item)) :]
+
+
+def _mapping_at(text: str, at: At) -> yaml.MappingNode:
+    node = node_at(root_of(text), at)
+    if not isinstance(node, yaml.MappingNode):
+        raise TypeError("no mapping")
+    return node
+
+
+def _entry(place: yaml.MappingNode, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+    return next(((name, value) for name, value in place.value if name.value == key), None)
+
+
+def _added(text: str, place: yaml.MappingNode, key: str, value: Any) -> str:
+    if place.flow_style:
+        end = place.end_mark.index - 1
+        comma = ", " if place.value else ""
+        return f"{text[:end].rstrip()}{comma}{inline_text(key)}: {inline_text(value)}{text[end:]}"
+    first, _ = place.value[0]
+    pad = " " * (first.start_mark.index - line_start(text, first.start_mark.index))
+    end = line_end(text, end_of(place))
+    return _ended(text[:end]) + key_lines(key, value, pad) + text[end:]
+
+
+def key_lines(key: str, value: Any, pad: str) -> str:
+    """A key with its value in lines of their own."""
+    key = inline_text(key)
+    if isinstance(value, dict) and value and key in ("zones", "lines"):
+        return f"{pad}{key}:\n" + "".join(
+            f"{pad}  {inline_text(name)}: {block_text(one)}\n" for name, one in value.items()
+        )
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return f"{pad}{key}:\n" + "".join(item_lines(one, f"{pad}  ") for one in value)
+    return f"{pad}{key}: {block_text(value)}\n"
+
+
+def item_lines(value: dict[str, Any], indent: str) -> str:
+    """A mapping as an item of a list, with lines of its own."""
+    lines = "".join(key_lines(key, one, f"{indent}  ") for key, one in value.items())
+    return f"{indent}- {lines[len(indent) + 2 :]}"
+
+
+def _ended(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def dash_line(text: str, after: int) -> int:
+    """Where the line of the next item of a list begins; raises ValueError if there is none."""
+    found = re.compile(r"^[ \t]*-(?=\s)", re.MULTILINE).search(text, after)
+    if found is None:
+        raise ValueError("no item")
+    return found.start()
+
+
+# ---- values
+
+
+def block_text(value: Any) -> str:
+    """A value in one line, behind the key of a mapping in lines of its own."""
+    if not isinstance(value, str):
+        return inline_text(value)
+    style = '"' if "\n" in value else None
+    written = yaml.safe_dump(value, width=10**9, allow_unicode=True, default_style=style)
+    return str(written).removesuffix("\n").removesuffix("\n...")
+
+
+def inline_text(value: Any) -> str:
+    """A value in one line, which may stand in any place."""
+    if isinstance(value, dict) and value.keys() == {"on", "off"}:  # which YAML takes for booleans, and so do we
+        return f"{{on: {value['on']:g}, off: {value['off']:g}}}"
+    listed = yaml.safe_dump([value], default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return listed.strip()[1:-1]
+
+
+# ---- places in a text
+
+
+def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
+    """The node at a path below another; raises KeyError, IndexError or TypeError if there is none."""
+    for step in at:
+        if isinstance(step, int) and isinstance(node, yaml.SequenceNode):
+            node = node.value[step]
+        elif isinstance(node, yaml.MappingNode):
+            node = {key.value: value for key, value in node.value}[step]
+        else:
+            raise TypeError("another shape")
+    return node
+
+
+def value_of(node: yaml.Node) -> Any:
+    """The plain values of a node."""
+    return yaml.constructor.SafeConstructor().construct_document(node)
+
+
+def end_of(node: yaml.Node) -> int:
+    """Where the last value in a node ends; the parser's own end is behind the comments that follow."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return end_of(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)
+
+
+def line_start(text: str, at: int) -> int:
+    """Where the line of a place begins."""
+    return text.rfind("\n", 0, at) + 1
+
+
+def line_end(text: str, at: int) -> int:
+    """Where the line after that of a place begins."""
+    if at and text[at - 1] == "\n":  # behind a text of several lines
+        return at
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end + 1

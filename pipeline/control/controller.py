@@ -1,0 +1,533 @@
+"""The one way down: whoever changes what is to run makes a new `RunConfig`, and `Controller.apply` has it run.
+
+    with opened_run(config, ConfigFile(path)) as run:      # saccade.pipeline.run
+        controller = run.controller
+        controller.start()
+        controller.apply(other)                            # a whole configuration: command line, file, SIGHUP
+        controller.add(StreamConfig(source="rtsp://…"))    # one stream: HTTP, console, assistants
+        controller.update("door", {"detect": ["cat"], "weight": 4.0})
+        controller.update("door", {"zones": {}, "lines": {}})
+        controller.restart("door")
+        controller.remove("door")
+
+Each of these validates, **stores, and then acts**: what has returned outlives `kill -9`. `change` does it for any edit:
+it takes a function from the desired configuration to the next one, which may be called again where another change came
+in between. What runs is derived from the desired configuration, stream by stream, and never read back: `config` and
+`stream(name)` say what is wanted; `streams.snapshot()` says how it is doing, with `status.config`.
+
+Errors are exceptions with one line for the user: `ConfigError`, `EngineError`, `SourceError` (`NotAllowedError` where
+the policy refuses), `SinkError`; `StreamError` where there is no such stream, its name is taken, or it does not end.
+
+    `reload()`      reads the file again        → a line for each change
+    `save()`        writes what was changed into the file, comments kept → its name
+    `preview(text)` what another file would change → lines, and nothing is done
+    `attach(…)`     a stream whose source has no address, such as a page's camera: it runs, and is never stored
+
+Every method is callable from any thread. Those that open, end or restart a stream block for as long as its source or
+its outputs take; changes of other streams go on meanwhile. Knows nothing of HTTP and terminals.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from saccade.pipeline.config import ListedStream, Prompts, RunConfig, StreamConfig
+from saccade.pipeline.config.file import load_text
+from saccade.pipeline.config.stream_names import free_name, name_of
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.control.local import ERRORS, Local
+from saccade.pipeline.control.plan import Change, Close, Open, Reopen, Update, later, merge, plan
+from saccade.pipeline.control.state import StateFile
+from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stream import OpenedStream
+from saccade.pipeline.runtime.streams import Streams
+
+log = logging.getLogger(__name__)
+
+_ASKING = frozenset({"detect", "point", "query", "task"})
+
+Edit = Callable[[RunConfig], RunConfig]
+"""Makes the next desired configuration of the last one. Both are resolved: a list of named streams."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Desired:
+    """What is wanted, and since when.
+
+    Attributes:
+        base: the configuration that the command and its file give.
+        config: what is to run: `base`, and what has been changed since.
+    """
+
+    base: RunConfig
+    config: RunConfig
+
+
+@dataclass(slots=True, frozen=True)
+class _Outcome:
+    """What has become of a change: its run where there is one, or why it failed."""
+
+    change: Change
+    run: Run | None = None
+    error: Exception | None = None
+
+
+class Controller:
+    """Holds the desired state of one `Local`, and has it run.
+
+    Attributes:
+        local: runs it.
+
+    Args:
+        local: runs it.
+        base: the configuration that the command and its file give.
+        desired: what is to run, if that is another: `base` with what was changed before.
+        first: streams of it that are open, for `start`.
+        file: the configuration file; None without one.
+        state: keeps changes; None to keep none, or to keep them in the file.
+        save_at_once: keep each change in the configuration file.
+        endless: go on when no stream runs any more, also where some are configured.
+    """
+
+    def __init__(
+        self,
+        local: Local,
+        base: RunConfig | None = None,
+        *,
+        desired: RunConfig | None = None,
+        first: Sequence[OpenedStream] = (),
+        file: ConfigFile | None = None,
+        state: StateFile | None = None,
+        save_at_once: bool = False,
+        endless: bool = False,
+    ) -> None:
+        self.local = local
+        self._base = (base or RunConfig.model_construct()).resolved()
+        self._desired = self._base if desired is None else desired.resolved()
+        self._first = list(first)
+        self._file = file
+        self._state = state
+        self._save_at_once = save_at_once
+        self._lock = threading.Lock()  # over base, desired, and what follows; never held while anything is opened
+        self._attached: set[str] = set()  # streams whose source has no address
+        self._over: set[str] = set()  # streams that have ended by themselves
+        self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self.endless = endless or not self._base.streams
+        """Whether the run goes on when no stream runs any more, since others may be added."""
+
+    # ---- what is wanted, and how it is doing
+
+    @property
+    def config(self) -> RunConfig:
+        """What is to run."""
+        with self._lock:
+            return self._desired
+
+    @property
+    def streams(self) -> Streams:
+        """What runs."""
+        return self.local.streams
+
+    @property
+    def file(self) -> ConfigFile | None:
+        """The configuration file; None without one."""
+        return self._file
+
+    def stream(self, name: str) -> ListedStream:
+        """What a stream that runs is to run by.
+
+        Raises:
+            StreamError: if none of that name runs.
+        """
+        return self._wanted(name, self.config)
+
+    # ---- changes
+
+    def start(self) -> list[Run]:
+        """Start the streams that are wanted; returns those of the configuration, once they run.
+
+        One that was added before the process was started again, and cannot be opened now, is listed as failed.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if one of the configuration cannot be opened.
+        """
+        runs = []
+        for stream in self._first:
+            name = stream.config.name or ""
+            stream.on_end.append(partial(self._ended, name))
+            runs.append(self.local.start(stream))
+        known = {stream.config.name for stream in self._first}
+        self._first = []
+        others = [Open(name, stream) for name, stream in self.config.named().items() if name not in known]
+        for outcome in self._act(others, {}):
+            if outcome.error is not None:
+                assert isinstance(outcome.change, Open)
+                if outcome.change.name in self._base.named():
+                    raise outcome.error
+                log.warning("%s: %s", outcome.change.name, outcome.error)
+                self.local.fail(outcome.change.stream, outcome.error)
+        return runs
+
+    def apply(self, config: RunConfig) -> list[Change]:
+        """Have this configuration run instead; returns the changes that were needed.
+
+        A stream that cannot be opened although it could be when that was checked is listed as failed.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; everything goes on as it was.
+        """
+        return self.change(lambda desired: config.resolved())
+
+    def change(self, edit: Edit) -> list[Change]:
+        """As `apply`, with what an edit makes of the desired configuration."""
+        outcomes = self._change(edit)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                log.warning("%s: %s", outcome.change.name, outcome.error)
+        return [outcome.change for outcome in outcomes]
+
+    def add(self, config: StreamConfig) -> Run:
+        """Add a stream; without a name it gets a free one like its source's.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError: if something it names cannot be used.
+            StreamError: if its name is taken, or too many streams run.
+        """
+        if config.nothing:
+            raise ConfigError(config.nothing)
+
+        def edit(desired: RunConfig) -> RunConfig:
+            streams = desired.named()
+            stream = _listed(config, self._free_name(config, streams))
+            return _with(_without(stream.name or "", desired), stream)
+
+        gone = self._gone() & {config.name}
+        before = {name: self.config.named().get(name) for name in gone}
+        (outcome,) = [one for one in self._change(edit, renewed=gone) if isinstance(one.change, Open)]
+        if outcome.error is not None:
+            self._undo(outcome.change.name, before.get(outcome.change.name))
+            raise outcome.error
+        assert outcome.run is not None
+        return outcome.run
+
+    def attach(self, stream: OpenedStream) -> Run:
+        """Run a stream that was opened by `Local.open` from a source without an address; it is not stored.
+
+        Raises:
+            ConfigError, SinkError, StreamError: as `add`; it is closed then.
+        """
+        name = stream.config.name
+        assert name is not None
+        try:
+            with self._lock:
+                if name in self.streams.names or name in self._desired.named().keys() - self._attached:
+                    raise StreamError(f"there is a stream called '{name}' already")
+                self._attached.add(name)
+                self._desired = _with(self._desired, stream.config)
+            with self._turns[name]:
+                return self.local.begin(stream, partial(self._ended, name))
+        except Exception:
+            stream.close()
+            with self._lock:
+                self._drop(name, stream.config)
+            raise
+
+    def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
+        """Change a stream that runs; returns what it runs by then.
+
+        Args:
+            name: of the stream.
+            values: of keys of `ListedStream`, valid each for itself.
+
+        Raises:
+            ConfigError, EngineError: if the model cannot do what is asked for then.
+            StreamError: if none of that name runs.
+        """
+
+        def edit(desired: RunConfig) -> RunConfig:
+            return _with(desired, _changed(self._wanted(name, desired), values))
+
+        for outcome in self._change(edit):
+            if outcome.error is not None:
+                raise outcome.error
+        return self.stream(name)
+
+    def check_rules(self, name: str, values: Mapping[str, Any]) -> None:
+        """Check that a stream could have these rules, and change nothing.
+
+        Raises:
+            PlacedError: as `runtime.tasks.check_rules`.
+            StreamError: if none of that name runs.
+        """
+        self.local.check_rules(_changed(self.stream(name), values))
+
+    def remove(self, name: str) -> None:
+        """End a stream, or forget one that failed.
+
+        Raises:
+            StreamError: if there is none of that name, or it has not ended yet.
+        """
+        if name not in self.config.named():
+            self.streams.remove(name)  # a program's, or an error
+            return
+        for outcome in self._change(partial(_without, name)):
+            if outcome.error is not None:
+                raise outcome.error
+
+    def restart(self, name: str) -> Run:
+        """End a stream and open it again as it is wanted; also one that failed. Where that fails, it has failed.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError: if something it names cannot be used.
+            StreamError: if there is none of that name, or it does not end.
+        """
+        wanted = self.config.named().get(name)
+        if wanted is None or name in self._attached:
+            self.streams.get(name)
+            raise StreamError(f"'{name}' was started by a program, not from a configuration")
+        (outcome,) = self._act([Reopen(name, wanted)], {})
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.run is not None
+        return outcome.run
+
+    # ---- the file
+
+    def reload(self) -> list[str]:
+        """Read the configuration file and run what it says now; returns a line for each change, or that there is none.
+
+        What was changed over HTTP and not in the file stays.
+
+        Raises:
+            ConfigError: if that cannot be; everything goes on as it was.
+        """
+        file = self._required_file()
+        try:
+            edited = file.load()
+            before = self._base
+            outcomes = self._change(lambda desired: merge(before, edited.resolved(), desired), edited.resolved())
+        except ERRORS as error:
+            raise ConfigError(f"{error}; everything goes on as it was") from None
+        lines = [_line(outcome) for outcome in outcomes] + _later_line(before, edited)
+        return lines or [f"{file.path}: nothing has changed"]
+
+    def reload_lines(self) -> list[str]:
+        """`reload` for a terminal: a line for each change, or for why there is none."""
+        try:
+            return self.reload()
+        except ConfigError as error:
+            return [str(error)]
+
+    def save(self) -> str:
+        """Write what was changed since the file was read into it: streams, and each of their settings.
+
+        Returns:
+            The file's name.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        file = self._required_file()
+        with self._lock:
+            wanted = self._stored(self._desired)
+            file.save(wanted)
+            self._base = wanted
+            if self._state is not None:
+                self._state.save(wanted, wanted)
+        return file.path.name
+
+    def preview(self, text: str) -> list[str]:
+        """What another text of the configuration file would change: a line for each; nothing is done.
+
+        Raises:
+            ConfigError: if it is invalid.
+        """
+        edited = load_text(text) if self._file is None else self._file.parse(text)
+        with self._lock:
+            base, desired = self._base, self._desired
+        changes = plan(desired, merge(base, edited.resolved(), desired))
+        return [_line(_Outcome(change)) for change in changes] + _later_line(base, edited)
+
+    # ---- how a change is made
+
+    def _change(
+        self, edit: Edit, base: RunConfig | None = None, renewed: Collection[str | None] = ()
+    ) -> list[_Outcome]:
+        """Validate, store, act: see the module's text.
+
+        Args:
+            edit: makes the next desired configuration.
+            base: what the file gives from then on; None for what it gave.
+            renewed: streams that have ended, and count as new where they are wanted again.
+        """
+        prepared: dict[str, OpenedStream] = {}
+        checked: dict[str, Change] = {}
+        with ExitStack() as stack:
+            while True:
+                before = self.config
+                wanted = edit(before)
+                changes = plan(_without_all(renewed, before) if renewed else before, wanted)
+                for change in changes:
+                    if checked.get(change.name) == change:
+                        continue
+                    checked[change.name] = change
+                    stream = self.local.prepare(change, checked=self._is_foreign(change))
+                    if stream is not None:
+                        prepared[change.name] = stack.enter_context(stream)
+                with self._lock:
+                    if self._desired is before:
+                        self._store(base or self._base, wanted)
+                        self._over -= {change.name for change in changes if isinstance(change, Open)}
+                        break
+            return self._act(changes, prepared)
+
+    def _act(self, changes: Sequence[Change], prepared: Mapping[str, OpenedStream]) -> list[_Outcome]:
+        """Have the streams of these changes run as they are wanted now, each in its turn."""
+        outcomes = []
+        for change in changes:
+            name = change.name
+            with self._turns[name]:
+                # Another change of it may have been stored since: then this does what that asks for.
+                wanted = self.config.named().get(name)
+                on_end = partial(self._ended, name)
+                foreign = wanted is not None and self._is_foreign(Open(name, wanted))
+                try:
+                    if isinstance(change, Reopen) and not change.keys and wanted is not None:
+                        run: Run | None = self.local.reopen(name, wanted, checked=foreign, on_end=on_end)
+                    else:
+                        run = self.local.follow(name, wanted, prepared.get(name), checked=foreign, on_end=on_end)
+                except ERRORS as error:
+                    outcomes.append(_Outcome(change, error=error))
+                else:
+                    outcomes.append(_Outcome(change, run))
+        return outcomes
+
+    def _store(self, base: RunConfig, desired: RunConfig) -> None:
+        """Keep the next desired state, and then take it; the caller holds the lock."""
+        kept = self._stored(desired)
+        if self._save_at_once and self._file is not None and plan(self._stored(self._desired), kept):
+            if plan(base, kept):
+                self._file.save(kept)
+            base = kept
+        elif self._state is not None and (plan(self._stored(self._desired), kept) or base is not self._base):
+            self._state.save(base, kept)
+        self._base, self._desired = base, desired
+
+    def _undo(self, name: str, before: ListedStream | None) -> None:
+        """Want a stream that could not be started no more, or as it was when it had ended."""
+        with self._lock:
+            desired = _without(name, self._desired)
+            self._store(self._base, desired if before is None else _with(desired, before))
+            if before is not None:
+                self._over.add(name)
+
+    def _stored(self, desired: RunConfig) -> RunConfig:
+        """The desired configuration without streams that end with the process."""
+        if not self._attached:
+            return desired
+        return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)
+
+    def _ended(self, name: str, run: Run | None) -> None:
+        """A run has ended. One that a client has added is not wanted any more when its source has ended."""
+        if run is None or self.streams.closed:
+            return
+        with self._lock:
+            if name in self._attached:
+                self._drop(name, run.config)
+            elif not run.stopped and run.error is None and name in (wanted := self._desired.named()):
+                if name in self._base.named() or wanted[name] != run.config:
+                    self._over.add(name)
+                else:
+                    self._store(self._base, _without(name, self._desired))
+
+    def _drop(self, name: str, config: ListedStream | None) -> None:
+        """Forget a stream that was never stored, unless another has its name by now; the caller holds the lock."""
+        if self._desired.named().get(name) is config:
+            self._attached.discard(name)
+            self._desired = _without(name, self._desired)
+
+    def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
+        """What a stream that runs is to run by; raises StreamError if none of that name runs, or a program began it."""
+        self.streams.get(name)
+        wanted = desired.named().get(name)
+        if wanted is None:
+            raise StreamError(f"'{name}' was started by a program, not from a configuration")
+        return wanted
+
+    def _is_foreign(self, change: Change) -> bool:
+        """Whether a client has named the source of a stream, so that the policy decides about it."""
+        if isinstance(change, Close):
+            return False
+        given = self._base.named().get(change.name)
+        return given is None or given.source != change.stream.source
+
+    def _gone(self) -> set[str]:
+        """The wanted streams whose names may be taken: those that have ended or failed."""
+        failed = {status.name for status in self.streams.snapshot() if status.state == "failed"}
+        return (self._over | failed) - set(self.streams.names)
+
+    def _free_name(self, config: StreamConfig, streams: Mapping[str, ListedStream]) -> str:
+        taken = {*streams, *self.streams.names} - self._gone()
+        if config.name is None:
+            return free_name(name_of(config.source), taken)
+        if config.name in taken:
+            raise StreamError(f"there is a stream called '{config.name}' already")
+        return config.name
+
+    def _required_file(self) -> ConfigFile:
+        if self._file is None:
+            raise ConfigError("there is no configuration file: start with --config FILE")
+        return self._file
+
+
+def _listed(config: StreamConfig, name: str) -> ListedStream:
+    """A stream under a name, as one of several."""
+    values = {key: getattr(config, key) for key in config.model_fields_set}
+    return ListedStream.model_construct(config.model_fields_set | {"name"}, **{**values, "name": name})
+
+
+def _changed(stream: ListedStream, values: Mapping[str, Any]) -> ListedStream:
+    changed = stream.model_copy(update=dict(values))
+    if values.keys() & _ASKING:  # else rules may go that alone gave something to look for
+        prompts = Prompts.model_construct(**{key: getattr(changed, key) for key in Prompts.model_fields})
+        if prompts.nothing:
+            raise ConfigError(prompts.nothing)
+    return changed
+
+
+def _with(desired: RunConfig, stream: ListedStream) -> RunConfig:
+    return desired.with_streams({**desired.named(), (stream.name or ""): stream}.values())
+
+
+def _without(name: str, desired: RunConfig) -> RunConfig:
+    return _without_all((name,), desired)
+
+
+def _without_all(names: Collection[str | None], desired: RunConfig) -> RunConfig:
+    return desired.with_streams(stream for name, stream in desired.named().items() if name not in names)
+
+
+def _line(outcome: _Outcome) -> str:
+    """What has become of a change, for people."""
+    change = outcome.change
+    if outcome.error is not None:
+        return f"{change.name}: {outcome.error}"
+    if isinstance(change, Close):
+        return f"{change.name}: removed"
+    if isinstance(change, Open):
+        return f"{change.name}: added"
+    keys = ", ".join(sorted(change.keys))
+    return f"{change.name}: other {keys}" if isinstance(change, Update) else f"{change.name}: restarted, other {keys}"
+
+
+def _later_line(old: RunConfig, new: RunConfig) -> list[str]:
+    keys = later(old, new)
+    return [f"{', '.join(keys)}: changed in the file, and taken when saccade is started again"] if keys else []

@@ -1,0 +1,416 @@
+"""The streams of this process: one engine, what all streams share, and each stream's own outputs.
+
+`Local.follow` has a stream run by a configuration, whatever it does now; the controller calls it, and nobody else
+starts or changes a stream. Opened in an order in which a mistake costs little time and leaves no file behind. A worker
+elsewhere can hold one. Knows nothing of HTTP, terminals or signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from saccade.engine.errors import EngineError
+from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.control.plan import Change as StreamChange
+from saccade.pipeline.control.plan import Close, Reopen, change_of
+from saccade.pipeline.control.source_policy import SourcePolicy
+from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
+from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.record import Change, read_event
+from saccade.pipeline.events.storage.recorder import MediaWriter
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import StoreError
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.stats import Stats
+from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine, open_source_of, open_stream
+from saccade.pipeline.runtime.streams import Streams, StreamStatus
+from saccade.pipeline.runtime.targets import HEATMAP, Target, check_frames, check_targets, open_output, targets_of
+from saccade.pipeline.runtime.tasks import check_asked, check_rules, tasks_for
+from saccade.sinks import SinkError, SupportsEvents
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import Source, SourceError, redact
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+
+log = logging.getLogger(__name__)
+
+ERRORS = (ConfigError, EngineError, SinkError, SourceError, StreamError)
+"""What opening a stream raises; each has one line for the user."""
+
+_OUTPUT_KEYS = frozenset({"sinks", "heatmap", "queue", "in_flight"})
+_EVERY = "every stream"
+
+
+class Local:
+    """Streams on one engine. Its methods are callable from any thread; those for one stream, from one at a time.
+
+    Attributes:
+        streams: those that run.
+        videos: what shows them to people; None where nothing does.
+        store: keeps their events; None where nothing does.
+        asks: the engine that answers questions: that of `ask`, or of the streams.
+
+    Args:
+        streams: where they run; closed with this.
+        each: the outputs of which every stream has its own.
+        shared: the outputs that all streams share, and which are open.
+        events: where their events go; made if None.
+        store: as in the attribute; it stays the caller's.
+        ask: answers questions of rules and clients; None for the engine of the streams.
+        policy: which sources a client may have opened; None for all.
+        videos: as in the attribute.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        *,
+        each: Sequence[Target] = (),
+        shared: Sequence[Target] = (),
+        events: EventPlaces | None = None,
+        store: EventStore | None = None,
+        ask: Engine | None = None,
+        policy: SourcePolicy | None = None,
+        videos: BroadcastSink | None = None,
+    ) -> None:
+        self.streams = streams
+        self.events = events or EventPlaces(EventHub())
+        self.store = store
+        self.videos = videos
+        self.asks = ask or streams.engine
+        for sink in streams.sinks:
+            if isinstance(sink, SupportsEvents):
+                self.events.hub.add(sink.write_event)
+        self._policy = policy
+        self._each = list(each)
+        self._lock = threading.Lock()  # over what follows
+        self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
+        self._note(_EVERY, shared)
+
+    @property
+    def engine(self) -> Engine:
+        """What finds things in frames."""
+        return self.streams.engine
+
+    def check(self, stream: ListedStream) -> None:
+        """Check that the model can do what a stream asks for.
+
+        Raises:
+            ConfigError, EngineError: if it cannot.
+        """
+        tasks_for(self.engine, stream)
+        check_asked(self.asks, stream)
+
+    def check_rules(self, stream: ListedStream) -> None:
+        """Check that a stream can have its rules; raises PlacedError as `runtime.tasks.check_rules`."""
+        check_rules(self.engine, self.asks, stream)
+
+    def prepare(self, change: StreamChange, *, checked: bool) -> OpenedStream | None:
+        """Find out whether a change can be made, before anything is stored or ended.
+
+        Args:
+            change: what is wanted.
+            checked: whether the policy decides about its source.
+
+        Returns:
+            The stream if it is to begin; it is the caller's, to be closed or given to `follow`.
+
+        Raises:
+            ConfigError, EngineError, SourceError: if it cannot be made.
+        """
+        if isinstance(change, Close):
+            return None
+        if change.name not in self.streams.names:
+            return self.open(change.stream, checked=checked)
+        self.check(change.stream)
+        if isinstance(change, Reopen) and change.keys - _OUTPUT_KEYS:
+            self.open(change.stream, checked=checked).close()
+        if isinstance(change, Reopen):
+            targets = self._files(change.stream, change.name)
+            with self._lock:
+                self._check_files(change.name, targets, change.stream.source)
+        return None
+
+    def open(self, stream: ListedStream, *, checked: bool = False, source: Source | None = None) -> OpenedStream:
+        """Open a stream, to be given to `start` or closed.
+
+        Args:
+            stream: its configuration, with a name.
+            checked: whether the policy decides about its source.
+            source: where its frames come from, if that is open already.
+
+        Raises:
+            ConfigError, EngineError, SourceError: if something it names cannot be used.
+        """
+        check = None
+        if checked and self._policy is not None:
+            self._policy.check(stream.source)
+            check = self._policy.check if self._policy.restricted else None
+        return open_stream(stream, self.engine, ask=self.asks, events=self.events, source=source, check=check)
+
+    def start(self, stream: OpenedStream) -> Run:
+        """Start a stream whose outputs are open; the caller closes it if that fails.
+
+        Raises:
+            StreamError: if its name is taken, or too many streams run.
+        """
+        self._note(_name(stream), self._files(stream.config, _name(stream)))
+        return stream.start(self.streams)
+
+    def follow(
+        self,
+        name: str,
+        wanted: ListedStream | None,
+        prepared: OpenedStream | None = None,
+        *,
+        checked: bool = False,
+        on_end: Callable[[Run | None], object] = lambda run: None,
+    ) -> Run | None:
+        """Have a stream run by this configuration from now on, whatever it does at the moment.
+
+        Args:
+            name: of the stream.
+            wanted: what it runs by; None to end it.
+            prepared: the stream, if it is open; used where it was opened from what is wanted, else closed.
+            checked: as in `open`.
+            on_end: called with its run, if this begins one, when that has ended.
+
+        Returns:
+            The run; None where the stream is ended.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if that cannot be.
+        """
+        run = self._running(name)
+        if prepared is not None and (wanted is None or run is not None or prepared.config != wanted):
+            prepared.close()
+            prepared = None
+        if wanted is None:
+            self._end(name)
+            return None
+        if run is not None and run.config is not None:
+            change = change_of(name, run.config, wanted)
+            if isinstance(change, Reopen):
+                return self.reopen(name, wanted, checked=checked, on_end=on_end)
+            if change is not None:
+                run.update(wanted)
+            return run
+        return self.begin(prepared or self.open(wanted, checked=checked), on_end)
+
+    def reopen(self, name: str, wanted: ListedStream, *, checked: bool, on_end: Callable[[Run | None], object]) -> Run:
+        """End a stream, or forget one that failed, and open it again; where that fails it is listed as failed.
+
+        Arguments and errors are as in `follow`.
+        """
+        with self.streams.reopening(name):
+            return self.begin(self.open(wanted, checked=checked), on_end)
+
+    def begin(self, stream: OpenedStream, on_end: Callable[[Run | None], object] = lambda run: None) -> Run:
+        """Open the outputs of a stream and start it, or close it if that fails; arguments and errors as in `follow`."""
+        name = _name(stream)
+        with stream, self.streams.reserve(name):
+            stream.on_end.append(on_end)
+            files = self._files(stream.config, name)
+            with self._lock:
+                self._check_files(name, files, stream.config.source)
+                check_frames(files, stream.source.info)
+                self._note(name, files)
+            open_outputs(stream, self._each, self.events.hub)
+            return stream.start(self.streams, reserved=True)
+
+    def _end(self, name: str) -> None:
+        try:
+            self.streams.remove(name)
+        except StreamError:
+            if name in self.streams.names:
+                raise
+
+    def fail(self, stream: ListedStream, error: Exception) -> None:
+        """List a stream as failed that could not be opened."""
+        source = redact(stream.source)
+        reason = one_line(str(error)) or type(error).__name__
+        name = stream.name or source
+        self.streams.fail(
+            StreamStatus(name, source, "failed", reason, True, 0, None, Stats().report(Counter(), 0, {}), None, stream)
+        )
+
+    def close(self) -> None:
+        """End every stream, and close what all of them share. A second call does nothing.
+
+        Raises:
+            RunFailed: if a stream does not end, or what was written could not be finished.
+        """
+        try:
+            with ExitStack() as everything:  # from the last to the first, whatever one of them raises
+                everything.callback(self.events.hub.close)
+                if self.events.media:
+                    everything.callback(self.events.media.close)
+                everything.callback(self.streams.close)
+        except Exception as error:
+            raise RunFailed from error
+
+    def _running(self, name: str) -> Run | None:
+        try:
+            return self.streams.get(name)
+        except StreamError:
+            return None
+
+    def _files(self, stream: ListedStream, name: str) -> list[Target]:
+        return [*_own_targets(stream, self._each, name), *_written_by_stages(stream, name)]
+
+    def _check_files(self, name: str, targets: Sequence[Target], source: str) -> None:
+        """Refuse outputs of a stream that would overwrite a source or the results of another stream."""
+        others = [status.source for status in self.streams.snapshot() if status.name != name]
+        check_targets(targets, [source, *others])
+        going = {_EVERY, *self.streams.names} - {name}
+        for target in targets:
+            if (path := target.path) is None or (owner := self._written.get(path.resolve())) is None:
+                continue
+            if owner in going or (target.replaces and path.exists() and path.stat().st_size):
+                raise ConfigError(f"{target.flag}: {path} holds results of {owner}; give the new stream another name")
+
+    def _note(self, name: str, targets: Sequence[Target]) -> None:
+        self._written.update({path.resolve(): name for target in targets if (path := target.path)})
+
+
+@contextmanager
+def opened_local(
+    config: RunConfig,
+    streams: Mapping[str, ListedStream],
+    *,
+    policy: SourcePolicy | None = None,
+    watched: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[Local, list[OpenedStream]]]:
+    """Open sources, model and outputs, with nothing started; close everything in the end.
+
+    Args:
+        config: has the settings of the whole run.
+        streams: those to begin with, by name.
+        policy: as in `Local`.
+        watched: whether people may watch the streams.
+        progress: called with (done, all) while a GPU is prepared.
+
+    Yields:
+        What will run them, and the streams, for `Local.start`.
+
+    Raises:
+        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for.
+        SourceError, EngineError, SinkError: if one of them cannot be used.
+        RunFailed: as `Local.close`.
+    """
+    targets = targets_of(config)
+    each = [target for target in targets if target.each]
+    shared = [target for target in targets if not target.each]
+    with ExitStack() as stack:
+        hub = EventHub()
+        store = stack.enter_context(opened_store(config))
+        stack.callback(hub.close)
+        media = None
+        if store is not None:
+            hub.add(store.write, history=True)
+            media = MediaWriter(store.media_folder, hub.publish)
+            stack.callback(media.close)
+        sources = {name: stack.enter_context(open_source_of(stream)) for name, stream in streams.items()}
+        every = [target for name, stream in streams.items() for target in _own_targets(stream, each, name)]
+        every += [target for name, stream in streams.items() for target in _written_by_stages(stream, name)]
+        check_targets([*shared, *every], [stream.source for stream in streams.values()])
+        for name, stream in streams.items():
+            own = [*_own_targets(stream, each, name), *_written_by_stages(stream, name)]
+            check_frames([*own, *shared], sources[name].info)
+        engine = stack.enter_context(load_engine(config, progress))
+        ask = stack.enter_context(load_engine(config.ask, progress)) if config.ask else None
+        places = EventPlaces(hub, history=store is not None, media=media)
+        opened = [
+            stack.enter_context(open_stream(stream, engine, ask=ask, events=places, source=sources[name]))
+            for name, stream in streams.items()
+        ]
+        for one in opened:
+            open_outputs(one, each, hub)
+        videos = BroadcastSink() if watched else None
+        with ExitStack() as on_failure:
+            # A video is no shared output; where there is one stream only, it is that one's.
+            alone = opened[0] if len(opened) == 1 else None
+            common: list[Output] = []
+            for target in shared:
+                output = open_output(target, alone.source, alone.config.vid_stride) if alone else open_output(target)
+                if alone and not output.sink.shared:
+                    alone.outputs.append(output)
+                else:
+                    common.append(output)
+                    on_failure.callback(output.sink.close)
+            viewing = [Output(videos, NEWEST, viewing=True)] if videos else []
+            running = Streams(engine, [*common, *viewing])
+            local = Local(
+                running, each=each, shared=shared, events=places, store=store, ask=ask, policy=policy, videos=videos
+            )
+            on_failure.pop_all()
+        stack.callback(local.close)
+        for record in store.ended if store else ():  # the outputs know that they began
+            hub.publish(Change("end", read_event(record)))
+        yield local, opened
+
+
+def max_bytes_of(config: RunConfig) -> int | None:
+    """How many bytes of clips and snapshots a store may have; None for no limit."""
+    return None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
+
+
+@contextmanager
+def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
+    """The store that is configured; None if none is, or the disk fails. `keep_open` as in `EventStore`.
+
+    Raises:
+        ConfigError: if it cannot be used.
+    """
+    if config.store is None:
+        yield None
+        return
+    try:
+        store = EventStore(
+            Path(config.store), keep_s=config.store_keep, max_bytes=max_bytes_of(config), keep_open=keep_open
+        )
+    except StoreError as error:
+        if not error.disk:
+            raise ConfigError(f"--store: {error}") from None
+        log.warning("--store: %s; nothing is stored until the next start", error)  # all else goes on
+        yield None
+        return
+    with closing(store):
+        yield store
+
+
+def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
+    """Open the outputs of one stream, which then closes them, so that they leave nothing behind should one fail."""
+    for target in _own_targets(stream.config, each, _name(stream)):
+        output = open_output(target, stream.source, stream.config.vid_stride)
+        stream.outputs.append(output)
+        if isinstance(output.sink, SupportsEvents):
+            stream.on_end.append(_calling(hub.add(output.sink.write_event, _name(stream))))
+
+
+def _calling(remove: Callable[[], None]) -> Callable[[Run | None], None]:
+    return lambda run: remove()
+
+
+def _name(stream: OpenedStream) -> str:
+    return stream.config.name or stream.source.name
+
+
+def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
+    """The outputs of one stream alone."""
+    return [target.of(name) for target in (*each, *map(Target, stream.sinks))]
+
+
+def _written_by_stages(stream: ListedStream, name: str) -> list[Target]:
+    """The files of one stream that its stages write, and which are no outputs to open."""
+    return [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []

@@ -1,0 +1,117 @@
+"""A whole `saccade run`: everything that a configuration names, opened, run and closed.
+
+Knows nothing of terminals or signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.pipeline.config import RunConfig, parse_place
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import opened_local
+from saccade.pipeline.control.plan import merge, plan
+from saccade.pipeline.control.source_policy import SourcePolicy
+from saccade.pipeline.control.state import StateFile
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.server.access import Access
+from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
+from saccade.pipeline.server.serve import serve
+from saccade.sources.http.tokens import is_loopback
+
+log = logging.getLogger(__name__)
+
+_IN_FILE = "config"
+
+
+@dataclass(slots=True, frozen=True)
+class OpenedRun:
+    """A run that is open and not started.
+
+    Attributes:
+        controller: starts, changes and ends its streams.
+        server: serves them; None where the configuration has no `http`.
+    """
+
+    controller: Controller
+    server: HttpServer | None
+
+    @property
+    def url(self) -> str | None:
+        """Where it is served; None if it is not."""
+        return None if self.server is None else self.server.url
+
+
+@contextmanager
+def opened_run(
+    config: RunConfig, file: ConfigFile | None = None, progress: Callable[[int, int], None] | None = None
+) -> Iterator[OpenedRun]:
+    """Open sources, model, outputs and server, with nothing started; close everything in the end.
+
+    Args:
+        config: names everything.
+        file: that it was read from; changes that were kept for it are taken up again.
+        progress: called with (done, all) while a GPU is prepared.
+
+    Raises:
+        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for.
+        SourceError, EngineError, SinkError: if one of them cannot be used.
+        RunFailed: if in the end something could not be finished.
+    """
+    place = parse_place(config.http) if config.http else None
+    token = token_of(config.http_token, config.http_token_file)
+    tls = tls_of(config.http_cert, config.http_key)
+    access = Access(Path(config.http_access), token) if config.http_access else None
+    if place and access is None:
+        check_open(place[0], token)
+    policy = SourcePolicy(config.allow_sources, open_by_default=place is None or is_loopback(place[0]))
+    base = config.resolved()
+    with ExitStack() as stack:
+        state = _opened_state(config, file)
+        desired = base
+        if state is not None:
+            stack.callback(state.close)
+            if (kept := state.load(config)) is not None:
+                desired = merge(kept[0], base, kept[1])
+                if plan(base, desired):
+                    log.warning("%s: taking up what was changed over http", state.path)
+        first = {name: stream for name, stream in desired.named().items() if name in base.named()}
+        local, opened = stack.enter_context(
+            opened_local(config, first, policy=policy, watched=place is not None, progress=progress)
+        )
+        controller = Controller(
+            local, base, desired=desired, first=opened, file=file, state=state, save_at_once=config.state == _IN_FILE
+        )
+        server = None
+        if place is not None:
+            server = serve(controller, place, token, tls=tls, access=access)
+            stack.callback(server.close)
+        yield OpenedRun(controller, server)
+
+
+def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
+    """Where changes are kept; None where they are not, or in the configuration file.
+
+    Raises:
+        ConfigError: if they cannot be kept where the configuration says.
+    """
+    if config.state == _IN_FILE:
+        if file is None:
+            raise ConfigError("--state config: there is no configuration file: start with --config FILE")
+        return None
+    if config.state is not None:
+        return StateFile(Path(config.state))
+    if file is None or config.http is None:
+        return None
+    name = f"{file.path.name}.state"
+    for folder in (file.path.parent, Path.cwd()):
+        if os.access(folder, os.W_OK):
+            return StateFile(folder / name)
+    log.warning("%s cannot be written: changes over http end with this process; --state FILE keeps them", name)
+    return None

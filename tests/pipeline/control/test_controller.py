@@ -1,0 +1,234 @@
+"""What the controller stores before it acts, and what runs then: nano on the demo clip, played as a camera."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.engine import Engine, EngineError
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
+from saccade.pipeline.config.file import load
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.plan import Change
+from saccade.pipeline.control.state import StateFile
+from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.run import opened_run
+from saccade.pipeline.runtime.streams import Streams
+from saccade.sources import SourceError
+from tests.support.webrtc import until
+
+CAMERA = {"name": "door", "source": str(DEMO_CLIP), "loop": True, "detect": ["person"]}
+NOWHERE = {"name": "yard", "source": "rtsp://127.0.0.1:1/yard", "detect": ["car"]}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def local(engine: Engine) -> Iterator[Local]:
+    with Streams(engine) as streams:
+        yield Local(streams)
+
+
+def config_of(*streams: dict[str, Any]) -> RunConfig:
+    return load(None, {"http": "127.0.0.1:0", "streams": list(streams)})
+
+
+def names(changes: list[Change]) -> list[tuple[str, str]]:
+    return [(type(change).__name__, change.name) for change in changes]
+
+
+class Recorded(StateFile):
+    """A state file that notes what runs when it is written, and may fail."""
+
+    def __init__(self, path: Path, streams: Streams) -> None:
+        super().__init__(path)
+        self.running: list[dict[str, Any]] = []
+        self.fails = False
+        self._streams = streams
+
+    def save(self, base: RunConfig, desired: RunConfig) -> None:
+        if self.fails:
+            raise ConfigError("the disk is full")
+        self.running.append({status.name: status.config for status in self._streams.snapshot()})
+        super().save(base, desired)
+
+
+def test_a_change_is_stored_and_then_made(local: Local, tmp_path: Path) -> None:
+    with closing(Recorded(tmp_path / "a.state", local.streams)) as state:
+        controller = Controller(local, config_of(CAMERA), state=state)
+        controller.start()
+        run = controller.streams.get("door")
+        assert controller.update("door", {"detect": ["cat"]}).detect == ["cat"]
+        assert [wanted["door"].detect for wanted in state.running] == [["person"]]  # as it was when that was stored
+        assert [task.asked for task in run.tasks] == ["cat"]
+        assert names(controller.apply(config_of(CAMERA, NOWHERE))) == [("Update", "door"), ("Open", "yard")]
+        assert names(controller.apply(config_of(NOWHERE))) == [("Close", "door")]
+        assert len(state.running) == 3
+        assert names(controller.apply(config_of(NOWHERE))) == []
+        assert len(state.running) == 3
+        state.fails = True
+        with pytest.raises(ConfigError, match="the disk is full"):
+            controller.update("yard", {"detect": ["dog"]})
+        with pytest.raises(ConfigError, match="the disk is full"):
+            controller.add(StreamConfig.model_validate(CAMERA))
+        assert [task.asked for task in controller.streams.get("yard").tasks] == ["car"]
+        assert controller.streams.names == ["yard"]
+        assert list(controller.config.named()) == ["yard"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "error", "words"),
+    [
+        ({"detect": ["unicorn"]}, EngineError, "'unicorn' is not a class"),
+        ({"name": "other", "source": "none.mp4"}, SourceError, "no such file"),
+        ({"query": ["why?"]}, ConfigError, "not query"),
+        ({"rules": [{"name": "r", "when": "person", "ask": "Is it?"}]}, ConfigError, "cannot answer any"),
+    ],
+)
+def test_what_cannot_be_made_is_not_stored(
+    local: Local, tmp_path: Path, stream: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with closing(Recorded(tmp_path / "a.state", local.streams)) as state:
+        controller = Controller(local, config_of(CAMERA), state=state)
+        controller.start()
+        run = controller.streams.get("door")
+        for applied in (config_of({**CAMERA, **stream}), config_of(NOWHERE, {**CAMERA, **stream})):
+            with pytest.raises(error, match=words):
+                controller.apply(applied)
+        assert (state.running, controller.streams.names) == ([], ["door"])
+        assert controller.streams.get("door") is run
+        assert run.error is None
+
+
+def test_a_rules_labels_are_found_while_it_is_there(local: Local) -> None:
+    controller = Controller(local, config_of({**CAMERA, "detect": ["person"]}))
+    controller.start()
+    run = controller.streams.get("door")
+    rules = load(None, {"source": "a", "rules": ["cats=cat", "people=people for 2s"]}).rules
+    controller.update("door", {"rules": rules})
+    assert [task.asked for task in run.tasks] == ["person", "cat"]  # `people` is what the model calls person
+    controller.update("door", {"conf": 0.3})
+    assert [(task.asked, task.conf) for task in run.tasks] == [("person", 0.3), ("cat", 0.3)]  # type: ignore[attr-defined]
+    controller.update("door", {"rules": []})
+    assert [task.asked for task in run.tasks] == ["person"]
+    with pytest.raises(ConfigError, match="nothing to look for"):
+        controller.update("door", {"detect": []})
+
+
+def test_changes_made_at_once_are_all_there(local: Local, tmp_path: Path) -> None:
+    with closing(StateFile(tmp_path / "a.state")) as state:
+        controller = Controller(local, config_of(CAMERA, NOWHERE), state=state)
+        controller.start()
+        values = {"conf": 0.3, "max_objects": 7, "weight": 3.0, "max_fps": 2.0, "detect": ["dog"], "tiles": 1}
+        changes = [
+            threading.Thread(target=controller.update, args=(name, {key: value}))
+            for name in ("door", "yard")
+            for key, value in values.items()
+        ]
+        changes += [
+            threading.Thread(target=controller.add, args=(StreamConfig.model_validate({**NOWHERE, "name": None}),))
+            for _ in range(4)
+        ]
+        for thread in changes:
+            thread.start()
+        for thread in changes:
+            thread.join()
+        for name in ("door", "yard"):
+            assert {key: getattr(controller.stream(name), key) for key in values} == values
+            assert controller.streams.get(name).config == controller.stream(name)
+        assert len(controller.streams.names) == len(set(controller.streams.names)) == 6
+        loaded = state.load(controller.config)
+        assert loaded is not None
+        assert loaded[1].named() == controller.config.named()
+
+
+def test_names_are_taken_while_a_stream_runs_and_free_when_it_has_ended(local: Local) -> None:
+    controller = Controller(local, config_of(CAMERA))
+    controller.start()
+    with pytest.raises(StreamError, match="'door' already"):
+        controller.add(StreamConfig.model_validate(CAMERA))
+    short = StreamConfig(name="clip", source=str(DEMO_CLIP), detect=["person"], end=0.2)
+    for _ in range(2):
+        assert controller.add(short).join(60)
+        until(lambda: "clip" not in controller.config.named())  # it has ended by itself
+    with pytest.raises(StreamError, match="no stream is called 'clip'"):
+        controller.update("clip", {"conf": 0.2})
+    controller.remove("door")
+    with pytest.raises(StreamError, match="no stream is called 'door'"):
+        controller.remove("door")
+
+
+def test_a_restart_with_the_state_takes_up_what_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "cameras.yaml"
+    path.write_text(
+        f"http: 127.0.0.1:0\nstreams:\n- {{name: door, source: '{DEMO_CLIP}', loop: true, detect: person}}\n"
+    )
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        opened.controller.update("door", {"detect": ["cat"]})
+        opened.controller.add(StreamConfig.model_validate(NOWHERE))
+        shutil.copy(DEMO_CLIP, tmp_path / "a.mp4")
+        opened.controller.add(StreamConfig(name="gone", source=str(tmp_path / "a.mp4"), detect=["cat"], loop=True))
+    (tmp_path / "a.mp4").unlink()
+    path.write_text(path.read_text().replace("loop: true", "loop: true, conf: 0.3"))
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        (run,) = opened.controller.start()
+        assert ([task.asked for task in run.tasks], run.config and run.config.conf) == (["cat"], 0.3)
+        assert opened.controller.streams.names == ["door", "yard"]
+        failed = {status.name: status.reason for status in opened.controller.streams.snapshot() if not status.ok}
+        assert failed["gone"] == f"no such file: {tmp_path / 'a.mp4'}"
+        with pytest.raises(SourceError):
+            opened.controller.restart("gone")
+        opened.controller.remove("gone")
+        path.write_text(path.read_text().replace("detect: person", "detect: dog"))
+        assert opened.controller.reload() == ["door: other detect"]
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        assert opened.controller.stream("door").detect == ["dog"]
+
+
+def test_changes_may_be_kept_in_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "camera.yaml"
+    path.write_text(
+        f"http: 127.0.0.1:0\nstate: config\n# the clip\nsource: '{DEMO_CLIP}'\nloop: true\ndetect: person\n"
+    )
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        opened.controller.update("demo", {"detect": ["cat"]})
+        assert load(path, {}).detect == ["cat"]
+        opened.controller.add(StreamConfig.model_validate(NOWHERE))
+        assert [stream.name for stream in load(path, {}).streams] == [None, "yard"]
+        assert opened.controller.reload() == [f"{path}: nothing has changed"]
+        opened.controller.remove("yard")
+    assert "# the clip" in path.read_text()
+    assert [one.name for one in tmp_path.iterdir()] == ["camera.yaml"]
+    assert list(load(path, {}).named()) == ["demo"]
+
+
+def test_an_attached_stream_is_never_stored(local: Local, tmp_path: Path) -> None:
+    from saccade.sources import open_source
+
+    with closing(Recorded(tmp_path / "a.state", local.streams)) as state:
+        controller = Controller(local, config_of(), state=state)
+        config = ListedStream(name="page", source="webrtc:page", detect=["person"])
+        run = controller.attach(local.open(config, source=open_source(DEMO_CLIP)))
+        controller.update("page", {"detect": ["cat"]})
+        assert [task.asked for task in run.tasks] == ["cat"]
+        with pytest.raises(StreamError, match="'page' already"):
+            controller.attach(local.open(config, source=open_source(DEMO_CLIP)))
+        assert state.running == []
+        run.stop()
+        until(lambda: not controller.config.streams)
