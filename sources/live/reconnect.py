@@ -75,6 +75,8 @@ class Link:
         self._retry_s: float | None = None
         self._attempts = 0
         self._connections = 0
+        self.frames_only = False
+        """Whether frames are the only sign of life that the connection has: RTSP also has replies and reports."""
         self._interval_s: float | None = None  # between two frames, the longest of late; None when unknown
         self._attempted_at = self._live_since = self._heard_at = self._media_at = self._frame_at = 0.0
 
@@ -113,14 +115,16 @@ class Link:
         """Whether the connection has given nothing for too long; a live source is then stalled.
 
         Of a live source: no video for 4 s or four of its own intervals, or no frame for 20 s. While the interval is not
-        known, 20 s. Before the first frame: nothing at all for 4 s. The last two are doubled with each failed attempt,
-        up to four times as much, so that a camera which sends an image a minute is waited for in the end.
+        known: nothing at all for 4 s, or 20 s with `frames_only`. Before the first frame: nothing for 4 s. The limits
+        without an interval are doubled with each failed attempt, up to four times as much, so that a camera which sends
+        an image a minute is waited for in the end.
         """
         patience = 1 << min(self._attempts, 2)
         if self._state == "live":
             own = NO_PACKETS_S * patience if self._interval_s is None else max(SILENCE_S, 4 * self._interval_s)
             frame_limit = max(NO_FRAME_S, own)
-            quiet = False
+            first_s = NO_PACKETS_S if self.frames_only else SILENCE_S
+            quiet = self._interval_s is None and now - self._heard_at >= first_s * patience
         else:
             own = NO_PACKETS_S if self._media_at <= self._attempted_at else FIRST_FRAME_S
             frame_limit = FIRST_FRAME_S

@@ -143,6 +143,7 @@ class LiveSource(Source):
                 now = time.monotonic()
                 self._corrupt = damaged_before + connection.damaged
                 self._stats = connection.stats
+                self._link.frames_only = connection.stats is None and connection.heard_at == connection.media_at
                 self._link.heard(connection.heard_at, connection.media_at)
                 if frame is None:
                     if self._link.silent(now):

@@ -148,6 +148,7 @@ def test_a_slow_stream_is_not_silent_between_its_frames(interval_s: float) -> No
 @pytest.mark.parametrize("interval_s", [6.0, 10.0, 60.0])
 def test_a_camera_that_sends_nothing_but_an_image_now_and_then_is_waited_for_in_the_end(interval_s: float) -> None:
     link, now = Link(lambda: 0.0), 0.0
+    link.frames_only = True
     for _ in range(4):  # attempts, each of which gives an image at once
         link.attempt(now)
         link.frame_arrived(now)
@@ -164,8 +165,18 @@ def test_a_camera_that_sends_nothing_but_an_image_now_and_then_is_waited_for_in_
     assert link.silent(now + 4 * interval_s)  # frozen
 
 
+def test_a_camera_that_freezes_after_its_first_frame_is_noticed() -> None:
+    link = Link()
+    link.attempt(0.0)
+    link.frame_arrived(1.0)
+    assert not link.silent(1.0 + SILENCE_S - 0.1)
+    assert link.silent(1.0 + SILENCE_S)
+    assert link.status.state == "stalled"
+
+
 def test_a_camera_that_slows_down_is_tried_again_once() -> None:
     link, now = live_link(), 10.0 + 19 * 0.04
+    link.frames_only = True
     assert link.silent(now + 9.9)
     link.failed("timeout")
     for number in range(30):
