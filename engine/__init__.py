@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from saccade.engine.process import limit_spinning
 
 if TYPE_CHECKING:
-    from saccade.engine.api import Engine
+    from saccade.engine.api import EncodedImage, Engine
     from saccade.engine.config import EngineConfig
-    from saccade.engine.core.streams import StreamSettings
-    from saccade.engine.encoded_image import EncodedImage
+    from saccade.engine.core.admission import StreamSettings
     from saccade.engine.errors import (
         AdapterError,
         DeadlineError,
@@ -27,19 +26,18 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedTaskError,
     )
+    from saccade.engine.futures import TextStream
     from saccade.engine.image import Image
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
     from saccade.engine.results import Box, Detections, Grounding, Points, Reasoning, Result, Spot, Text, Timings
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, register_task
     from saccade.engine.tasks.task import Task
-    from saccade.engine.text_stream import TextStream
 
 limit_spinning()  # here, as torch is loaded by whatever is imported next
 
 _HOMES = {
-    "api": ("Engine",),
-    "encoded_image": ("EncodedImage",),
+    "api": ("EncodedImage", "Engine"),
     "image": ("Image",),
     "errors": (
         "AdapterError",
@@ -57,9 +55,9 @@ _HOMES = {
     "model_loader": ("ModelInfo",),
     "models.model_files": ("EMBEDDED", "ModelEntry"),
     "results": ("Box", "Detections", "Grounding", "Points", "Reasoning", "Result", "Spot", "Text", "Timings"),
-    "text_stream": ("TextStream",),
+    "futures": ("TextStream",),
     "config": ("EngineConfig",),
-    "core.streams": ("StreamSettings",),
+    "core.admission": ("StreamSettings",),
     "tasks.task": ("Task",),
     "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "register_task"),
 }

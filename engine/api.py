@@ -1,33 +1,55 @@
 """The engine: images and tasks in, results out. One thread runs the steps; any thread may submit.
 
-Knows nothing of sources, sinks or pipelines.
+`Engine.submit` makes a `Request` (`core.request`) of what is asked; the loop (`runtime.loop`) runs it, and settles its
+future. Knows nothing of sources, sinks or pipelines.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import time
+import weakref
 from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.engine.backends.lora import LoadedAdapters
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.streams import StreamSettings
-from saccade.engine.encoded_image import EncodedImage
-from saccade.engine.futures import ResultFuture
-from saccade.engine.image import Image, LazyImage
-from saccade.engine.model_loader import ModelInfo, open_model
+from saccade.engine.core.admission import StreamSettings
+from saccade.engine.core.request import Adapter, CropPace, KeptPrefix, Request, RequestMaker
+from saccade.engine.errors import (
+    AdapterError,
+    DeadlineError,
+    EngineClosedError,
+    EngineError,
+    PromptError,
+    UnsupportedTaskError,
+)
+from saccade.engine.futures import CallbackThread, ResultFuture, TextStream
+from saccade.engine.image import Image, LazyImage, Pixels, as_array, as_pixels
+from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.results import Detections, Points, Result, Text
 from saccade.engine.runtime.executor import Progress
+from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.trace import Trace
-from saccade.engine.start import start
-from saccade.engine.submitter import Submitter
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
-from saccade.engine.tasks.task import Task
-from saccade.engine.text_stream import TextStream
+from saccade.engine.tasks.task import OnText, Task
+from saccade.engine.tasks.tiles import Window
 from saccade.engine.vocabulary import Vocabulary
+
+_NEWEST = StreamSettings()
+_CPU_SECONDS_PER_PIXEL = 10e-9
+"""Before any is measured. A 48-megapixel image takes 20 ns a pixel to cut on an idle server core, 40 on a busy one."""
 
 
 class Engine:
@@ -44,11 +66,28 @@ class Engine:
     ) -> None:
         self._info = info
         self.config = config = config or EngineConfig()
-        self._loaded, self._vocabulary = loaded, vocabulary
+        self._loaded, self._vocabulary, model = loaded, vocabulary, loaded.model
         texts = bool({"query", "caption"} & {*info.skills})
-        self._executor, self._loop = start(loaded.model, config, texts=texts, progress=progress)
-        # An engine that is dropped ends its threads: the submitter does, once requests in flight are done.
-        self._submitter = Submitter(loaded, info, vocabulary, config, self._executor, self._loop)
+        self._executor, self._loop = executor, loop = start(model, config, texts=texts, progress=progress)
+        self._adapters = LoadedAdapters()
+        self._maker: RequestMaker[Any] = RequestMaker(
+            config,
+            model.limits,
+            loaded.prompts,
+            lambda image, whole: as_array(image) if whole else as_pixels(image),
+            lambda image, window: executor.prepare(image if window is None else _part_of(image, window)),
+            # On a GPU the resize is not waited for.
+            CropPace(config, _CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0),
+            loop.monitor.ended,
+            # A branch takes a batch slot and one to three pages: most are left to other requests.
+            min(config.max_sequences, loop.n_pages // 16) // 4,
+        )
+        self._streams: dict[Hashable, StreamSettings] = {}
+        self._expanded: dict[Task, Sequence[Task]] = {}  # as the frames of a stream ask the same again and again
+        self._callbacks = CallbackThread()
+        self._process = os.getpid()
+        # An engine that is dropped ends its threads, once no request holds it any more.
+        self._stop = weakref.finalize(self, _stop, loop, self._callbacks, self._process)
 
     @property
     def model(self) -> ModelInfo:
@@ -136,7 +175,7 @@ class Engine:
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
         """
-        self._submitter.adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
+        self._adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; what was submitted with it is still answered with it.
@@ -144,7 +183,7 @@ class Engine:
         Raises:
             AdapterError: if there is none of this name.
         """
-        self._submitter.adapters.unload(name)
+        self._adapters.unload(name)
 
     def submit(
         self,
@@ -188,7 +227,7 @@ class Engine:
                 an encoded image, `deadline_s` is no number, or `previous` no result.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
-        return self._submitter.submit(image, tasks, tiles, deadline_s, adapter, None, stream, previous)
+        return self._submit(image, tasks, tiles, deadline_s, adapter, stream, previous)
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs.
@@ -196,11 +235,15 @@ class Engine:
         Raises:
             ValueError: if `settings` are no `StreamSettings`.
         """
-        self._submitter.configure_stream(stream, settings)
+        if not isinstance(settings, StreamSettings):  # in the loop's thread they would end the engine for all
+            raise ValueError(f"settings are StreamSettings; got {settings!r}")
+        self._streams[stream] = settings
+        self._loop.configure(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:
         """Forget a stream's settings, and what was learned from its frames; what has been submitted is still run."""
-        self._submitter.forget_stream(stream)
+        self._streams.pop(stream, None)
+        self._loop.configure(stream, None)
 
     def stream(
         self,
@@ -219,7 +262,7 @@ class Engine:
             wrong after `stream` has returned is raised by the iterator.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
-        return TextStream(self._submitter.submit(image, [task], 1, deadline_s, adapter, pieces.put), pieces)
+        return TextStream(self._submit(image, [task], 1, deadline_s, adapter, on_text=pieces.put), pieces)
 
     def encode(self, image: Image, *, adapter: str | None = None) -> EncodedImage:
         """Prefill an image once, to ask about it again and again without doing so each time. Waits for it.
@@ -235,7 +278,16 @@ class Engine:
             RequestTooLargeError: if encoded images hold half of the cache already.
             AdapterError, EngineClosedError, ValueError, EngineError: as for `submit`.
         """
-        return self._submitter.encode(image, adapter)
+        array, kept = as_array(image), KeptPrefix()
+        chosen = None if adapter is None else self._adapters.find(adapter)
+        future = self._submit(array, [], adapter=adapter, keeps=kept)
+        try:
+            future.result()
+        except BaseException:  # also an interrupt while it waits
+            future.cancel()
+            self._loop.release_prefix(kept)
+            raise
+        return EncodedImage(array.shape[1], array.shape[0], kept, chosen, self._loop)
 
     def detect(
         self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
@@ -286,17 +338,17 @@ class Engine:
             EngineError: unless the engine is idle and keeps no encoded images: it overwrites their pages. Likewise for
                 the two that follow.
         """
-        self._submitter.require_process()
+        self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))
 
     def time_sampling(self, rows: int) -> float | None:
         """Seconds on a GPU's clock of a step's sampling; None on a CPU."""
-        self._submitter.require_process()
+        self._require_process()
         return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
 
     def experts_used(self, rows: int) -> float | None:
         """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known."""
-        self._submitter.require_process()
+        self._require_process()
         return self._loop.run_idle(lambda: self._executor.experts_used(rows))
 
     def tracing(self) -> AbstractContextManager[Trace]:
@@ -309,7 +361,9 @@ class Engine:
 
     def close(self) -> None:
         """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
-        self._submitter.close()
+        if os.getpid() == self._process:  # else the threads are the parent's
+            self._loop.close(EngineClosedError("the engine is closed"))
+            self._stop()  # only now: what the loop still finishes has callbacks, too
 
     def __enter__(self) -> Engine:
         return self
@@ -324,4 +378,166 @@ class Engine:
             UnsupportedTaskError: if the model has not learned it.
             UnknownClassError: if the vocabulary is closed and has no such name.
         """
-        return self._submitter.expand(task)
+        if not isinstance(task, Task):
+            raise ValueError(f"a task is one of Detect, Point, Gaze, Query, Caption; got {task!r}")
+        if task.skill not in self._info.skills:
+            able = f"{self._info.name} can {' and '.join(self._info.skills)}"
+            raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
+        try:
+            expanded = self._expanded.get(task)
+        except TypeError:  # a task with a value that cannot be hashed
+            return task.expand(self._vocabulary)
+        if expanded is None:
+            if len(self._expanded) >= self.config.known_tasks:
+                self._expanded.clear()
+            expanded = self._expanded[task] = tuple(task.expand(self._vocabulary))
+        return expanded
+
+    def _submit(
+        self,
+        image: Image | LazyImage | EncodedImage | None,
+        tasks: Sequence[Task],
+        tiles: int = 1,
+        deadline_s: float | None = None,
+        adapter: str | None = None,
+        stream: Hashable = None,
+        previous: Result | None = None,
+        on_text: OnText | None = None,
+        keeps: KeptPrefix | None = None,
+    ) -> ResultFuture:
+        """Make a request, and queue it; see `submit`, `stream` and `encode`."""
+        self._require_process()
+        self._loop.require_open()  # before the image is cut, which may take a second
+        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        if math.isnan(deadline):
+            raise ValueError("deadline_s is a number of seconds")
+        if previous is not None and not isinstance(previous, Result):
+            raise ValueError(f"previous is the result of an earlier image; got {type(previous).__name__}")
+        chosen = None if adapter is None else self._adapters.find(adapter)
+        expanded = tuple([one for task in tasks for one in self.expand(task)])
+        if not isinstance(tiles, int) or tiles < 1:
+            raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
+        reads: KeptPrefix | None = None
+        pixels: Pixels | LazyImage | None = None
+        size = 0, 0
+        if isinstance(image, EncodedImage):
+            if tiles != 1:
+                raise ValueError("an encoded image has no tiles: submit the image itself")
+            chosen, reads, size = image.adapter_for(self._loop, chosen), image.kept, (image.width, image.height)
+        elif image is None:
+            if lacking := next((task.asked for task in expanded if task.needs_image), None):
+                raise ValueError(f"'{lacking}' can only be asked of an image")
+        else:
+            # Of an image of which nothing is asked the result still has the size.
+            if callable(image) and all(task.empty for task in expanded):
+                image = image()
+            pixels = image if callable(image) else as_pixels(image)
+        future = ResultFuture(self._callbacks, self._loop.require_other_thread)
+        request: Request[Any] = Request(
+            self._maker.plan,
+            self._maker.settle,
+            deadline,
+            chosen,
+            reads,
+            keeps,
+            has_prefix=image is not None,
+            frame=stream is not None and self._streams.get(stream, _NEWEST).newest,
+            tasks=expanded,
+            image=pixels,
+            size=size,
+            tiles=tiles,
+            previous=None if previous is None else previous.drafts,
+            on_text=on_text,
+            future=future,
+        )
+        # It holds the engine, which is dropped with the last of its requests at the earliest.
+        future.on_cancel = lambda: self._cancel(request)
+        if not request.frame:  # nothing supersedes it: what is wrong with it is found in the caller's thread
+            try:
+                self._maker.prepare(request)
+            except (PromptError, DeadlineError) as error:
+                self._maker.settle(request, error.with_traceback(None))  # whose frames would keep the image
+                return future
+        self._loop.submit(request, stream)
+        return future
+
+    def _cancel(self, request: Request[Any]) -> None:
+        """A caller has cancelled a request."""
+        if os.getpid() == self._process:  # else it is a stream that a forked child has inherited: see `_stop`
+            self._loop.monitor.ended("cancelled")
+            self._loop.cancel(request, CancelledError())
+
+    def _require_process(self) -> None:
+        """Do nothing in the process that has made this engine.
+
+        Raises:
+            EngineError: in a forked child: threads and devices do not survive a fork.
+        """
+        if os.getpid() != self._process:
+            raise EngineError("this engine was made before a fork: load one in the child process")
+
+
+def _part_of(image: Pixels, window: Window) -> NDArray[np.uint8]:
+    """A copy of what is in a window of an image."""
+    array = as_array(image)
+    return array[window.y : window.y + window.height, window.x : window.x + window.width].copy()
+
+
+def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:
+    if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
+        loop.stop(EngineClosedError("the engine is closed"))
+        callbacks.close()
+
+
+class EncodedImage:
+    """An image whose prefix stays in an engine's cache, to be asked about again and again, see `Engine.encode`.
+
+    It holds pages of the cache until it is closed: by `close`, by leaving a `with`, or when it is dropped. What is
+    asked already is still answered then.
+
+    Args:
+        width, height: of the image in pixels.
+        kept: its prefix.
+        adapter: what that was computed with besides the model.
+        loop: where it is kept.
+
+    Attributes:
+        width, height: as above.
+    """
+
+    __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "width")
+
+    def __init__(self, width: int, height: int, kept: KeptPrefix, adapter: Adapter | None, loop: StepLoop[Any]) -> None:
+        self._closed, self._process = False, os.getpid()
+        self.width, self.height = width, height
+        self.kept, self._adapter, self._loop = kept, adapter, loop
+
+    def adapter_for(self, loop: StepLoop[Any], asked: Adapter | None) -> Adapter | None:
+        """The adapter that it was prefilled with, and is asked with.
+
+        Raises:
+            ValueError: if it is kept by another loop.
+            AdapterError: if another adapter is asked for.
+        """
+        if loop is not self._loop:
+            raise ValueError("this image was encoded by another engine")
+        if asked not in (None, self._adapter):
+            raise AdapterError("an encoded image is asked with the adapter that it was encoded with")
+        return self._adapter
+
+    def close(self) -> None:
+        """Give its pages back. Closing twice does nothing."""
+        closed, self._closed = self._closed, True
+        if not closed and os.getpid() == self._process:  # in a forked child another thread may hold the loop's lock
+            self._loop.release_prefix(self.kept)
+
+    def __enter__(self) -> EncodedImage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,4 +1,4 @@
-"""The sizes of an engine, in one place. Knows no torch."""
+"""The sizes of an engine, and every number that tunes it, in one place. Knows no torch."""
 
 from __future__ import annotations
 
@@ -24,17 +24,38 @@ class EngineConfig:
         kv_dtype: 'fp8' keeps keys and values in FP8, on a GPU from Ada on: half the bytes, and so twice the pages; None
             keeps them as the model computes.
         images_per_prefill: most images in one prefill, 1 to 64; a CPU takes one at a time.
-        drafted_tokens: of a prefill, prompts and drafts together, up to which it is drafted: so many cost next to
-            nothing beside its images.
         adapter_slots: most adapters in use at the same moment.
         adapter_rank: largest rank of an adapter.
         drafts: begin the answers about a stream's frame with those about the one before it, and those about any image
             with what a detector has found in it, see `core.speculative`. In float32 the answers are those without;
-            in half precision and FP8 a prefill rounds otherwise than a decode step, so that where two values are as
-            likely but for a rounding, either may come out, as it may of a batch of another size.
+            in half precision and FP8 a prefill rounds otherwise than a decode step, and near-ties may resolve
+            differently, as they may in a batch of another size.
         exact: on a CPU, a model whose tower is a detector computes all in the model's dtype, and sees what Pillow's
             resize gives; else detector and prefixes in bfloat16 where the CPU has products of it, and torch resizes:
             faster, at no cost in AP.
+        decodes_quiet, decodes_busy, decodes_live: decode steps between two prefills, see `core.scheduler`: while fewer
+            images wait than one prefill takes; while so many wait; while, besides, an answer about a frame is decoded.
+        prefill_ready: share of the admitted images that must be prepared before a prefill begins while others decode.
+        most_credit: parts that a stream of weight 1 may save up, see `core.admission`; with 1 it loses its turn where
+            it has no fresh frame at the wrong moment, more allows bursts.
+        owed_credit: a stream with so much comes before others: one for the next turn, and one that it has not used.
+        fresh_s: a frame that is older leaves its turn to others: a prefill of 8 images on an H200.
+        service_doubt: factor of the time that an answer is expected to take, after each frame that ended for it.
+        passing_streams: streams without settings that are remembered though nothing of them waits or runs.
+        lead_prefills: prefills of a size of which the shortest tells when the next images are admitted.
+        follow_decodes: with fewer decode steps between two prefills, the next one is launched ahead.
+        poll_s: how often a device that calls nobody is asked for its step, while the loop waits for something else too.
+        preparers: threads that copy images for the upload to a GPU: one copies 4K frames at 6 ms each.
+        crop_large, crop_bound, crop_doubt: pixels from which on cutting an image is measured; the share of what was
+            measured that is a lower bound for others; factor of the bound after each refusal.
+        drafted_tokens: of a prefill, prompts and drafts together, up to which it is drafted: so many cost next to
+            nothing beside its images.
+        image_draft: values that a prefill takes of an image's draft, two boxes, where the last answer was no longer.
+        draft_misses: steps in a row that only correct one value, before the rest is written plainly.
+        draft_worth: share of an answer's steps that drafts must save: each costs some 0.2 ms more of a GPU.
+        draft_pause: most answers for which a prompt whose drafts fail goes without.
+        remembered_prompts: of a stream.
+        known_tasks: tasks whose names and token ids are remembered.
 
     Raises:
         ValueError: if one of them is out of its range.
@@ -47,24 +68,54 @@ class EngineConfig:
     n_pages: int | None = None
     kv_dtype: str | None = None
     images_per_prefill: int = 8
-    drafted_tokens: int = 128
     adapter_slots: int = 4
     adapter_rank: int = 32
     drafts: bool = True
     exact: bool = True
+    decodes_quiet: int = 9
+    decodes_busy: int = 3
+    decodes_live: int = 2
+    prefill_ready: float = 0.75
+    most_credit: float = 3.0
+    owed_credit: float = 2.0
+    fresh_s: float = 0.05
+    service_doubt: float = 0.95
+    passing_streams: int = 4096
+    lead_prefills: int = 16
+    follow_decodes: float = 0.5
+    poll_s: float = 1e-3
+    preparers: int = 4
+    crop_large: int = 1 << 18
+    crop_bound: float = 0.5
+    crop_doubt: float = 0.9
+    drafted_tokens: int = 128
+    image_draft: int = 6
+    draft_misses: int = 4
+    draft_worth: float = 0.25
+    draft_pause: int = 64
+    remembered_prompts: int = 256
+    known_tasks: int = 1024
 
     def __post_init__(self) -> None:
         if self.depth not in (1, 2):
             raise ValueError(f"depth is 1 or 2; got {self.depth!r}")
-        least = {"max_sequences": 1, "page_size": 1, "images_per_prefill": 1, "adapter_slots": 0, "adapter_rank": 1}
-        least["drafted_tokens"] = 0
-        for name, lowest in least.items():
-            value = getattr(self, name)
+        may_be_0 = {"adapter_slots", "drafted_tokens", "decodes_quiet", "decodes_busy", "decodes_live", "image_draft"}
+        for name, default in _WHOLE.items():
+            value, lowest = getattr(self, name), 0 if name in may_be_0 else 1
             if not isinstance(value, int) or value < lowest:
-                raise ValueError(f"{name} is a whole number of {lowest} or more; got {value!r}")
+                raise ValueError(f"{name} is a whole number of {lowest} or more (by default {default}); got {value!r}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"{name} is a number above 0; got {value!r}")
         if self.images_per_prefill > MAX_IMAGES_PER_PREFILL:
             raise ValueError(f"images_per_prefill is at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}")
         if self.kv_dtype not in (None, "fp8"):
             raise EngineError(f"unknown kv_dtype '{self.kv_dtype}': give fp8, or leave it out")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
             raise ValueError(f"n_pages is a whole number of 2 or more, or None; got {self.n_pages!r}")
+
+
+_DEFAULTS = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}
+_WHOLE = {name: value for name, value in _DEFAULTS.items() if type(value) is int}
+_NUMBERS = [name for name, value in _DEFAULTS.items() if type(value) is float]

@@ -1,18 +1,27 @@
-"""From a name, a device and a dtype to a model that is ready to run. Knows nothing of steps, results or threads."""
+"""From a name, a device and a dtype to a model, and from it to an executor and the loop that runs its steps."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from saccade.engine.backends.quantization import round_to_fp8
+from saccade.engine.backends.paged_cache import pages_for
+from saccade.engine.backends.quantization import round_to_fp8, supports_fp8
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.resources import PagePool
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.cpu.threads import one_thread
 from saccade.engine.errors import EngineError
 from saccade.engine.models import model_files, registry
-from saccade.engine.models.protocol import LoadedModel, SizedEncoder
+from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, Model, SizedEncoder
+from saccade.engine.process import keep_freed_memory, silence_tracer
+from saccade.engine.runtime.cpu_executor import CpuExecutor
+from saccade.engine.runtime.executor import Executor, Progress
+from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks import TASKS
 from saccade.engine.vocabulary import Vocabulary
 
@@ -130,3 +139,58 @@ def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise EngineError(f"unknown dtype '{name}': give one of {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def start(
+    model: Model, config: EngineConfig, *, texts: bool, progress: Progress | None = None
+) -> tuple[Executor[Any], StepLoop[Any]]:
+    """Allocate what a model needs to run, and start the thread that runs it.
+
+    Args:
+        model: on its device.
+        config: sizes.
+        texts: whether it is asked for text.
+        progress: called while a GPU is prepared.
+
+    Raises:
+        EngineError: if the device cannot keep keys and values as the configuration wants it.
+    """
+    if config.kv_dtype is not None and not (model.device.type == "cuda" and supports_fp8(model.device)):
+        raise EngineError(f"kv_dtype {config.kv_dtype} needs a GPU from Ada on: leave it out on {model.device}")
+    n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences, config.kv_dtype)
+    executor: Executor[Any]
+    if model.device.type == "cuda":
+        from saccade.engine.runtime.cuda_executor import CudaExecutor
+
+        executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
+        torch.cuda.empty_cache()  # what held weights before they were packed
+        preparers = config.preparers
+    else:
+        keep_freed_memory()
+        silence_tracer()
+        executor = CpuExecutor(model, config, n_pages)
+        config, preparers = replace(config, images_per_prefill=1), 1  # a batch of images is no faster than one by one
+    from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
+    return executor, step_loop(executor, model, config, n_pages, preparers, from_images=from_images)
+
+
+def step_loop(
+    executor: Executor[Any], model: Model, config: EngineConfig, n_pages: int, preparers: int, *, from_images: bool
+) -> StepLoop[Any]:
+    """Start the loop of an executor with so many pages, and its scheduler.
+
+    Args:
+        executor: as above.
+        model: what it runs.
+        config: sizes; `images_per_prefill` as the executor takes them.
+        n_pages: of the cache.
+        preparers: threads that prepare images.
+        from_images: whether the executor drafts answers.
+    """
+    pool = PagePool(n_pages)
+    pool.allocate(1)  # page 0 is where the executor writes what is never read
+    scheduler: Scheduler[Any] = Scheduler(config, pool, model.limits.prefix_length, from_images=from_images)
+    loop = StepLoop(executor, scheduler, config, preparers)
+    loop.monitor.attach(executor.streams)
+    loop.start()
+    return loop

@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.engine.core.streams import StreamSettings
+from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import UnknownClassError
 from saccade.engine.results import Result
 from saccade.engine.tasks import Detect, Query

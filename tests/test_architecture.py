@@ -40,8 +40,7 @@ ORDER = {
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | factory",
     "engine": "errors fallbacks image phase process results | config kernels models vocabulary futures | "
-    "tasks text_stream | core | backends encoded_image | cpu | cuda | runtime | model_loader start | submitter | "
-    "api | golden",
+    "tasks | core | backends | cpu | cuda | runtime | model_loader | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | control search | server | run | "
     "workers | bench | cli",
 }
@@ -155,6 +154,14 @@ def test_imports_are_absolute() -> None:
 
 def test_sources_and_sinks_do_without_torch() -> None:
     code = "import sys, saccade.sources, saccade.sinks; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_engines_state_machines_do_without_torch() -> None:
+    """So they are tested in milliseconds, and nothing in them waits for a device."""
+    parts = ("core", "core.admission", "core.request", "core.resources", "core.scheduler", "core.speculative", "tasks")
+    code = f"import sys, {', '.join(f'saccade.engine.{part}' for part in parts)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -1,9 +1,13 @@
-"""One submitted image on its way through the engine: windows and prompts in, one result out.
+"""A request from its submission to its result, and what is scheduled of it. Plain values, no torch.
 
-What a request costs before it is run, reading its prompts and cutting its image, is done by `plan` and `prepare`: for a
-frame that a newer one may replace, not before it is admitted.
+    Request          what one call of `submit` asks, in a `State`
+      PrefillWindow  the image, or a tile of it, with the prompts on it: prefilled as one unit
+        Sequence     a prompt and the answer that grows behind it
+    Step             a launch: rows of sequences, and the windows of a prefill
 
-Knows results and tasks; knows nothing of devices or threads, except that it is completed in the step loop's.
+`RequestMaker` makes the windows of a request and, once they are over, its result. What a request costs before it is
+run, reading its prompts and cutting its image, is done for a frame that a newer one may replace only once it is
+admitted.
 """
 
 from __future__ import annotations
@@ -13,59 +17,448 @@ import threading
 import time
 import traceback
 from collections import abc
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Generic, Literal
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from saccade.engine.core.adapters import Adapter
-from saccade.engine.core.crop_pace import CropPace
-from saccade.engine.core.speculative import recall_from, remember
-from saccade.engine.core.step import ImageRequest, ImageT, KeptPrefix, Sequence
+from saccade.engine.config import EngineConfig
 from saccade.engine.errors import DeadlineError, PromptError, SupersededError
-from saccade.engine.futures import ResultFuture
-from saccade.engine.image import LazyImage, Pixels, as_array, as_pixels
-from saccade.engine.models.protocol import ModelLimits, Prompts
+from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.results import Result, ResultPart, Timings
+from saccade.engine.tasks.output_state import ANY_TOKEN, DraftMemory, FedValue, OutputState, TokenRule
 from saccade.engine.tasks.task import OnText, Task, shorten
 from saccade.engine.tasks.tiles import Window, windows
 
-_MOST_KNOWN = 1024  # tasks whose token ids are remembered
+if TYPE_CHECKING:
+    import torch
+
+    from saccade.engine.futures import ResultFuture
+    from saccade.engine.image import Image, LazyImage, Pixels
+    from saccade.engine.models.protocol import ModelLimits, Prompts
+
+ImageT = TypeVar("ImageT")
+"""An image as the executor takes it."""
+Outcome = Literal["done", "failed", "cancelled", "superseded"]
+"""How a request ends, as counters name it."""
+NO_SLOT = 0
+"""The adapter slot of sequences without an adapter; real slots are counted from 1."""
+
+
+@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
+class Adapter:
+    """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); compared by identity.
+
+    Attributes:
+        name: shown in messages.
+        weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already.
+    """
+
+    name: str
+    weights: abc.Mapping[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
+
+
+class State(Enum):
+    """How far a request, or a window of it, has come."""
+
+    WAITING = "waiting"  # nothing is done for it
+    PLANNED = "planned"  # known to fit; it holds the kept prefix that it reads
+    ADMITTED = "admitted"  # it has pages and batch slots; of a request, its first window has
+    OVER = "over"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Generic[ImageT]):
+    """A prompt and the answer that grows behind it.
+
+    Attributes:
+        prompt: token ids.
+        values: what stands in the prompt in place of the embeddings of some of its tokens, by their places: one number
+            is a coordinate, two are a size.
+        output: says what each step samples, and holds the answer.
+        trunk: the sequence, ahead of it in the window, whose prompt its own begins with: they share whole pages of it.
+        window: the image that it is about.
+        n_pages: private pages that the whole answer may need; set once, when the request is planned.
+        n_shared: pages of the trunk that it reads; their tokens are no part of its prompt any more. Likewise.
+        batch_slot: its place in the executor's state; -1 while it holds none.
+        pages: private pages, for prompt and answer.
+        position: where the next token goes.
+        inflight_refs: launched and uncommitted steps that it is part of.
+        finalized: no more steps are wanted; those in flight are zombies.
+        memory: what is known of earlier answers to this prompt, for a draft; None where nothing is kept.
+        found: objects that the executor expects the answer to say, from its image: (any, x, y, width, height) of each.
+        feed: what its next step feeds: the last value, and a draft behind it; empty where the device has the last one.
+        verifying: a step with a draft of it is in flight: the next one depends on it.
+        started: its prompt has been read.
+        decodes: decode steps so far; of them, `misses` in a row whose draft was wrong at once.
+        drafted, committed: values of drafts that were fed, and values of the answer.
+    """
+
+    prompt: tuple[int, ...]
+    output: OutputState
+    values: abc.Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    trunk: Sequence[ImageT] | None = None
+    window: PrefillWindow[ImageT] = field(init=False)
+    n_pages: int = 0
+    n_shared: int = 0
+    batch_slot: int = -1
+    pages: tuple[int, ...] = ()
+    position: int = 0
+    inflight_refs: int = 0
+    finalized: bool = False
+    memory: DraftMemory | None = None
+    found: abc.Sequence[abc.Sequence[float]] = ()
+    feed: tuple[FedValue, ...] = ()
+    verifying: bool = False
+    started: bool = False
+    decodes: int = 0
+    misses: int = 0
+    drafted: int = 0
+    committed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class KeptPrefix:
+    """An image's prefix that outlives the request that has prefilled it; see `Scheduler.release_prefix`.
+
+    Attributes:
+        pages: held once for it; none before its prefill is committed, and once it is released.
+    """
+
+    pages: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class PrefillWindow(Generic[ImageT]):
+    """The image of a request, or a tile of it, and the prompts on it; or a kept prefix, or no image, and prompts.
+
+    Attributes:
+        request: the request that it is part of.
+        sequences: one for each prompt, and behind them branches.
+        image: for the executor; None before it is prepared, and once its prefill is committed or the request is over
+            before that, so that a future that is kept does not keep 0.4 to 5.6 MB of crops on the device.
+        prepare: cuts the image, where `image` is not there yet; called once, after the window is admitted, by a thread
+            that is not the scheduler's.
+        number: of the tile; the whole image is 0.
+        tasks: which of the request's tasks its first sequences answer, by number.
+        pages: pages of the image's prefix, held once by each sequence.
+        adapter_slot: where its adapter is on the device, held likewise.
+        admitted_at, launched_at, prefilled_at: `time.monotonic()` when it was admitted, and when its prefill was
+            launched and committed.
+    """
+
+    request: Request[ImageT]
+    sequences: list[Sequence[ImageT]]
+    image: ImageT | None = None
+    prepare: abc.Callable[[], ImageT] | None = None
+    number: int = 0
+    tasks: tuple[int, ...] = ()
+    state: State = State.WAITING
+    pages: tuple[int, ...] = ()
+    adapter_slot: int = NO_SLOT
+    admitted_at: float = 0.0
+    launched_at: float = 0.0
+    prefilled_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        for sequence in self.sequences:
+            sequence.window = self
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it has an image of its own, now or once that is prepared."""
+        return self.request.has_prefix and self.request.reads is None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether it can be prefilled as far as its image goes."""
+        return self.image is not None or not self.encodes
+
+    def drop_image(self) -> None:
+        """Give up the image, and what it would be cut from."""
+        self.image = self.prepare = None
+
+    def recall(self, memory: dict[abc.Hashable, DraftMemory], most: int) -> None:
+        """Give its sequences what a stream's earlier answers to their prompts have left, unless their caller has.
+
+        Args:
+            memory: of the stream, by what was asked.
+            most: prompts that it keeps.
+        """
+        for sequence in self.sequences:
+            if sequence.memory is None and sequence.output.draftable:
+                if len(memory) >= most:
+                    memory.clear()
+                sequence.memory = memory.setdefault(self._draft_key(sequence), DraftMemory())
+
+    def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
+        """Give its sequences what `drafts` has kept of an earlier result."""
+        for sequence in self.sequences:
+            if sequence.output.draftable:
+                kept = drafts.get(self._draft_key(sequence))
+                sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
+
+    def drafts(self) -> dict[abc.Hashable, DraftMemory]:
+        """What its complete answers leave for those of the next image: plain values, which hold nothing else."""
+        kept: dict[abc.Hashable, DraftMemory] = {}
+        for one in self.sequences:
+            if one.output.draftable:
+                last = DraftMemory(tuple(one.output.values())) if one.memory is None else replace(one.memory)
+                kept[self._draft_key(one)] = last
+        return kept
+
+    def _draft_key(self, sequence: Sequence[ImageT]) -> abc.Hashable:
+        # By the adapter's name: a draft is verified, whatever it comes from, and a memory must not keep weights.
+        adapter = self.request.adapter
+        return self.number, sequence.prompt, type(sequence.output).__name__, None if adapter is None else adapter.name
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[ImageT]):
+    """What one call of `submit` asks: tasks on an image, on a kept prefix, or on none.
+
+    Attributes:
+        make_windows: gives its windows, at least one; called once, by the scheduler where `frame`.
+        done: called once in the loop's thread when every window is over, or with the error that has ended it.
+        deadline: `time.monotonic()` at which it ends if it is not over.
+        adapter: what its prefixes and its answers are computed with besides the model.
+        reads: a prefix that is there already, in place of an image.
+        keeps: what its image's prefix is kept as; it has no prompts then.
+        has_prefix: whether the prompts stand behind an image's prefix.
+        frame: while it waits, a newer frame of its stream takes its place; nothing is done for it before its turn.
+        tasks: what is asked.
+        image: its pixels, or what gives them: called once, when it is to be cut.
+        size: width and height of the image in pixels, once it is read.
+        tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well.
+        previous: `PrefillWindow.drafts` of an earlier result; None for nothing.
+        on_text: called with each piece of its texts as it comes, in the loop's thread.
+        future: of the result.
+        submitted_at: `time.monotonic()`.
+        crops_s: seconds that threads have taken to cut its image.
+        stream: what the requests of one camera have in common; None for a request by itself.
+        number, arrived: in order of arrival, and when, in seconds.
+        n_admitted: of its windows; those behind them are still to be admitted.
+        begun_at: when the first was; None before that.
+    """
+
+    make_windows: abc.Callable[[Request[ImageT]], list[PrefillWindow[ImageT]]]
+    done: abc.Callable[[Request[ImageT], BaseException | None], None]
+    deadline: float = math.inf
+    adapter: Adapter | None = None
+    reads: KeptPrefix | None = None
+    keeps: KeptPrefix | None = None
+    has_prefix: bool = True
+    frame: bool = False
+    tasks: tuple[Task, ...] = ()
+    image: Pixels | LazyImage | None = None
+    size: tuple[int, int] = (0, 0)
+    tiles: int = 1
+    previous: abc.Mapping[abc.Hashable, object] | None = None
+    on_text: OnText | None = None
+    future: ResultFuture | None = None
+    submitted_at: float = field(default_factory=time.monotonic)
+    crops_s: float = 0.0
+    state: State = State.WAITING
+    windows: list[PrefillWindow[ImageT]] = field(default_factory=list)
+    stream: abc.Hashable = None
+    number: int = 0
+    arrived: float = 0.0
+    n_admitted: int = 0
+    begun_at: float | None = None
+
+    @property
+    def n_waiting(self) -> int:
+        """Windows that are not admitted yet, as far as they are known."""
+        return max(1, len(self.windows)) - self.n_admitted
+
+
+class StepKind(StrEnum):
+    """What a step runs."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
+class ScheduledSequence(Generic[ImageT]):
+    """A row of a step: what a sequence feeds at a position, and samples behind it. With a draft it has several.
+
+    Attributes:
+        sequence: whose.
+        phase: what is sampled.
+        position: of the token that is fed (decode), or of the prompt's first one (prefill).
+        rule: what a token may be; set by `Scheduler.finalize`.
+        value: what is fed; None for what the sequence has sampled last, or for its prompt. In place of `FROM_IMAGE` the
+            executor puts what it finds.
+        alone: it is the only row of its sequence in the step, so that what it samples may be fed by the next one.
+    """
+
+    sequence: Sequence[ImageT]
+    phase: Phase
+    position: int
+    rule: TokenRule = ANY_TOKEN
+    value: FedValue | None = None
+    alone: bool = True
 
 
 @dataclass(slots=True, frozen=True)
-class _Part(Generic[ImageT]):
-    """An image request: its window, None for the whole, and which of the tasks, by number, its sequences answer."""
+class Step(Generic[ImageT]):
+    """A launch: its rows, those of a sequence behind each other, and the windows of a prefill, in the same order.
 
-    window: Window | None
-    tasks: tuple[int, ...]
-    image_request: ImageRequest[ImageT]
+    Attributes:
+        kind: prefill or decode.
+        number: from 1.
+        sequences: its rows.
+        windows: of a prefill.
+        groups: the rows by sequence.
+        drafted: whether any row feeds what the host says.
+        writes_text: whether any row samples a token: what it may be depends on the step ahead.
+    """
+
+    kind: StepKind
+    number: int
+    sequences: tuple[ScheduledSequence[ImageT], ...]
+    windows: tuple[PrefillWindow[ImageT], ...] = ()
+    groups: abc.Sequence[list[ScheduledSequence[ImageT]]] = field(init=False)
+    drafted: bool = field(init=False)
+    writes_text: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups: list[list[ScheduledSequence[ImageT]]] = []
+        last: object = None
+        for row in self.sequences:
+            if row.sequence is last:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+                last = row.sequence
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "drafted", any(row.value is not None for row in self.sequences))
+        object.__setattr__(self, "writes_text", any(row.phase in TEXT_PHASES for row in self.sequences))
+
+    @property
+    def imaged(self) -> list[PrefillWindow[ImageT]]:
+        """The windows with an image to encode; to be asked before the step is committed."""
+        return [window for window in self.windows if window.image is not None]
+
+    @property
+    def images(self) -> list[ImageT]:
+        """Their images."""
+        return [window.image for window in self.windows if window.image is not None]
+
+
+class CropPace:
+    """A lower bound of seconds to cut a source pixel, learned: a deadline that leaves less is refused at once.
+
+    Any thread may call it.
+
+    Args:
+        config: the engine's.
+        seconds_per_pixel: what holds until a large image has been measured.
+    """
+
+    __slots__ = ("_config", "_doubted", "_rate")
+
+    def __init__(self, config: EngineConfig, seconds_per_pixel: float) -> None:
+        self._config, self._rate, self._doubted = config, seconds_per_pixel, True
+
+    def measured(self, pixels: int, seconds: float) -> None:
+        """Learn from an image that was cut."""
+        if pixels >= self._config.crop_large:
+            rate = self._config.crop_bound * seconds / pixels
+            self._rate = rate if self._doubted else min(self._rate, rate)
+            self._doubted = False
+
+    def require_time(self, pixels: int, left_s: float) -> None:
+        """Refuse at once what would only take time from others: a large image takes a second to be cut.
+
+        Raises:
+            DeadlineError: if that takes longer than is left; the bound is trusted a little less from then on.
+        """
+        if left_s <= 0:
+            raise DeadlineError(begun=False)
+        needed_s = self._rate * pixels
+        if needed_s > left_s:
+            self._rate *= self._config.crop_doubt
+            self._doubted = True
+            raise DeadlineError(begun=False, cropping_s=needed_s)
 
 
 @dataclass(slots=True, frozen=True)
 class RequestMaker(Generic[ImageT]):
-    """What all requests of an engine are made with.
+    """Makes the windows of requests, and their results.
 
     Attributes:
+        config: the engine's.
         limits, prompts: the model's.
-        cut: the executor's `prepare`.
+        read: checks an image; with True, as an array, where tiles are cut from it.
+        cut: the executor's `prepare` of a window, or of the whole.
         pace: how long that takes.
-        max_prompts: most prompts of an image request; more are asked in further ones.
-        max_branches: most prompts and branches of one that has branches, see `OutputState.branches`.
-        drafts: whether answers are begun with earlier ones.
+        count: is told how a request ends, but for cancelled ones.
+        max_branches: most prompts and branches of a window that has branches, see `OutputState.branches`.
         known: token ids of the last tasks.
     """
 
+    config: EngineConfig
     limits: ModelLimits
     prompts: Prompts
-    cut: abc.Callable[[Pixels], ImageT]
+    read: abc.Callable[[Image, bool], Pixels]
+    cut: abc.Callable[[Pixels, Window | None], ImageT]
     pace: CropPace
-    max_prompts: int
+    count: abc.Callable[[Outcome], None]
     max_branches: int = 0
-    drafts: bool = False
     known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
+
+    # ---- windows
+
+    def plan(self, request: Request[ImageT]) -> list[PrefillWindow[ImageT]]:
+        """Read the prompts, and make the windows, whose images `PrefillWindow.prepare` cuts. Reads no image.
+
+        Raises:
+            PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
+        """
+        asked = [i for i, task in enumerate(request.tasks) if not task.empty]
+        tiled = [i for i in asked if request.tasks[i].tiled] if request.tiles > 1 and request.image is not None else []
+        source = None if request.image is None else _Source(request, self, as_array=bool(tiled))
+        made: list[PrefillWindow[ImageT]] = []
+        most = self.config.max_sequences
+        for number in range(1 + request.tiles**2 if tiled else 1):
+            chosen = tiled if number else asked
+            sequences = [self._sequence(request, i) for i in chosen]
+            crops = source.crops(number) if source is not None and (chosen or request.keeps is not None) else None
+            for start in range(0, max(1, len(chosen)), most):
+                part = slice(start, start + most)
+                window: PrefillWindow[ImageT] = PrefillWindow(  # with its parameter it takes 3 µs more
+                    request,
+                    [*sequences[part], *self._branches(sequences[part])],
+                    prepare=crops,
+                    number=number,
+                    tasks=tuple(chosen[part]),
+                )
+                if request.previous is not None and self.config.drafts:
+                    window.recall_from(request.previous)
+                made.append(window)
+        return made
+
+    def prepare(self, request: Request[ImageT]) -> None:
+        """Plan a request and cut the images of all its windows now, in the caller's thread.
+
+        Raises:
+            PromptError: as `plan`.
+            DeadlineError: if that takes longer than there is time.
+        """
+        made = self.plan(request)
+        if request.deadline < math.inf:
+            pixels = 0
+            if made[-1].number:
+                assert request.image is not None
+                whole = self.read(request.image() if callable(request.image) else request.image, True)
+                request.image, (height, width, _) = whole, whole.shape
+                pixels = sum(one.pixels for one in windows(width, height, request.tiles))
+            self.pace.require_time(pixels, request.deadline - time.monotonic())
+        for window in made:
+            if window.prepare is not None:
+                window.image, window.prepare = window.prepare(), None
+        request.windows, request.image = made, None
 
     def prompt(self, task: Task) -> tuple[int, ...]:
         """Token ids that ask a task; remembered, as the frames of a stream ask the same again and again.
@@ -79,7 +472,7 @@ class RequestMaker(Generic[ImageT]):
             return self._prompt(task)
         if ids is None:
             ids = self._prompt(task)
-            if len(self.known) >= _MOST_KNOWN:
+            if len(self.known) >= self.config.known_tasks:
                 self.known.clear()
             self.known[task] = ids
         return ids
@@ -88,197 +481,23 @@ class RequestMaker(Generic[ImageT]):
         ids = tuple(task.prompt(self.prompts))
         if not ids:
             raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
-        self.check_tokens(ids, task)
+        self._check_tokens(ids, task)
         return ids
 
-    def check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
-        """Refuse ids that are no tokens: on a GPU one past the table would end the whole device context, not a request.
-
-        Raises:
-            PromptError: if there is one.
-        """
+    def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
+        """Refuse ids that are no tokens: on a GPU one past the table would end the device context, not a request."""
         if any(not 0 <= token < self.limits.vocab_size for token in ids):
             raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
 
-
-class _Crops(Generic[ImageT]):
-    """A window of an image, cut once for however many parts; any thread may ask."""
-
-    __slots__ = ("_deadline", "_lock", "_made", "_maker", "_read", "_window")
-
-    def __init__(
-        self,
-        read: abc.Callable[[], Pixels],
-        window: Window | None,
-        deadline: float,
-        maker: RequestMaker[ImageT],
-    ) -> None:
-        self._read, self._window, self._deadline, self._maker = read, window, deadline, maker
-        self._made: ImageT | None = None
-        self._lock = threading.Lock()
-
-    def cut(self) -> ImageT:
-        """The crops of the window, or of the whole image.
-
-        Raises:
-            DeadlineError: if they cannot be cut before the deadline.
-        """
-        with self._lock:
-            if self._made is None:
-                image, window, pace = self._read(), self._window, self._maker.pace
-                whole = image.shape[0] * image.shape[1]
-                pixels = whole if window is None else window.pixels
-                begun = time.monotonic()
-                _require_time(pixels, self._deadline - begun, pace)
-                part = image if window is None or pixels == whole else _part_of(as_array(image), window)
-                self._made = self._maker.cut(part)
-                pace.measured(pixels, time.monotonic() - begun)
-            return self._made
-
-
-class Request(Generic[ImageT]):
-    """An image with its tasks.
-
-    Args:
-        image: its pixels, or what gives it: called once, when it is to be cut; None for a kept
-            prefix, or for tasks that need no image.
-        tasks: what to ask.
-        tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well.
-        maker: what its parts are made with.
-        future: of the result.
-        prefix: a kept prefix to ask about, of an image of `size`.
-        size: width and height of that in pixels.
-        adapter: what all answers are computed with besides the model.
-        deadline: `time.monotonic()` at which it fails with DeadlineError if it is not done.
-        previous: what an earlier result has left for its answers, see `drafts.remember`; None for nothing.
-        on_text: called with each piece of its texts as it comes, in the step loop's thread.
-        on_over: called once, when it is over, unless the future is cancelled.
-
-    Attributes:
-        image_requests: what the step loop has to run, once it is planned.
-    """
-
-    def __init__(
-        self,
-        image: Pixels | LazyImage | None,
-        tasks: abc.Sequence[Task],
-        tiles: int,
-        maker: RequestMaker[ImageT],
-        future: ResultFuture,
-        *,
-        prefix: KeptPrefix | None = None,
-        size: tuple[int, int] = (0, 0),
-        adapter: Adapter | None = None,
-        deadline: float = math.inf,
-        previous: abc.Mapping[abc.Hashable, object] | None = None,
-        on_text: OnText | None = None,
-        on_over: abc.Callable[[Literal["done", "failed", "superseded"]], None] | None = None,
-    ) -> None:
-        self._future: ResultFuture | None = future
-        self._on_over = on_over
-        self._started = time.monotonic()
-        self._tasks, self._tiles = tuple(tasks), tiles
-        self._image: Pixels | LazyImage | None = image
-        self._prefix, self._blank = prefix, image is None and prefix is None
-        self._width, self._height = size  # of an image, once it is read
-        self._maker, self._adapter = maker, adapter
-        self.deadline = deadline
-        self._previous, self._on_text = previous, on_text
-        self._parts: list[_Part[ImageT]] = []
-        self.image_requests: list[ImageRequest[ImageT]] = []
-        self._left = self._uncut = 0
-        self._crops_s = 0.0
-        self._lock = threading.Lock()  # several threads may cut the parts of one image
-
-    def plan(self) -> list[ImageRequest[ImageT]]:
-        """Read the prompts, and make the parts, whose images `ImageRequest.prepare` cuts.
-
-        Raises:
-            PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
-        """
-        asked = [i for i, task in enumerate(self._tasks) if not task.empty]
-        tiled = [i for i in asked if self._tasks[i].tiled] if self._tiles > 1 and self._image is not None else []
-        # The whole of an image that is not read yet is cut without knowing its size.
-        if self._image is not None and (tiled or not callable(self._image) or not asked):
-            self._read()
-        places: abc.Sequence[Window | None] = windows(self._width, self._height, self._tiles) if tiled else [None]
-        most = self._maker.max_prompts
-        for number, window in enumerate(places):
-            chosen = tiled if number else asked
-            sequences = [self._sequence(i) for i in chosen]
-            crops = None if self._image is None else _Crops(self._read, window, self.deadline, self._maker)
-            for start in range(0, max(1, len(chosen)), most):
-                part = slice(start, start + most)
-                image_request: ImageRequest[ImageT] = ImageRequest(  # with its parameter it takes 3 µs more
-                    None,
-                    [*sequences[part], *self._branches(sequences[part])],
-                    self._image_done,
-                    self.deadline,
-                    self._adapter,
-                    self._prefix,
-                    has_prefix=not self._blank,
-                    window=number,
-                    prepare=partial(self._prepare, crops) if chosen and crops else None,
-                )
-                self._parts.append(_Part(window, tuple(chosen[part]), image_request))
-                self.image_requests.append(image_request)
-        self._left = self._uncut = len(self._parts)
-        if self._previous is not None and self._maker.drafts:
-            for request in self.image_requests:
-                recall_from(request, self._previous)
-        return self.image_requests
-
-    def _read(self) -> Pixels:
-        """The image, which is made now if that was left for later."""
-        image = self._image
-        assert image is not None
-        if callable(image):
-            image = self._image = as_pixels(image())
-        self._height, self._width, _ = image.shape
-        return image
-
-    def prepare(self) -> None:
-        """Cut the image of every part now.
-
-        Raises:
-            DeadlineError: if that takes longer than there is time.
-        """
-        if self.deadline < math.inf:
-            whole = {part.window: part.window.pixels for part in self._parts if part.window is not None}
-            _require_time(sum(whole.values()), self.deadline - time.monotonic(), self._maker.pace)
-        for request in self.image_requests:
-            if request.prepare is not None:
-                request.image, request.prepare = request.prepare(), None
-        self._image = None
-
-    def _prepare(self, crops: _Crops[ImageT]) -> ImageT:
-        if self._future is not None:
-            self._future.begun = True
-        begun = time.monotonic()
-        image = crops.cut()
-        with self._lock:
-            self._crops_s += time.monotonic() - begun
-            self._uncut -= 1
-            if not self._uncut:
-                self._image = None
-        return image
-
-    def end(self, error: BaseException) -> None:
-        """It is over before any part was run."""
-        self._image = None
-        for request in self.image_requests:
-            request.drop_image()
-        self._settle(error)
-
-    def _sequence(self, number: int) -> Sequence[ImageT]:
-        limits, prompts, task = self._maker.limits, self._maker.prompts, self._tasks[number]
-        ids, values = self._maker.prompt(task), task.values(prompts)
-        if self._blank:
+    def _sequence(self, request: Request[ImageT], number: int) -> Sequence[ImageT]:
+        limits, prompts, task = self.limits, self.prompts, request.tasks[number]
+        ids, values = self.prompt(task), task.values(prompts)
+        if not request.has_prefix:
             ids = (limits.bos_id, *ids)
         # The last thing sampled is never fed back, hence one step more than there are positions.
-        room = limits.max_context - (0 if self._blank else limits.prefix_length) - len(ids) + 1
-        output = task.output(prompts, room, self._on_text)
-        self._maker.check_tokens(output.vocabulary(), task)
+        room = limits.max_context - (limits.prefix_length if request.has_prefix else 0) - len(ids) + 1
+        output = task.output(prompts, room, request.on_text)
+        self._check_tokens(output.vocabulary(), task)
         if output.steps < 1:
             most = room + len(ids) - 1
             raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the image")
@@ -288,85 +507,114 @@ class Request(Generic[ImageT]):
         """Sequences that do a part of the others' work beside them."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
-            for tokens, output in one.output.branches(self._maker.max_branches - len(sequences) - len(beside)):
+            for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
                 beside.append(Sequence((*one.prompt, *tokens), output, one.values, trunk=one))
         return beside
 
-    def _image_done(self, image_request: ImageRequest[ImageT], error: BaseException | None) -> None:
-        """Called by the step loop, once for each image request."""
-        self._left -= 1
-        if self._future is not None and (error is not None or not self._left or self._future.done()):
-            self._settle(error)
-        if error is None and not self._left:
-            self._forget_parts()
+    # ---- the result
 
-    def _forget_parts(self) -> None:
-        """Let go of what holds this, and of what holds that: else 17 objects a request wait for the collector."""
-        for request in self.image_requests:
-            request.sequences = []
-        self._parts, self.image_requests = [], []
-
-    def _settle(self, error: BaseException | None) -> None:
-        """Give the future its result, or the error."""
-        future, on_over = self._future, self._on_over
-        if future is None:
+    def settle(self, request: Request[ImageT], error: BaseException | None) -> None:
+        """Give a request's future its result, or the error, unless it was cancelled."""
+        future, request.future = request.future, None
+        outcome: Result | BaseException | None = None
+        if future is not None and not future.done():
+            try:
+                outcome = error or self._result(request)
+            except BaseException as mistake:  # also sys.exit in a tokenizer or a task: it ends this request alone
+                outcome = mistake
+        # What hangs on the future, and 17 objects a request, must not wait for the collector.
+        for window in request.windows:
+            window.drop_image()
+            window.sequences = []
+        request.image, request.windows = None, []
+        if future is None or outcome is None or not future.set_running_or_notify_cancel():
             return
-        # A request and its image requests hold each other: what hangs on the future must not wait for the collector.
-        self._future = self._on_over = None
-        if future.done():
-            return
-        try:
-            outcome = error or self._result()
-        except BaseException as mistake:  # also sys.exit in a tokenizer or a task: it ends this request, not the loop
-            outcome = mistake
-        if not future.set_running_or_notify_cancel():
-            return
-        if on_over is not None:
-            superseded = isinstance(outcome, SupersededError)
-            on_over("done" if isinstance(outcome, Result) else "superseded" if superseded else "failed")
+        future.on_cancel = None
         if isinstance(outcome, Result):
+            if request.keeps is None:
+                self.count("done")
             future.set_result(outcome)
         else:
+            if request.keeps is None:
+                self.count("superseded" if isinstance(outcome, SupersededError) else "failed")
             traceback.clear_frames(outcome.__traceback__)  # a future that is kept would keep the crops in them
             future.set_exception(outcome)
 
-    def _result(self) -> Result:
-        answers: list[list[tuple[Sequence[ImageT], Window]]] = [[] for _ in self._tasks]
-        for part in self._parts:
-            for i, sequence in zip(part.tasks, part.image_request.sequences, strict=False):  # behind them branches
+    def _result(self, request: Request[ImageT]) -> Result:
+        width, height = request.size
+        answers: list[list[tuple[OutputState, Window]]] = [[] for _ in request.tasks]
+        places = windows(width, height, request.tiles)
+        for window in request.windows:
+            for i, sequence in zip(window.tasks, window.sequences, strict=False):  # behind them branches
                 sequence.output.finish()
-                answers[i].append((sequence, part.window or Window(0, 0, self._width, self._height)))
+                answers[i].append((sequence.output, places[window.number]))
         parts: list[ResultPart] = []
-        for task, group in zip(self._tasks, answers, strict=True):
-            outputs = [(sequence.output, window) for sequence, window in group]
-            parts += task.collect(outputs, self._width, self._height, self._maker.limits)
-        drafts = remember(self.image_requests) if self._maker.drafts else {}
-        return Result.of(parts, self._width, self._height, self._timings(), drafts)
-
-    def _timings(self) -> Timings:
-        """Cropping and the first image request's prefill; the wait between them; and all that came after."""
-        first = self._parts[0].image_request
-        if not first.launched_at:  # nothing was asked
-            return Timings(queue_ms=(time.monotonic() - self._started) * 1e3)
-        prefill_ms = (first.prefilled_at - first.launched_at) * 1e3
-        return Timings(
-            queue_ms=(first.launched_at - self._started - self._crops_s) * 1e3,
-            prefill_ms=self._crops_s * 1e3 + prefill_ms,
-            decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
-            crops_ms=self._crops_s * 1e3,
-        )
+        for task, group in zip(request.tasks, answers, strict=True):
+            parts += task.collect(group, width, height, self.limits)
+        drafts = {key: last for window in request.windows for key, last in window.drafts().items()}
+        return Result.of(parts, width, height, _timings(request), drafts if self.config.drafts else {})
 
 
-def _part_of(image: NDArray[np.uint8], window: Window) -> NDArray[np.uint8]:
-    """A copy of what is in the window."""
-    return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
+class _Source(Generic[ImageT]):
+    """A request's image, read once for however many windows; any thread may ask."""
+
+    def __init__(self, request: Request[ImageT], maker: RequestMaker[ImageT], *, as_array: bool) -> None:
+        self._request, self._maker, self._as_array = request, maker, as_array
+        self._lock, self._uncut = threading.Lock(), 0
+        if not callable(request.image):
+            assert request.image is not None
+            request.size = request.image.shape[1], request.image.shape[0]
+
+    def cut(self, number: int) -> ImageT:
+        """The crops of a window, or of the whole image for 0.
+
+        Raises:
+            DeadlineError: if they cannot be cut before the deadline.
+        """
+        request, maker, begun = self._request, self._maker, time.monotonic()
+        if request.future is not None:
+            request.future.begun = True
+        with self._lock:
+            image = request.image
+            assert image is not None, "the request is over"
+            request.image = pixels = maker.read(image() if callable(image) else image, self._as_array)
+            request.size = width, height = pixels.shape[1], pixels.shape[0]
+        window = windows(width, height, request.tiles)[number] if number else None
+        area = width * height if window is None else window.pixels
+        read = time.monotonic()
+        maker.pace.require_time(area, request.deadline - read)
+        made = maker.cut(pixels, window)
+        now = time.monotonic()
+        maker.pace.measured(area, now - read)
+        with self._lock:
+            request.crops_s += now - begun
+            self._uncut -= 1
+            if not self._uncut:
+                request.image = None
+        return made
+
+    def crops(self, number: int) -> abc.Callable[[], ImageT]:
+        """What gives a window's crops: they are cut once for however many parts."""
+        self._uncut += 1
+        lock, made = threading.Lock(), list[ImageT]()
+
+        def once() -> ImageT:
+            with lock:
+                if not made:
+                    made.append(self.cut(number))
+                return made[0]
+
+        return once
 
 
-def _require_time(pixels: int, left_s: float, pace: CropPace) -> None:
-    """Refuse at once what would only take time from others: a large image takes a second to be cut."""
-    if left_s <= 0:
-        raise DeadlineError(begun=False)
-    needed_s = pace.seconds(pixels)
-    if needed_s > left_s:
-        pace.refused()
-        raise DeadlineError(begun=False, cropping_s=needed_s)
+def _timings(request: Request[ImageT]) -> Timings:
+    """Cropping and the first window's prefill; the wait between them; and all that came after."""
+    first = request.windows[0]
+    if not first.launched_at:  # nothing was asked
+        return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)
+    return Timings(
+        queue_ms=(first.launched_at - request.submitted_at - request.crops_s) * 1e3,
+        prefill_ms=(request.crops_s + first.prefilled_at - first.launched_at) * 1e3,
+        decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
+        crops_ms=request.crops_s * 1e3,
+    )

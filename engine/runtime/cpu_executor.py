@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import abc
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,8 +17,8 @@ import torch
 from saccade.engine.backends.lora import AdapterBank
 from saccade.engine.backends.plain_runner import SAMPLED, put_values, suppress, take_tokens
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
-from saccade.engine.core.step import ImageRequest, ScheduledSequence, Step, StepKind
 from saccade.engine.cpu.decoder import FusedDecoder
 from saccade.engine.cpu.paged_cache import CpuPagedCache, CpuPagedRows
 from saccade.engine.cpu.sampling import CpuSampling, feed
@@ -27,7 +28,7 @@ from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.device_streams import Event, Stream, open_stream
+from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.tasks.output_state import MAX_SCORED, FedValue, Sampled
 
@@ -54,7 +55,7 @@ class CpuExecutor:
         limits, depth, rows = model.limits, config.depth, config.max_sequences
         self.cache = CpuPagedCache(model, n_pages, config.page_size)
         device = model.device
-        self._compute, self._copy = open_stream(device, "compute"), open_stream(device, "copy")
+        self._compute, self._copy = CpuStream("compute"), CpuStream("copy")
         self._state = torch.zeros(rows + 1, limits.dim, dtype=model.dtype)
         self._spare = rows  # takes what is sampled behind a draft, and is never read
         self._sampled = torch.zeros(depth, rows, SAMPLED)
@@ -68,6 +69,7 @@ class CpuExecutor:
         self._sampling = CpuSampling(model, self._spare)
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64)
         self._sampling_inputs = SamplingInputs(depth, rows, limits.vocab_size, device)
+        self._on_ready: Callable[[], None] = lambda: None
         self._adapter_room = config.adapter_slots, config.adapter_rank
         self._bank: AdapterBank | None = None  # made when the first adapter is used
 
@@ -93,7 +95,7 @@ class CpuExecutor:
         length = longest + max(row.position for row in firsts)  # of the longest sequence with what is fed now
         table = torch.tensor(self._tables(firsts, length))
         positions = torch.tensor([row.position for row in firsts]).unsqueeze(1)
-        slots = [row.sequence.request.adapter_slot for row in firsts]
+        slots = [row.sequence.window.adapter_slot for row in firsts]
         adapters = torch.tensor(slots) if any(slots) else None
         model = self.model
         if step.kind is StepKind.DECODE:
@@ -154,22 +156,27 @@ class CpuExecutor:
                 self._scores[1, slot].copy_(self._scores[0, slot])
 
         self._copy.run(copy)
-        self._ready[slot] = self._copy.record()
+        self._ready[slot] = self._copy.record(self._on_ready)
+
+    def call_when_ready(self, callback: Callable[[], None]) -> bool:
+        """See `Executor.call_when_ready`: the copy stream's thread does."""
+        self._on_ready = callback
+        return True
 
     def has_run(self, slot: int) -> bool:
         """Whether `read` will not wait."""
         ready = self._ready[slot]
         return ready is not None and ready.query()
 
-    def read(self, slot: int, step: Step[ImageCrops]) -> list[Sampled]:
-        """Wait for a step's values, one tuple a sequence.
-
-        Raises:
-            BaseException: what any part of the step has raised.
-        """
+    def wait(self, slot: int, step: Step[ImageCrops]) -> None:
+        """See `Executor.wait`."""
         ready = self._ready[slot]
         assert ready is not None
         ready.synchronize()
+
+    def read(self, slot: int, step: Step[ImageCrops]) -> list[Sampled]:
+        """See `Executor.read`."""
+        self.wait(slot, step)
         return with_scores(self._host[slot], self._scores[1, slot], step)
 
     def time_step(self, rows: int, position: int, repeats: int) -> list[float] | None:
@@ -211,19 +218,19 @@ class CpuExecutor:
     def _write_prefixes(
         self,
         step: Step[ImageCrops],
-        requests: abc.Sequence[ImageRequest[ImageCrops]],
+        windows: abc.Sequence[PrefillWindow[ImageCrops]],
         images: abc.Sequence[ImageCrops],
         drafted: abc.Sequence[tuple[int, Rows]] = (),
     ) -> None:
-        """Encode the images of some requests, and write the keys and values of their prefixes to their pages.
+        """Encode the images of some windows, and write the keys and values of their prefixes to their pages.
 
         What is found in them is put in place of the drafts of some rows, given with the number of their image.
         """
-        slots = [request.adapter_slot for request in requests]
+        slots = [window.adapter_slot for window in windows]
         decoder = self._text(torch.tensor(slots) if any(slots) else None)
-        for request in step.requests:
-            if request.adapter is not None:
-                self._adapter_bank().fill(request.adapter_slot, request.adapter)
+        for window in step.windows:
+            if window.request.adapter is not None:
+                self._adapter_bank().fill(window.adapter_slot, window.request.adapter)
         if not images:
             return
         model, vision, text = self.model, self.model.vision, self.model.text
@@ -254,7 +261,7 @@ class CpuExecutor:
                 tokens[i] = vision.join(features, image.tiling)
         bos = text.embed(torch.full((len(images), 1), model.limits.bos_id))
         x = torch.cat([bos, torch.stack([one for one in tokens if one is not None])], dim=1)
-        pages = torch.tensor([list(request.pages) for request in requests])
+        pages = torch.tensor([list(window.pages) for window in windows])
         decoder.write_kv(x, CpuPagedRows(self.cache, pages, x.shape[1]))
         self._image_threads.took((time.perf_counter() - begun) / sum(len(image.pixels) for image in images))
 
@@ -280,7 +287,7 @@ class CpuExecutor:
     def _tables(self, rows: abc.Sequence[ScheduledSequence[ImageCrops]], length: int) -> list[list[int]]:
         """Pages of each row that hold `length` positions; page 0 where there is none."""
         count = self.cache.pages_upto(length)
-        tables = [[*row.sequence.request.pages, *row.sequence.pages] for row in rows]
+        tables = [[*row.sequence.window.pages, *row.sequence.pages] for row in rows]
         return [[*table, *[0] * (count - len(table))][:count] for table in tables]
 
 

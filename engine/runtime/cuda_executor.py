@@ -13,7 +13,7 @@ first such step has run. Knows no requests, names or results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -32,8 +32,8 @@ from saccade.engine.backends.plain_runner import (
     take_tokens,
 )
 from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.core.request import Step, StepKind
 from saccade.engine.core.speculative import drafted_from_images
-from saccade.engine.core.step import Step, StepKind
 from saccade.engine.cuda.select import cuda_runner
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels
@@ -155,17 +155,26 @@ class CudaExecutor:
             scores = sampler.scores(logits)
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
+    def call_when_ready(self, callback: Callable[[], None]) -> bool:
+        """False: a driver's thread that calls Python waits for the GIL, longer than it takes to ask."""
+        return False
+
     def has_run(self, slot: int) -> bool:
         """Whether `read` will not wait."""
         return bool(self._slots[slot].ready.query())
+
+    def wait(self, slot: int, step: Step[PreparedImage]) -> None:
+        """See `Executor.wait`."""
+        self._unread.discard(slot)
+        # Behind a last decode step the device is idle: an interrupt wakes this thread later, by 0.1 to 0.2 ms a frame.
+        last = step.kind is StepKind.DECODE and not self._unread and len(self._slots) > 1
+        self._slots[slot].wait(self._copy.stream, spin=last)
 
     def read(self, slot: int, step: Step[PreparedImage]) -> list[Sampled]:
         """See `Executor.read`."""
         held = self._slots[slot]
         self._unread.discard(slot)
-        # Behind a last decode step the device is idle: an interrupt wakes this thread later, by 0.1 to 0.2 ms a frame.
-        last = step.kind is StepKind.DECODE and not self._unread and len(self._slots) > 1
-        held.wait(self._copy.stream, spin=last)
+        held.ready.synchronize()  # raises what the step has, and does not wait
         held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
 
@@ -219,7 +228,7 @@ class CudaExecutor:
         rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
         bucket = bucket_of(self._batch_sizes, len(rows))
         self._steps.fill(slot, rows, bucket)
-        adapted = any(row.sequence.request.adapter_slot for row in rows)
+        adapted = any(row.sequence.window.adapter_slot for row in rows)
         self.graphs.run(*self._decode_job(held, bucket, kind, adapted))
 
     def _decode_job(self, slot: CudaSlot, rows: int, kind: int, adapted: bool = False) -> Job:
@@ -265,11 +274,11 @@ class CudaExecutor:
         whole = bucket_of(self._batch_sizes, len(rows))
         self._steps.fill_sampled(slot, rows, whole)  # behind another copy: one between two graphs takes longer
         bucket = next((size for size in PROMPT_TOKEN_SIZES if size >= len(prompts.ids)), None)
-        adapted = any(request.adapter_slot for request in step.requests)
+        adapted = any(window.adapter_slot for window in step.windows)
         if adapted:
-            for request in step.requests:
-                if request.adapter is not None:
-                    self._adapter_bank().fill(request.adapter_slot, request.adapter)
+            for window in step.windows:
+                if window.request.adapter is not None:
+                    self._adapter_bank().fill(window.adapter_slot, window.request.adapter)
         n = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
         if bucket is None:
             self._prefill_without_graph(step, prompts, adapted)

@@ -39,7 +39,7 @@ class CudaSlot:
         self.hidden = torch.zeros(rows, dim, dtype=model.dtype, device=device)  # what the logits were made of
         self.scores = torch.zeros(rows, MAX_SCORED, device=device)
         self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=True)
-        self.drafted: list[tuple[int, Rows]] = []  # by them, see `drafts.drafted_from_images`
+        self.drafted: list[tuple[int, Rows]] = []  # by them, see `speculative.drafted_from_images`
         # A blocking event interrupts the host, which sleeps: only the one that is waited for so.
         self.ready = torch.cuda.Event(blocking=True)
         self.computed, self._reached = torch.cuda.Event(), torch.cuda.Event()

@@ -107,13 +107,14 @@ class CpuStream:
         watcher = self._watcher
         self._work.put(work if watcher is None else _watched(work, watcher))
 
-    def record(self) -> Event:
-        """An event behind all work given so far."""
+    def record(self, reached: Callable[[], None] = lambda: None) -> Event:
+        """An event behind all work given so far; `reached` is called behind it, in the worker's thread."""
         event = _CpuEvent()
 
         def reach() -> None:
             event.error, self._error = self._error, None
             event.reached.set()
+            reached()
 
         self._work.put(_always(reach))
         return event
@@ -304,8 +305,3 @@ class CudaStream:
     def close(self) -> None:
         """Wait for the work on the stream."""
         self.stream.synchronize()
-
-
-def open_stream(device: torch.device, name: str) -> Stream:
-    """A new stream on a device."""
-    return CudaStream(device) if device.type == "cuda" else CpuStream(name)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from saccade.engine.core.step import ImageT, Step
+from saccade.engine.core.request import ImageT, Step
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels
 from saccade.engine.runtime.device_streams import Stream
@@ -48,12 +48,24 @@ class Executor(Protocol[ImageT]):
         """
         ...
 
+    def call_when_ready(self, callback: Callable[[], None]) -> bool:
+        """Have a callback called, in any thread, whenever a step's values are there; False where `has_run` must do."""
+        ...
+
     def has_run(self, slot: int) -> bool:
-        """Whether a finalized step's values are there: `read` will not wait."""
+        """Whether a finalized step's values are there, or it has failed."""
+        ...
+
+    def wait(self, slot: int, step: Step[ImageT]) -> None:
+        """Wait until it has run.
+
+        Raises:
+            BaseException: as `read`, which raises it again.
+        """
         ...
 
     def read(self, slot: int, step: Step[ImageT]) -> list[Sampled]:
-        """Wait for a step's values, one tuple a sequence.
+        """The values of a step that has run, one tuple a row.
 
         Raises:
             BaseException: what any part of the step has raised.

@@ -1,6 +1,15 @@
-"""Ticks in one thread, for as long as there is work; other threads post to it what it is to do between two of them.
+"""The loop: plan → launch → wait → commit → finalize, in one thread, for as long as there is work.
 
-Knows nothing of names or results.
+    plan      what the next step is, while a slot is free; a step launched is sampled at once, unless it writes text
+    report    hand out what is complete, and admit what comes next, while the device is busy
+    wait      for whichever comes first: the oldest step's values, something from another thread, or a moment
+    commit    hand the oldest step's values to its sequences
+    finalize  sample a step that writes text, as what it may write depends on the step just committed
+
+With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
+nothing else differs. A step that fails, at any point, ends its own requests and nothing else; so a lost device is one
+error for each of them. Other threads post to the loop what it is to do between two steps. Knows nothing of names or
+results.
 """
 
 from __future__ import annotations
@@ -10,51 +19,80 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
-from saccade.engine.core.adapters import Adapter
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.admission import AdmissionLead, StreamSettings
+from saccade.engine.core.request import ImageT, KeptPrefix, PrefillWindow, Request, Step, StepKind
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step import ImageRequest, ImageT, KeptPrefix
-from saccade.engine.core.streams import StreamSettings, Submission
+from saccade.engine.core.step_slots import StepSlots
 from saccade.engine.errors import EngineClosedError, EngineError, SupersededError
 from saccade.engine.process import engine_closed, engine_opened
 from saccade.engine.runtime.executor import Executor
-from saccade.engine.runtime.preparer import Preparer
-from saccade.engine.runtime.step_cycle import StepCycle
+from saccade.engine.runtime.monitor import Monitor
 
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
+class Flight(Generic[ImageT]):
+    """A step in flight: its slot, when it was launched, and whether its sampling is on the streams."""
+
+    slot: int
+    step: Step[ImageT]
+    launched_at: float
+    finalized: bool = False
+
+
 class StepLoop(Generic[ImageT]):
-    """Runs image requests to their end. `add` and `cancel` may be called from any thread at any moment.
+    """Runs requests to their end. `submit` and `cancel` may be called from any thread at any moment.
 
     Args:
         executor: runs the steps.
         scheduler: decides them.
-        depth: step slots, 1 or 2.
-        n_preparers: threads that cut images of admitted requests.
+        config: the engine's.
+        n_preparers: threads that cut images of admitted windows.
+        clock: seconds, as the scheduler's.
 
     Attributes:
         monitor: what it counts, and how it is traced.
+        flights: steps in flight, the oldest first.
     """
 
     def __init__(
-        self, executor: Executor[ImageT], scheduler: Scheduler[ImageT], depth: int, n_preparers: int = 1
+        self,
+        executor: Executor[ImageT],
+        scheduler: Scheduler[ImageT],
+        config: EngineConfig,
+        n_preparers: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor, self._scheduler = executor, scheduler
+        self._executor, self._scheduler, self._config, self._clock = executor, scheduler, config, clock
         self._preparer = Preparer(n_preparers, self._deliver)
-        self._cycle = StepCycle(executor, scheduler, depth, self._preparer.put, self._pause)
-        self.monitor = self._cycle.monitor
+        self._lead = AdmissionLead(config)
+        self._landed_at = -math.inf  # the last step
+        self._admitted_early = 0  # number of the prefill during which the next images were admitted
+        self.monitor = Monitor()
+        self.slots = StepSlots(config.depth)
+        self.flights: deque[Flight[ImageT]] = deque()
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wanted: float = 1  # things in the inbox for which the thread is woken
-        self._offered: dict[Hashable, Submission[ImageT]] = {}  # of a stream, the newest that is still in the inbox
+        self._offered: dict[Hashable, Request[ImageT]] = {}  # of a stream, the newest frame that is still in the inbox
         self._closing: BaseException | None = None
-        engine_opened()
+        self._calls = executor.call_when_ready(self._ring)
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        engine_opened()
         self._thread.start()
+
+    # ---- for other threads
 
     @property
     def n_pages(self) -> int:
@@ -84,80 +122,39 @@ class StepLoop(Generic[ImageT]):
                 "use add_done_callback, whose calls have a thread of their own"
             )
 
-    def add(self, *requests: ImageRequest[ImageT], stream: Hashable = None) -> None:
-        """Queue image requests, all at once; their outcome is reported by `request.done`, in the loop's thread.
+    def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
+        """Queue a request; its outcome is reported by `request.done`, in the loop's thread.
+
+        A frame that a newer one supersedes ends here, also while the loop is busy: on a CPU a step takes as long as a
+        camera takes for two frames, and six 4K cameras held five each.
 
         Raises:
             EngineClosedError: if the loop was stopped, or has failed.
         """
-
-        def act() -> None:
-            for request in requests:
-                self._scheduler.add(request, stream)
-
-        self._post(act)
-
-    def submit(self, submission: Submission[ImageT], stream: Hashable) -> None:
-        """Let a request wait in its stream's place, of one that keeps the newest; it is planned once it is admitted.
-
-        What a newer one replaces ends here, also while the loop is busy: on a CPU a step takes as long as a camera
-        takes for two frames, and six 4K cameras held five each.
-
-        Raises:
-            EngineClosedError: if the loop was stopped, or has failed.
-        """
+        superseded = None
         with self._wake:
             self.require_open()
-            replaced = self._offered.pop(stream, None)
-            self._offered[stream] = submission
-            if replaced is None:
-                self._put(lambda: self._take_offered(stream))
-        if replaced is not None:
-            replaced.end(SupersededError())
+            if request.frame:
+                superseded = self._offered.pop(stream, None)
+                self._offered[stream] = request
+            if superseded is None:
+                self._put(lambda: self._take(request, stream))
+        if superseded is not None:
+            superseded.done(superseded, SupersededError())
 
-    def withdraw(self, submission: Submission[ImageT], error: BaseException) -> None:
-        """End a request that waits in its stream's place; does nothing if it has begun."""
-        with suppress(EngineClosedError):
-            self._post(lambda: self._scheduler.withdraw(submission, error))
-
-    def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
-        """Set how a stream shares the engine; None forgets it."""
-
-        def act() -> None:
-            if settings is None:
-                self._scheduler.admission.forget(stream)
-            else:
-                self._scheduler.admission.configure(stream, settings)
-
-        with suppress(EngineClosedError):
-            self._post(act)
-
-    def cancel(self, request: ImageRequest[ImageT], error: BaseException) -> None:
-        """End an image request as soon as possible; does nothing if it is over."""
+    def cancel(self, request: Request[ImageT], error: BaseException) -> None:
+        """End a request as soon as possible; does nothing if it is over."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.cancel(request, error))
 
-    def keep_prefix(self, image: ImageT, adapter: Adapter | None) -> KeptPrefix:
-        """Prefill an image for several requests to read, and wait for it.
-
-        Raises:
-            EngineError: whatever has ended it, such as that there are no pages for it; or in the loop's thread.
-        """
-        self.require_other_thread()
-        kept, over = KeptPrefix(), Future[None]()
-
-        def done(request: ImageRequest[ImageT], error: BaseException | None) -> None:
-            over.set_result(None) if error is None else over.set_exception(error)
-
-        request = ImageRequest(image, [], done, adapter=adapter, keeps=kept)
-        try:
-            self.add(request)
-            over.result()
-        except BaseException:  # also an interrupt while it waits
-            self.cancel(request, CancelledError())
-            self.release_prefix(kept)
-            raise
-        return kept
+    def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
+        """Set how a stream shares the engine; None forgets it."""
+        admission = self._scheduler.admission
+        with suppress(EngineClosedError):
+            if settings is None:
+                self._post(lambda: admission.forget(stream))
+            else:
+                self._post(lambda: admission.configure(stream, settings))
 
     def release_prefix(self, kept: KeptPrefix) -> None:
         """Release a kept prefix; does nothing once the loop has ended."""
@@ -174,7 +171,7 @@ class StepLoop(Generic[ImageT]):
         outcome: Future[T] = Future()
 
         def act() -> None:
-            if self._cycle.flights or not self._scheduler.at_rest:
+            if self.flights or not self._scheduler.at_rest:
                 busy = "the engine is at work, or keeps encoded images: steps are timed only while it is idle"
                 outcome.set_exception(EngineError(busy))
                 return
@@ -203,10 +200,11 @@ class StepLoop(Generic[ImageT]):
         self.stop(error)
         self._thread.join()
 
-    def _take_offered(self, stream: Hashable) -> None:
-        with self._wake:
-            submission = self._offered.pop(stream)
-        self._scheduler.submit(submission, stream)
+    def _take(self, request: Request[ImageT], stream: Hashable) -> None:
+        if request.frame:
+            with self._wake:
+                request = self._offered.pop(stream)  # the newest by now
+        self._scheduler.submit(request, stream)
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:
@@ -219,10 +217,23 @@ class StepLoop(Generic[ImageT]):
         if len(self._inbox) >= self._wanted:
             self._wake.notify()
 
+    def _ring(self) -> None:
+        """Wake the loop: a step's values are there."""
+        with self._wake:
+            self._wake.notify()
+
+    def _deliver(self, window: PrefillWindow[ImageT], image: ImageT | None, error: BaseException | None) -> None:
+        """Take what a preparer has made, also while the loop is closing."""
+        at = self._clock()  # the loop may be waiting for a step
+        with self._wake:
+            self._put(lambda: self._prepared(window, image, error, at))
+
+    # ---- the thread
+
     def _run(self) -> None:
         try:
-            while self._receive():
-                self._cycle.tick()
+            while not self._at_end:
+                self.tick()
         except BaseException as error:  # no caller may wait for a thread that has ended
             self._abandon(error)
             raise
@@ -239,44 +250,219 @@ class StepLoop(Generic[ImageT]):
                 self._inbox.popleft()()
         self._scheduler.cancel_all(error)
 
-    def _deliver(self, request: ImageRequest[ImageT], image: ImageT, error: BaseException | None) -> None:
-        """Take what a preparer has made, also while the loop is closing."""
-        at = time.monotonic()  # the loop may be waiting for a step
-        with self._wake:
-            self._put(lambda: self._cycle.prepared(request, image, error, at))
+    def tick(self) -> None:
+        """Plan and launch a step if there is one; else, or while no slot is free, wait and commit what has landed."""
+        with self.monitor.span("schedule"):
+            now = self._clock()
+            self._scheduler.expire(now)
+            step, until, wanted = self._plan(now)
+        if step is not None:
+            self._launch(step, now)
+        with self.monitor.span("admit"):
+            self._scheduler.report()
+            if step is not None:
+                self._scheduler.admit()
+            self._prepare_admitted()
+        if step is None or not self.slots.can_launch:
+            self._wait(until, wanted)
+            self._run_inbox()
+            if self._has_landed:
+                self._commit()
+                if self.flights and not self.flights[0].finalized:
+                    self._finalize(self.flights[0])
+        if not self.flights:
+            self._scheduler.report()
+        self.monitor.sample(self._scheduler, (flight.step for flight in self.flights))
 
-    def _receive(self) -> bool:
-        """Run what other threads have queued; waits only if there is nothing to do. False at the end."""
-        with self._wake:
-            if not self._has_work():
-                with self.monitor.resting():
-                    while not self._has_work():
-                        rest_s = self._cycle.stalled_until - time.monotonic()
-                        self._wake.wait(None if rest_s == math.inf or not self._scheduler.active else max(0.0, rest_s))
-            closing = self._closing
-        self._run_inbox()
-        return closing is None or bool(self._cycle.flights) or self._scheduler.active
+    def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
+        """The next step; and if there is none, until when, and for how many things from outside, to wait for one.
+
+        While a prefill runs, the next images are admitted as long before its end as preparing them takes. At once where
+        prefills follow each other and the next is full, of images that will not be newer: the device has one more in
+        line then. At 64 streams with 4 ms a prefill it waited 0.6 ms for each, and 0.25 since.
+        """
+        scheduler, free = self._scheduler, self.slots.can_launch
+        step = scheduler.next_step() if free else None
+        if not self.flights:
+            return step, scheduler.wake_at(now), 1
+        until, wanted = math.inf, math.inf
+        ahead = self.flights[0]
+        if ahead.step.kind is StepKind.PREFILL and self.slots.depth > 1:
+            prefill = len(ahead.step.windows), max(ahead.launched_at, self._landed_at)
+            full = self._lead.follow and scheduler.unfilled <= 0
+            if self._admitted_early != ahead.step.number:
+                until = -math.inf if full else self._lead.admit_at(*prefill)
+                wanted = scheduler.unfilled if self._lead.follow else math.inf
+                if until <= now:
+                    self._admitted_early, until, wanted = ahead.step.number, math.inf, math.inf
+                    scheduler.admit(early=True)
+            if self._admitted_early == ahead.step.number and free and step is None:
+                launch_at = -math.inf if full else self._lead.launch_at(*prefill)
+                if launch_at <= now:
+                    step = scheduler.next_step(early=True)
+                else:
+                    until = launch_at
+        if self._calls:  # it costs nothing to look at what comes from outside meanwhile
+            until, wanted = min(until, scheduler.wake_at(now)), 1
+        return step, until, wanted
+
+    def _launch(self, step: Step[ImageT], now: float) -> None:
+        slot, launched_at = self.slots.launch(), self._clock()
+        for window in step.windows:
+            window.launched_at = launched_at
+        flight = Flight(slot, step, launched_at)
+        self.flights.append(flight)
+        with self.monitor.launching(step):
+            launched = self._try(self._executor.launch, flight)
+        if launched and step.kind is StepKind.PREFILL:
+            self._lead.launched(self._clock() - now)
+        # What has no text depends on nothing that is committed, and callers that have just got their results contend
+        # for the GIL at each call of the driver.
+        if launched and (not step.writes_text or len(self.flights) == 1):
+            self._finalize(flight)
+
+    def _finalize(self, flight: Flight[ImageT]) -> None:
+        """Have a step sampled and copied."""
+        with self.monitor.finalizing(flight.step):
+            self._scheduler.finalize(flight.step)
+            if self._try(self._executor.finalize, flight):
+                self.slots.finalize(flight.slot)
+                flight.finalized = True
+
+    def _try(self, part: Callable[[int, Step[ImageT]], None], flight: Flight[ImageT]) -> bool:
+        """Put a part of a step on the streams; False if that failed, and the step with it."""
+        try:
+            part(flight.slot, flight.step)
+        except Exception as error:
+            # Some of it may be on the streams. What takes its batch slots and pages next comes behind it on the compute
+            # stream, but images that are freed, and what the host sends and reads, do not: wait until it is over.
+            # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
+            for stream in self._executor.streams.values():
+                with suppress(Exception):
+                    stream.record().synchronize()
+            self.flights.remove(flight)
+            self.slots.abort(flight.slot)
+            self._scheduler.fail(flight.step, error)
+            return False
+        return True
+
+    def _wait(self, until: float, wanted: float) -> None:
+        """Wait for the oldest step, for so many things from outside, or for a moment: the loop waits here only.
+
+        A device that calls nobody is asked again and again while there is something else to wait for.
+        """
+        slot = self.flights[0].slot if self.flights else None
+        if slot is not None and until == wanted == math.inf:
+            with self.monitor.waiting(self.flights[0].step), suppress(Exception):  # `read` raises it again
+                self._executor.wait(slot, self.flights[0].step)
+            return
+        waiting = self.monitor.resting() if slot is None else self.monitor.waiting(self.flights[0].step)
+        with waiting, self._wake:
+            self._wanted = wanted
+            while len(self._inbox) < wanted and not self._at_end:
+                rest_s = until - self._clock()
+                if rest_s <= 0 or self._has_landed:
+                    break
+                if slot is not None and not self._calls:
+                    rest_s = min(rest_s, self._config.poll_s)
+                self._wake.wait(None if rest_s == math.inf else rest_s)
+            self._wanted = 1
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether nothing is left to do, and nothing will come."""
+        return not (self._closing is None or self._inbox or self.flights or self._scheduler.active)
+
+    @property
+    def _has_landed(self) -> bool:
+        """Whether the oldest step can be committed."""
+        try:
+            return bool(self.flights) and self._executor.has_run(self.flights[0].slot)
+        except Exception:  # `read` raises it again
+            return True
 
     def _run_inbox(self) -> None:
         """Run what is queued by now."""
         for _ in range(len(self._inbox)):
             # One by one: what a collected stream adds in this thread is not lost, nor what is behind one that raises.
             self._inbox.popleft()()
-            self._cycle.stalled_until = -math.inf
 
-    def _pause(self, until: float, count: float) -> None:
-        """Wait until a moment, or until so many things are queued, or `stop`; and run what is queued by then."""
-        with self._wake:
-            self._wanted = count
-            rest_s = until - time.monotonic()
-            if rest_s > 0 and len(self._inbox) < count:
-                self._wake.wait(rest_s)
-            self._wanted = 1
-        self._run_inbox()
+    def _commit(self) -> None:
+        flight = self.flights.popleft()
+        step, begun = flight.step, max(flight.launched_at, self._landed_at)
+        with self.monitor.committing(step):
+            try:
+                sampled = self._executor.read(flight.slot, step)
+            except Exception as error:
+                self.slots.commit(flight.slot)
+                self._scheduler.fail(step, error)
+                return
+            self.slots.commit(flight.slot)
+            self._landed_at = now = self._clock()
+            if step.kind is StepKind.PREFILL:
+                self._lead.prefilled(len(step.windows), now - begun)
+                for window in step.windows:
+                    window.prefilled_at = now
+            else:
+                self._lead.decoded()
+            self._scheduler.commit(step, sampled)
 
-    def _has_work(self) -> bool:
-        if self._inbox or self._cycle.flights:
-            return True
-        if self._scheduler.active:
-            return time.monotonic() >= self._cycle.stalled_until
-        return self._closing is not None
+    def _prepared(
+        self, window: PrefillWindow[ImageT], image: ImageT | None, error: BaseException | None, at: float
+    ) -> None:
+        """Take the image of a window that was given to the preparer, or the error that there was instead, made `at`."""
+        self._lead.prepared(at - window.admitted_at)
+        if error is not None or image is None:
+            self._scheduler.cancel(window.request, error or EngineError("no image was made"))
+        else:
+            self._scheduler.prepared(window, image)
+
+    def _prepare_admitted(self) -> None:
+        for window in self._scheduler.take_unprepared():
+            window.admitted_at = self._clock()
+            self._preparer.put(window)
+
+
+class Preparer:
+    """Daemon threads that cut the images of admitted windows into crops while steps run.
+
+    Args:
+        n_threads: most of them; each starts with a window that it is needed for.
+        deliver: called in one of them with each window and its image, or the error that there was; must not raise.
+    """
+
+    def __init__(
+        self, n_threads: int, deliver: Callable[[PrefillWindow[Any], Any, BaseException | None], None]
+    ) -> None:
+        self._windows: SimpleQueue[PrefillWindow[Any] | None] = SimpleQueue()
+        self._deliver = deliver
+        self._most, self._threads = n_threads, list[threading.Thread]()
+
+    def put(self, window: PrefillWindow[Any]) -> None:
+        """Prepare a window's image; called by one thread."""
+        if len(self._threads) < self._most:
+            name = f"saccade-prepare-{1 + len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._windows.put(window)
+
+    def close(self) -> None:
+        """End the threads after what they have, and wait for that."""
+        for _ in self._threads:
+            self._windows.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (window := self._windows.get()) is not None:
+            prepare = window.prepare
+            if prepare is not None:  # else it is over
+                try:
+                    image = prepare()
+                except BaseException as error:  # of one image: the thread is there for the others
+                    self._deliver(window, None, error)
+                else:
+                    self._deliver(window, image, None)
+                    del image
+            del window, prepare  # or they would be kept until the next one

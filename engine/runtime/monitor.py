@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from saccade.engine.core.request import Outcome, Step, StepKind
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step import Step, StepKind
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.trace import Span, Trace
 
-Outcome = Literal["done", "failed", "cancelled", "superseded"]
 _NOTHING = nullcontext()
 
 
@@ -85,7 +84,7 @@ class Monitor:
         self.steps = dict.fromkeys(StepKind, 0)
         self.sequences = dict.fromkeys(StepKind, 0)
         self.idle_s = 0.0
-        self.doing = self._reading = StepPart("", 0, "", 0, 0)
+        self.doing = StepPart("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
         self._lock = threading.RLock()  # a stream that is collected while it is held counts its request
         self._rests = 0
@@ -147,27 +146,24 @@ class Monitor:
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
         """The oldest step is read and committed."""
-        if self.trace is None:
-            return _NOTHING
-        self._reading = self._part("commit", step)
-        return self.span("commit", self._reading)
+        return _NOTHING if self.trace is None else self.span("commit", self._part("commit", step))
 
     def _part(self, name: str, step: Step[Any]) -> StepPart:
         count = len(step.groups)
         return StepPart(name, step.number, step.kind, count, self._rests, len(step.sequences) - count)
 
-    def waiting(self) -> AbstractContextManager[object]:
-        """The part of that in which the host only waits for the device."""
-        return self.span("wait", self._reading)
+    def waiting(self, step: Step[Any]) -> AbstractContextManager[object]:
+        """The host waits for that step."""
+        return _NOTHING if self.trace is None else self.span("wait", self._part("wait", step))
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
         """A block that the host thread spends on something."""
         return _NOTHING if self.trace is None else _HostSpan(self.trace, name, doing)
 
-    def sample(self, scheduler: Scheduler[Any], flying: Iterable[tuple[int, Step[Any]]]) -> None:
+    def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
         """Record the numbers that a trace shows as curves; `flying` are the steps in flight."""
         if self.trace is not None:
-            self.trace.count("sequences in flight", sum(len(step.sequences) for _, step in flying))
+            self.trace.count("sequences in flight", sum(len(step.sequences) for step in flying))
             self.trace.count("images waiting", scheduler.waiting)
             self.trace.count("free pages", scheduler.resources.pool.n_free)
 
@@ -196,9 +192,9 @@ class Monitor:
         counts["images_waiting"] = scheduler.waiting
         counts["sequences_decoding"] = scheduler.decoding
         resources, admission = scheduler.resources, scheduler.admission
-        counts["draft_values_total"] = scheduler.drafts.drafted
-        counts["draft_values_accepted_total"] = scheduler.drafts.accepted
-        counts["draft_steps_saved_total"] = scheduler.drafts.saved
+        counts["draft_values_total"] = scheduler.speculation.drafted
+        counts["draft_values_accepted_total"] = scheduler.speculation.accepted
+        counts["draft_steps_saved_total"] = scheduler.speculation.saved
         counts["requests_late_total"] = admission.late
         counts["batch_slots_used"] = resources.batch_slots_used
         counts["pages_used"] = resources.pages_total - resources.pool.n_free

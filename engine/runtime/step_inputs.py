@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine import kernels
-from saccade.engine.core.adapters import NO_SLOT
+from saccade.engine.core.request import NO_SLOT, ScheduledSequence, Step
 from saccade.engine.core.speculative import Rows
-from saccade.engine.core.step import ScheduledSequence, Step
 from saccade.engine.phase import Phase
 from saccade.engine.tasks.output_state import FROM_IMAGE, FedValue
 
@@ -115,7 +114,7 @@ class DecodeInputs(StepInputs):
         host["phases"][:count] = [row.phase for row in rows]
         host["positions"][:count] = [row.position for row in rows]
         host["kinds"][:bucket] = 0
-        adapters = [row.sequence.request.adapter_slot for row in rows]
+        adapters = [row.sequence.window.adapter_slot for row in rows]
         if any(adapters):  # otherwise they are not read
             host["adapters"][:bucket] = adapters + [NO_SLOT] * (bucket - count)
         host["batch_slots"][count:bucket] = host["outs"][count:bucket] = self._spare
@@ -208,13 +207,13 @@ class PrefillInputs(StepInputs):
         Args:
             slot: which of the buffers.
             step: the prefill.
-            drafted: see `drafts.drafted_from_images`.
+            drafted: see `speculative.drafted_from_images`.
         """
         host, groups = self.host[slot], step.groups
         self.reset(slot, self._nothing)
         if imaged := step.imaged:
-            host["prefixes"][: len(imaged)] = [request.pages for request in imaged]
-            host["image_adapters"][: len(imaged)] = [request.adapter_slot for request in imaged]
+            host["prefixes"][: len(imaged)] = [window.pages for window in imaged]
+            host["image_adapters"][: len(imaged)] = [window.adapter_slot for window in imaged]
         sequences = [group[0].sequence for group in groups]
         prompts, rows = _int([len(one.prompt) for one in sequences]), _int([len(group) for group in groups])
         lengths = prompts + rows - 1
@@ -224,7 +223,7 @@ class PrefillInputs(StepInputs):
         host["lasts"][: len(lasts)] = lasts
         host["batch_slots"][: len(groups)] = batch_slots
         for number, one in enumerate(sequences):
-            pages = (*one.request.pages, *one.pages)
+            pages = (*one.window.pages, *one.pages)
             host["tables"][number, : len(pages)] = pages
         ids, behind = list[int](), starts.tolist()
         values: dict[int, tuple[float, ...]] = {}
@@ -238,7 +237,7 @@ class PrefillInputs(StepInputs):
             _counted(_int([group[0].position for group in groups]), lengths),
             batch_slots.repeat(lengths),
             values,
-            _int([one.request.adapter_slot for one in sequences]).repeat(lengths),
+            _int([one.window.adapter_slot for one in sequences]).repeat(lengths),
         )
         if count <= self._most:
             for name, numbers in (("ids", ids), ("positions", tokens.positions), ("owners", tokens.owners)):

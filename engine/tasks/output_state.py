@@ -45,9 +45,6 @@ class Sampling:
 
 GREEDY = Sampling()
 
-_LONGEST_PAUSE = 64  # frames
-_WORTH = 0.25  # of an answer's steps: each step with a draft costs some 0.2 ms more of a GPU, and is not run ahead
-
 FedValue = tuple[Phase, float, float]
 """What a sampled value is fed as: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, id, 0)."""
 
@@ -191,12 +188,12 @@ class DraftMemory:
             return ()
         return self.values
 
-    def learn(self, values: Sequence[FedValue], drafted: int, saved: float) -> None:
-        """Take a complete answer, how many values were drafted for it, and which part of its steps that has saved."""
+    def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
+        """Take a complete answer, and whether its draft has paid; None where nothing was drafted."""
         self.values = tuple(values)
-        if drafted:
-            self.failures = self.failures + 1 if saved < _WORTH else 0
-            self.pause = min(_LONGEST_PAUSE, 2**self.failures) if self.failures > 1 else 0
+        if paid is not None:
+            self.failures = 0 if paid else self.failures + 1
+            self.pause = min(longest_pause, 2**self.failures) if self.failures > 1 else 0
 
 
 class ObjectsOutput(OutputState):
@@ -218,13 +215,17 @@ class ObjectsOutput(OutputState):
         self._x = self._y = self._width = self._height = 0.0
         self.objects: list[DecodedObject] = []
 
+    def begins(self, margin: float) -> bool:
+        """Whether one more object begins: coordinate logit − end logit, as sampled at X_OR_EOS, is above `conf`'s."""
+        return margin > self._logit_limit
+
     def commit(self, sampled: Sampled) -> bool:
         """Take one step's values; True at a stop or after the last object."""
         phase = self.phases[self._committed % len(self.phases)]
         self._committed += 1
         if phase is Phase.X_OR_EOS:
             margin, self._x, *_ = sampled
-            if not margin > self._logit_limit:
+            if not self.begins(margin):
                 return True
             # An object is there only if those before it are: at a `conf` above any of their scores it is not reported.
             self._score = min(self._score, 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0)
@@ -249,7 +250,7 @@ class ObjectsOutput(OutputState):
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
         """A coordinate or a size; None where the model would stop."""
         if phase is Phase.X_OR_EOS:
-            return (Phase.Y, sampled[1], 0.0) if sampled[0] > self._logit_limit else None
+            return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:

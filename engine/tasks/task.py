@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.results import ResultPart
 from saccade.engine.tasks.output_state import OutputState
 from saccade.engine.tasks.tiles import Window
 from saccade.engine.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from saccade.engine.models.protocol import ModelLimits, Prompts
 
 OnText = Callable[[str], None]
 """Called with each piece of a text as it comes."""

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from saccade.engine.models.protocol import ReasoningTokens
 from saccade.engine.phase import Phase
 from saccade.engine.results import Grounding, Reasoning
 from saccade.engine.tasks.output_state import (
@@ -24,6 +24,9 @@ from saccade.engine.tasks.output_state import (
     Sampling,
     TokenRule,
 )
+
+if TYPE_CHECKING:
+    from saccade.engine.models.protocol import ReasoningTokens
 
 
 class TextOutput(OutputState):

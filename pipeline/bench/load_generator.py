@@ -292,10 +292,9 @@ def step_times(trace: Trace) -> list[StepTimes]:
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)
     host: dict[int, float] = {}
-    sign = {"launch": 1, "finalize": 1, "commit": 1, "wait": -1}
     for span in trace.spans("host"):
-        if span.name in sign:
-            host[_step(span)] = host.get(_step(span), 0.0) + sign[span.name] * span.seconds
+        if span.name in ("launch", "finalize", "commit"):
+            host[_step(span)] = host.get(_step(span), 0.0) + span.seconds
     planning = [span.seconds for span in trace.spans("host") if span.name == "schedule"]
     planned = statistics.median(planning) if planning else 0.0
     steps = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from saccade.engine.core.streams import StreamSettings
+from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import SupersededError
 from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Result

@@ -132,7 +132,7 @@ def test_an_adapter_that_is_unloaded_is_gone(folder: Path, tiny: Engine) -> None
     }
     save_file({f"text.blocks.0.attn.qkv.{name}": matrix for name, matrix in pair.items()}, adapter)
     tiny.load_adapter("shop", adapter)
-    held = weakref.ref(tiny._submitter.adapters.find("shop"))
+    held = weakref.ref(tiny._adapters.find("shop"))
     for _ in range(2):
         tiny.submit(noise(16, 16), [Detect("x", 3, 0.0)], stream="door", adapter="shop").result(WAIT_S)
     tiny.unload_adapter("shop")
@@ -157,12 +157,12 @@ def test_a_prompt_whose_drafts_fail_pauses() -> None:
     for _ in range(400):
         draft = memory.draft()
         drafted.append(bool(draft))
-        memory.learn([value], len(draft), 0.1)
+        memory.learn([value], False if draft else None, 64)
     assert drafted[:3] == [False, True, True]  # nothing to draft from, and a failure is no reason yet
     assert 5 < sum(drafted) < 15
     while not (draft := memory.draft()):
-        memory.learn([value], 0, 0.0)
-    memory.learn([value], len(draft), 0.5)
+        memory.learn([value], None, 64)
+    memory.learn([value], True, 64)
     assert memory.draft()
 
 

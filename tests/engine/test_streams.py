@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from saccade.engine import DeadlineError, Detect, Engine, Query, StreamSettings, SupersededError
+from saccade.engine.image import YuvImage
 from tests.support.engine import Held, noise, same
 
 WAIT_S = 60
 IMAGE = noise(16, 16)
 GOOD = Detect("x", 2, 0.0)
+BT_601 = ((104597, 132201, 25675, 53279), False)
 
 
 @pytest.fixture(params=[1, 2])
@@ -78,6 +81,27 @@ def test_an_image_is_made_when_its_turn_comes(tiny: Engine) -> None:
     assert made == [2]
     tiled = tiny.submit(lambda: IMAGE, [GOOD], 2, stream="door").result(WAIT_S)
     assert same(tiled, tiny.submit(IMAGE, [GOOD], 2).result(WAIT_S))
+
+
+@pytest.mark.parametrize("tiles", [1, 2])
+def test_no_image_is_converted_in_the_engines_thread(tiny: Engine, monkeypatch: pytest.MonkeyPatch, tiles: int) -> None:
+    """A 4K frame takes 10 ms and more, in which no step of any stream would be launched."""
+    threads: list[str] = []
+
+    def note(*_: object) -> None:
+        threads.append(threading.current_thread().name)
+
+    def make() -> YuvImage:
+        note()
+        return YuvImage(torch.full((16, 24), 90, dtype=torch.uint8), *torch.full((2, 8, 12), 99).byte(), *BT_601)
+
+    rgb = YuvImage.rgb
+    monkeypatch.setattr(YuvImage, "rgb", lambda image: note() or rgb(image))
+    for tasks in ([GOOD], [GOOD, Detect("y", 0)], [Detect("y", 0)]):
+        result = tiny.submit(make, tasks, tiles, stream="door").result(WAIT_S)
+        assert (result.detections.width, result.detections.height) == (24, 16)
+    assert len(threads) == 5, "an image is made once, and converted once for all its tiles"
+    assert "saccade-engine" not in threads
 
 
 def test_an_image_that_cannot_be_made_ends_its_frame_only(tiny: Engine) -> None:

@@ -152,7 +152,7 @@ def test_an_error_of_on_text_ends_its_request_only(tiny: Engine) -> None:
 
     for task in (Query("why?", 9), Query("is it?", choices=CHOICES)):
         with pytest.raises(RuntimeError, match="cannot print"):
-            tiny._submitter.submit(IMAGE, [task], 1, None, None, fail).result(WAIT_S)
+            tiny._submit(IMAGE, [task], on_text=fail).result(WAIT_S)
     assert ask(tiny, Query("why?", 3))
 
 
@@ -226,7 +226,7 @@ def test_a_deadline_while_it_is_answered(tiny: Engine) -> None:
         begun.set()
         time.sleep(max(0.0, started + 0.6 - time.monotonic()))
 
-    late = tiny._submitter.submit(IMAGE, [Query("why?", 60, temperature=1.5, seed=1)], 1, 0.5, None, hold)
+    late = tiny._submit(IMAGE, [Query("why?", 60, temperature=1.5, seed=1)], 1, 0.5, on_text=hold)
     fails_late(late, "while it was answered|before it was begun")
     assert ask(tiny, Query("why?", 3))
     deadline = time.monotonic() + WAIT_S

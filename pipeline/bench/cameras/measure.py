@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.engine.core.streams import StreamSettings
+from saccade.engine.core.admission import StreamSettings
 from saccade.engine.tasks import Detect
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from saccade.engine.core.streams import StreamSettings
+from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError
 from saccade.engine.results import Result, Text
 from saccade.engine.tasks import Caption, Query
@@ -29,7 +29,7 @@ from saccade.sources.http.auth import read_text, refusal
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
-    from saccade.engine.text_stream import TextStream
+    from saccade.engine.futures import TextStream
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _STREAM = "requests over HTTP"  # to the engine, which shares itself among streams

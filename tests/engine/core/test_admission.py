@@ -11,79 +11,86 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.core.admission import Admission
-from saccade.engine.core.lead import AdmissionLead
-from saccade.engine.core.step import ImageRequest
-from saccade.engine.core.streams import ServiceTime, StreamSettings
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.admission import Admission, AdmissionLead, ServiceTime, StreamSettings
+from saccade.engine.core.request import Request, State, Step
 from saccade.engine.errors import DeadlineError, SupersededError
 from saccade.pipeline.bench.cameras import fair_shares
-from tests.support.engine.simulation import Camera, Cost, Simulation, bench_cameras, h200_bf16, h200_fp8, jain
+from tests.support.engine.requests import request_of
+from tests.support.engine.simulation import Camera, Cost, Frame, Simulation, bench_cameras, h200_bf16, h200_fp8, jain
+
+CONFIG = EngineConfig()
 
 
-class Asked:
-    """A submission that notes what becomes of it."""
+class Queue:
+    """An admission whose scheduler only notes what ends, and plans what is next."""
 
-    def __init__(self, deadline: float = math.inf, parts: int = 1) -> None:
-        self.deadline, self._parts = deadline, parts
-        self.planned = False
-        self.error: BaseException | None = None
+    def __init__(self) -> None:
+        self.admission: Admission[int] = Admission(CONFIG, self.end)
+        self.errors: dict[Request[int], BaseException] = {}
+        self.asked: list[Request[int]] = []
 
-    def plan(self) -> list[ImageRequest[int]]:
-        assert not self.planned
-        self.planned = True
-        return [ImageRequest(0, [], lambda request, error: None) for _ in range(self._parts)]
+    def end(self, request: Request[int], error: BaseException) -> None:
+        assert request.state is not State.OVER, "ended twice"
+        request.state, self.errors[request] = State.OVER, error
+        self.admission.over(request, 0.0, learn=False)
 
-    def end(self, error: BaseException) -> None:
-        assert self.error is None, "ended twice"
-        self.error = error
+    def offer(
+        self, key: object, now: float = 0.0, deadline: float = math.inf, windows: int = 1, *, frame: bool = True
+    ) -> Request[int]:
+        request = request_of(0, [], deadline=deadline, frame=frame, windows=windows)
+        self.asked.append(request)
+        self.admission.offer(request, key, now)
+        return request
+
+    def begin(self, now: float = 0.0) -> Request[int] | None:
+        """Admit a window of the next request; the request, if there is one."""
+        request = self.admission.next(now)
+        if request is not None:
+            if not request.windows:
+                request.windows = request.make_windows(request)
+                self.admission.planned(request)
+            self.admission.admit(request, now)
+        return request
+
+    def over(self, request: Request[int], now: float, *, learn: bool = True) -> None:
+        request.state = State.OVER
+        self.admission.over(request, now, learn=learn)
 
 
 def test_a_newer_frame_takes_the_place_of_one_that_waits() -> None:
-    admission: Admission[int] = Admission()
-    frames = [Asked() for _ in range(3)]
-    for frame in frames:
-        admission.offer(frame, "door")
-    assert [type(frame.error) for frame in frames] == [SupersededError, SupersededError, type(None)]
-    assert (admission.superseded, len(admission)) == (2, 1)
-    chosen = admission.next(0.0)
-    assert chosen is not None
-    assert [frame.planned for frame in frames] == [False, False, True]
-    begun = admission.admit(chosen, 0.0)
-    admission.offer(newer := Asked(), "door")  # what has begun is not replaced
-    assert frames[2].error is None
-    admission.over(begun, 1.0, learn=True)
-    assert admission.next(1.0) is not None
-    assert newer.planned
+    queue = Queue()
+    frames = [queue.offer("door") for _ in range(3)]
+    assert [type(queue.errors.get(frame)) for frame in frames] == [SupersededError, SupersededError, type(None)]
+    assert len(queue.admission) == 1
+    assert queue.begin() is frames[2]
+    newer = queue.offer("door")  # what has begun is not superseded
+    assert frames[2] not in queue.errors
+    queue.over(frames[2], 1.0)
+    assert queue.begin(1.0) is newer
 
 
 def test_a_stream_that_keeps_all_runs_them_in_order() -> None:
-    admission: Admission[int] = Admission()
-    admission.configure("file", StreamSettings(newest=False))
-    requests = [ImageRequest(number, [], lambda request, error: None) for number in range(4)]
-    for request in requests:
-        admission.add(request, "file")
-    seen = []
-    while (waiting := admission.next(0.0)) is not None:
-        seen.append(admission.admit(waiting, 0.0))
-    assert seen == requests
+    queue = Queue()
+    requests = [queue.offer("file", frame=False) for _ in range(4)]
+    assert [queue.begin() for _ in range(5)] == [*requests, None]
 
 
 def test_no_more_frames_are_run_at_a_time_than_the_stream_may() -> None:
-    admission: Admission[int] = Admission()
-    admission.configure("door", StreamSettings(in_flight=1))
-    admission.offer(Asked(), "door")
-    waiting = admission.next(0.0)
-    assert waiting is not None
-    begun = admission.admit(waiting, 0.0)
-    admission.offer(Asked(), "door")
-    assert admission.next(0.0) is None
-    admission.over(begun, 0.1, learn=True)
-    assert admission.next(0.1) is not None
+    queue = Queue()
+    queue.admission.configure("door", StreamSettings(in_flight=1))
+    queue.offer("door")
+    begun = queue.begin()
+    assert begun is not None
+    queue.offer("door")
+    assert queue.begin() is None
+    queue.over(begun, 0.1)
+    assert queue.begin(0.1) is not None
 
 
 def test_settings_outlive_thousands_of_other_streams() -> None:
     """Streams that were given none are forgotten in time, with what was learned of them."""
-    admission: Admission[int] = Admission()
+    admission = Queue().admission
     for number in range(6000):
         admission.configure(number, StreamSettings(weight=4.0))
     for number in range(6000):
@@ -93,19 +100,18 @@ def test_settings_outlive_thousands_of_other_streams() -> None:
 
 
 def test_a_frame_that_cannot_be_in_time_costs_nothing() -> None:
-    admission: Admission[int] = Admission()
-    admission.offer(Asked(), "door")
-    waiting = admission.next(0.0)
-    assert waiting is not None
-    admission.over(admission.admit(waiting, 0.0), 0.4, learn=True)
-    admission.offer(late := Asked(deadline=1.2), "door")
-    assert admission.next(1.0) is None
-    assert isinstance(late.error, DeadlineError)
-    assert not late.planned
-    assert "an answer takes 0.4" in str(late.error)
-    admission.offer(early := Asked(deadline=1.2), "door")
-    assert admission.next(0.5) is not None
-    assert early.planned
+    queue = Queue()
+    queue.offer("door")
+    begun = queue.begin()
+    assert begun is not None
+    queue.over(begun, 0.4)
+    late = queue.offer("door", deadline=1.2)
+    assert queue.begin(1.0) is None
+    assert isinstance(queue.errors[late], DeadlineError)
+    assert not late.windows
+    assert "an answer takes 0.4" in str(queue.errors[late])
+    early = queue.offer("door", deadline=1.2)
+    assert queue.begin(0.5) is early
 
 
 def test_an_estimate_that_is_never_met_is_doubted() -> None:
@@ -113,14 +119,14 @@ def test_an_estimate_that_is_never_met_is_doubted() -> None:
     service.measured(1.0)
     first, tries = service.seconds, 0
     while service.seconds > 0.2:
-        service.doubt()
+        service.doubt(CONFIG.service_doubt)
         tries += 1
     assert first > 1.0
     assert tries < 50
 
 
 def test_images_are_admitted_as_early_as_they_need() -> None:
-    lead = AdmissionLead(decodes=3)
+    lead = AdmissionLead(CONFIG)
     assert lead.admit_at(8, 1.0) == math.inf  # nothing is known
     lead.prefilled(8, 0.040)
     lead.prefilled(8, 0.030)
@@ -147,7 +153,7 @@ def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
 @given(
     acts=st.lists(
         st.tuples(
-            st.sampled_from(["offer", "add", "next", "over", "withdraw", "expire", "configure", "forget"]),
+            st.sampled_from(["offer", "add", "next", "over", "cancel", "configure", "forget"]),
             st.integers(0, 3),
         ),
         max_size=80,
@@ -156,42 +162,49 @@ def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
 )
 def test_each_request_is_run_or_ends_once(acts: list[tuple[str, int]], seed: int) -> None:
     dice, now = random.Random(seed), 0.0
-    admission: Admission[int] = Admission()
-    asked: list[Asked] = []
-    running: list[ImageRequest[int]] = []
+    queue = Queue()
+    running: list[Request[int]] = []
+    begun: set[Request[int]] = set()
+
+    def begin() -> bool:
+        request = queue.begin(now)
+        if request is not None and request not in begun:
+            begun.add(request)
+            running.append(request)
+        return request is not None
+
     for act, key in acts:
         now += dice.choice([0.0, 0.01, 0.3])
         if act == "offer":
-            asked.append(Asked(dice.choice([math.inf, now + 0.5, now]), dice.choice([0, 1, 1, 3])))
-            admission.offer(asked[-1], key)
+            queue.offer(key, now, dice.choice([math.inf, now + 0.5, now]), dice.choice([1, 1, 3]))
         elif act == "add":
-            admission.add(ImageRequest(0, [], lambda request, error: None), dice.choice([None, 9]))
-        elif act == "next" and (waiting := admission.next(now)) is not None:
-            running.append(admission.admit(waiting, now))
+            queue.offer(dice.choice([None, 9]), now, windows=dice.choice([1, 2]), frame=False)
+        elif act == "next":
+            begin()
         elif act == "over" and running:
-            admission.over(running.pop(dice.randrange(len(running))), now, learn=dice.random() < 0.7)
-        elif act == "withdraw" and asked:
-            admission.withdraw(dice.choice(asked), RuntimeError("cancelled"))
-        elif act == "expire":
-            for part in admission.expire(now):
-                admission.over(part, now, learn=False)
+            queue.over(running.pop(dice.randrange(len(running))), now, learn=dice.random() < 0.7)
+        elif act == "cancel" and queue.admission.requests:
+            request = dice.choice(queue.admission.requests)
+            if request in running:
+                running.remove(request)
+            queue.end(request, RuntimeError("cancelled"))
         elif act == "configure":
             rate = dice.choice([None, 2.0])
-            admission.configure(key, StreamSettings(dice.choice([0.5, 1, 4]), rate, dice.choice([1, 2])))
+            queue.admission.configure(key, StreamSettings(dice.choice([0.5, 1, 4]), rate, dice.choice([1, 2])))
         elif act == "forget":
-            admission.forget(key)
-        assert len(admission) == len(admission.requests)
-    while running:
-        admission.over(running.pop(), now, learn=True)
+            queue.admission.forget(key)
+        assert len(queue.admission) == sum(request.n_waiting for request in queue.admission.requests)
     for _ in range(1000):
         now += 1.0
-        while (waiting := admission.next(now)) is not None:
-            admission.over(admission.admit(waiting, now), now, learn=False)
-        if not len(admission):
+        while begin():
+            pass
+        while running:
+            queue.over(running.pop(), now, learn=False)
+        if not len(queue.admission):
             break
-    assert not len(admission)
-    for one in asked:
-        assert one.planned or one.error is not None
+    assert not len(queue.admission)
+    assert all(request in begun or request in queue.errors for request in queue.asked)
+    assert all(not stream.running for stream in queue.admission._streams.values())
 
 
 @settings(max_examples=25, deadline=None)
@@ -204,10 +217,10 @@ def test_no_camera_gets_less_than_its_share(cameras: list[tuple[float, int]], lo
     """Of a server of 150 frames a second: what a camera offers below its max-min share is taken, else that share."""
     dice, pace, seconds = random.Random(seed), 1 / 150, 6.0
     scale = load / pace / sum(fps for fps, _ in cameras)
-    admission: Admission[int] = Admission()
+    queue = Queue()
     due: list[tuple[float, int]] = []
     for number, (fps, weight) in enumerate(cameras):
-        admission.configure(number, StreamSettings(weight=weight))
+        queue.admission.configure(number, StreamSettings(weight=weight))
         phase = dice.random()
         due += [((phase + i) / (fps * scale), number) for i in range(int(seconds * fps * scale))]
     waiting, now = deque(sorted(due)), 0.0
@@ -216,11 +229,11 @@ def test_no_camera_gets_less_than_its_share(cameras: list[tuple[float, int]], lo
         while waiting and waiting[0][0] <= now:
             at, number = waiting.popleft()
             offered[number] += 1
-            admission.offer(Asked(), number, at)
-        chosen = admission.next(now)
+            queue.offer(number, at)
+        chosen = queue.begin(now)
         if chosen is not None:
-            looks[chosen.stream.key] += 1  # type: ignore[index]
-            admission.over(admission.admit(chosen, now), now, learn=False)
+            looks[chosen.stream] += 1  # type: ignore[index]
+            queue.over(chosen, now, learn=False)
             now += pace
         elif waiting:
             now = waiting[0][0]
@@ -290,7 +303,7 @@ def test_large_images_take_their_share_and_no_more() -> None:
 
 
 def test_prefills_with_nothing_between_are_launched_ahead() -> None:
-    lead = AdmissionLead(decodes=3)
+    lead = AdmissionLead(CONFIG)
     lead.launched(0.002)
     assert lead.launch_at(8, 1.0) == math.inf
     for _ in range(20):
@@ -306,12 +319,15 @@ def test_prefills_with_nothing_between_are_launched_ahead() -> None:
     assert lead.launch_at(8, 1.0) == math.inf
 
 
-def test_a_slow_first_prefill_does_not_make_all_others_late() -> None:
-    """What is admitted by an estimate is read when that is over: a prefill that had run before took less."""
-    lead, now, takes = AdmissionLead(decodes=0), 0.0, 0.003
-    lead.prepared(0.001)
-    for number in range(40):
-        spent = 0.05 if not number else max(takes, lead.admit_at(8, now) - now)
-        lead.prefilled(8, spent, waited=spent <= takes)
-        now += spent
-    assert lead.admit_at(8, now) - now < takes
+def test_a_step_that_is_done_does_not_wait_for_an_estimate() -> None:
+    """After one slow prefill the moment to admit the next images lies behind the end of all that follow."""
+    first = [0.5]
+
+    def cost(step: Step[Frame]) -> float:
+        return first.pop() if first and step.windows else 0.004 if step.windows else 0.001
+
+    sim = Simulation([Camera(100, steps=2)], cost, prepare_s=1e-3)
+    (seen,) = sim.run(2.0)
+    assert seen.result_ages[0] > 0.5
+    assert max(seen.result_ages[3:]) < 0.06, "no step is read late for a moment that is awaited"
+    assert seen.looks > 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -10,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.core.adapters import NO_SLOT, Adapter, AdapterSlots
-from saccade.engine.core.kv_pages import PagePool
-from saccade.engine.core.scheduler import RequestTooLargeError, Scheduler
-from saccade.engine.core.step import ImageRequest, Sequence, Step, StepKind
+from saccade.engine.core.admission import StreamSettings
+from saccade.engine.core.request import NO_SLOT, Adapter, PrefillWindow, Request, Sequence, State, Step, StepKind
+from saccade.engine.core.resources import AdapterSlots, PagePool
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.step_slots import SlotState, StepSlots
-from saccade.engine.core.streams import StreamSettings
-from saccade.engine.errors import DeadlineError
+from saccade.engine.errors import DeadlineError, RequestTooLargeError
 from saccade.engine.phase import Phase
 from saccade.engine.tasks.output_state import BoxesOutput, ObjectsOutput, PointsOutput
 from saccade.engine.tasks.text_output import TextOutput
+from tests.support.engine.requests import request_of, sizes
 
 EOS = 0
 PAGE, PREFIX = 4, 10
@@ -69,18 +70,18 @@ class Device:
 
     def __init__(self) -> None:
         self.steps_of: dict[int, int] = {}
-        self.images: dict[ImageRequest[int], int] = {}  # an image request gives up its image once it is prefilled
+        self.images: dict[PrefillWindow[int], int] = {}  # a window gives up its image once it is prefilled
 
     def run(self, step: Step[int]) -> list[tuple[float, float, float]]:
         sampled = []
         for row in step.sequences:
-            key, request = id(row.sequence), row.sequence.request
+            key, window = id(row.sequence), row.sequence.window
             if step.kind is StepKind.PREFILL:
-                assert request.image is not None
-                self.steps_of[key], self.images[request] = 0, request.image
+                assert window.image is not None
+                self.steps_of[key], self.images[window] = 0, window.image
             number = self.steps_of[key]
             self.steps_of[key] = number + 1
-            sampled.append(model(self.images[request], row.sequence.prompt, number, row.phase))
+            sampled.append(model(self.images[window], row.sequence.prompt, number, row.phase))
         return sampled
 
 
@@ -124,11 +125,11 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
     seed: int, depth: int, pages: int, batch_slots: int, together: int, n_requests: int
 ) -> None:
     noise = random.Random(seed)
-    scheduler: Scheduler[int] = Scheduler(PagePool(pages), PAGE, PREFIX, batch_slots, together)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, batch_slots, together), PagePool(pages), PREFIX)
     device, slots = Device(), StepSlots(depth)
     ended: dict[int, BaseException | None] = {}
     cancelled: set[int] = set()
-    requests: list[tuple[ImageRequest[int], list[object]]] = []
+    requests: list[tuple[Request[int], list[object]]] = []
     launched: deque[tuple[int, Step[int], list[tuple[float, float, float]]]] = deque()
 
     def arrive() -> None:
@@ -138,10 +139,10 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
             for _ in range(noise.randint(1, 4))
         ]
         sequences = [Sequence[int](prompt, make_output(random.Random(s))) for prompt, s in asked]
-        request = ImageRequest(image, sequences, lambda one, error: ended.__setitem__(image, error))
+        request = request_of(image, sequences, lambda one, error: ended.__setitem__(image, error))
         wanted = [alone(image, prompt, make_output(random.Random(s))) for prompt, s in asked]
-        scheduler.add(request)
-        if request.over:
+        scheduler.submit(request)
+        if request.state is State.OVER:
             assert isinstance(ended[image], RequestTooLargeError)
             cancelled.add(image)
         requests.append((request, wanted))
@@ -176,14 +177,14 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
     assert scheduler.at_rest
     assert set(ended) == set(range(n_requests))
     for image, (request, wanted) in enumerate(requests):
-        assert request.image is None
+        assert request.windows[0].image is None
         if image in cancelled:
             assert isinstance(ended[image], CancelledError | RequestTooLargeError)
         else:
             assert ended[image] is None
             got = [
                 one.output.objects if isinstance(one.output, ObjectsOutput) else one.output.tokens
-                for one in request.sequences
+                for one in request.windows[0].sequences
             ]
             assert got == wanted
 
@@ -194,14 +195,13 @@ def test_any_workload_answers_as_if_alone_and_frees_all(
 )
 def test_decode_steps_come_between_prefills(together: int, live: list[bool], decodes: int) -> None:
     """More of them while too few images wait to fill a prefill, and for any answer about a frame that will be old."""
-    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, together)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 50, together), PagePool(200), PREFIX)
     for newest in (False, True):
         scheduler.admission.configure(newest, StreamSettings(newest=newest))
 
     def add() -> None:
         for newest in live:
-            request = ImageRequest(0, [Sequence[int]((1,), TextOutput(-1, 20, 20))], lambda request, error: None)
-            scheduler.add(request, newest)
+            scheduler.submit(request_of(0, [Sequence[int]((1,), TextOutput(-1, 20, 20))], frame=newest), newest)
 
     add()
     kinds = []
@@ -220,8 +220,9 @@ def test_decode_steps_come_between_prefills(together: int, live: list[bool], dec
 def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int, live: bool) -> None:
     """There is room for all. Images come in bursts as fast as they are prefilled, and faster; texts are long."""
     dice = random.Random(seed)
-    scheduler: Scheduler[int] = Scheduler(PagePool(100_000), PAGE, PREFIX, 10_000, together, drafts=False)
-    scheduler.admission.configure("stream", StreamSettings(newest=live, in_flight=10_000))
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 10_000, together, drafts=False), PagePool(100_000), PREFIX)
+    if live:  # an answer about a frame, which goes on
+        scheduler.submit(request_of(-1, [Sequence[int]((1,), TextOutput(-1, 400, 400))], frame=True), "door")
     launched = deque[Step[int]]()
     waiting: dict[int, int] = {}  # images that wait, and the step by which they are to be prefilled
     last: dict[Sequence[int], int] = {}  # sequences and the step that they were last part of
@@ -229,15 +230,15 @@ def test_under_load_neither_starves_the_other(seed: int, together: int, depth: i
     for now in range(150):
         for _ in range(dice.choice([0, 0, 1, together, 3 * together])):
             sequences = [Sequence[int]((1,), TextOutput(EOS, 60, 60)) for _ in range(dice.randint(1, 3))]
-            scheduler.add(ImageRequest(image, sequences, lambda request, error: None), "stream")
+            scheduler.submit(request_of(image, sequences), "stream")
             waiting[image] = now + 10 * -(-(len(waiting) + 1) // together)
             image += 1
         step = scheduler.next_step()
         if step is not None:
             launched.append(step)
-            for request in step.requests:
-                assert request.image is not None
-                assert now < waiting.pop(request.image)
+            for window in step.windows:
+                assert window.image is not None
+                assert now < waiting.pop(window.image, math.inf)
             for row in step.sequences:
                 assert now - last.get(row.sequence, now) <= 2
                 last[row.sequence] = now
@@ -250,17 +251,17 @@ def test_under_load_neither_starves_the_other(seed: int, together: int, depth: i
 
 
 def test_deadlines_end_requests_wherever_they_are() -> None:
-    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 2, 1)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 2, 1), PagePool(200), PREFIX)
     ended: dict[int, BaseException | None] = {}
 
-    def request(image: int, deadline: float) -> ImageRequest[int]:
-        def done(request: ImageRequest[int], error: BaseException | None) -> None:
+    def request(image: int, deadline: float) -> Request[int]:
+        def done(request: Request[int], error: BaseException | None) -> None:
             ended[image] = error
 
-        return ImageRequest(image, [Sequence((1,), TextOutput(-1, 20, 20))], done, deadline)
+        return request_of(image, [Sequence((1,), TextOutput(-1, 20, 20))], done, deadline)
 
     for image, deadline in enumerate([5.0, 9.0, 2.0, 7.0, 1e9]):
-        scheduler.add(request(image, deadline))
+        scheduler.submit(request(image, deadline))
     flying = [scheduler.next_step() for _ in range(2)]
     scheduler.expire(1.9)
     assert ended == {}
@@ -285,27 +286,27 @@ def test_deadlines_end_requests_wherever_they_are() -> None:
 
 
 def test_requests_wait_for_an_adapter_slot_and_share_it() -> None:
-    scheduler: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4, n_adapters=1)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 50, 4, n_adapters=1), PagePool(200), PREFIX)
     red, blue = Adapter("red", {}), Adapter("blue", {})
 
-    def request(image: int, adapter: Adapter | None) -> ImageRequest[int]:
-        return ImageRequest(image, [Sequence((1,), TextOutput(-1, 2, 20))], lambda one, error: None, adapter=adapter)
+    def request(image: int, adapter: Adapter | None) -> Request[int]:
+        return request_of(image, [Sequence((1,), TextOutput(-1, 2, 20))], adapter=adapter)
 
     requests = [request(0, red), request(1, None), request(2, red), request(3, blue), request(4, None)]
     for one in requests:
-        scheduler.add(one)
+        scheduler.submit(one)
     launches = []
     while not scheduler.at_rest:
         step = scheduler.next_step()
         assert step is not None
-        launches.append([one.image for one in step.requests])
+        launches.append([one.image for one in step.windows])
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
         scheduler.report()
     assert launches == [[0, 1, 2], [], [3, 4], []]
-    assert [one.adapter_slot for one in requests] == [1, NO_SLOT, 1, 1, NO_SLOT]
-    none: Scheduler[int] = Scheduler(PagePool(200), PAGE, PREFIX, 50, 4)
-    none.add(late := request(5, red))
-    assert late.over
+    assert [one.windows[0].adapter_slot for one in requests] == [1, NO_SLOT, 1, 1, NO_SLOT]
+    none: Scheduler[int] = Scheduler(sizes(PAGE, 50, 4), PagePool(200), PREFIX)
+    none.submit(late := request(5, red))
+    assert late.state is State.OVER
     assert none.at_rest
 
 
@@ -329,17 +330,17 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
 
 
 def test_an_output_that_fails_ends_its_request_only() -> None:
-    scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 8, 2), PagePool(40), PREFIX)
     ended: dict[int, BaseException | None] = {}
 
-    def done(number: int) -> Callable[[ImageRequest[int], BaseException | None], None]:
+    def done(number: int) -> Callable[[Request[int], BaseException | None], None]:
         return lambda request, error: ended.__setitem__(number, error)
 
     def fail(token: int) -> bool:
         raise RuntimeError("no such token")
 
-    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 2, 20, on_token=fail)) for _ in range(2)], done(0)))
-    scheduler.add(ImageRequest(1, [Sequence((1,), TextOutput(EOS, 2, 20))], done(1)))
+    scheduler.submit(request_of(0, [Sequence((1,), TextOutput(EOS, 2, 20, on_token=fail)) for _ in range(2)], done(0)))
+    scheduler.submit(request_of(1, [Sequence((1,), TextOutput(EOS, 2, 20))], done(1)))
     steps = [scheduler.next_step() for _ in range(2)]
     for step in steps:
         assert step is not None
@@ -351,10 +352,10 @@ def test_an_output_that_fails_ends_its_request_only() -> None:
 
 
 def test_a_failed_step_ends_its_requests_and_frees_all() -> None:
-    scheduler: Scheduler[int] = Scheduler(PagePool(40), PAGE, PREFIX, 8, 2)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 8, 2), PagePool(40), PREFIX)
     ended: list[BaseException | None] = []
     answers = [Sequence((1,), TextOutput(-1, 5, 20)) for _ in range(3)]
-    scheduler.add(ImageRequest(0, answers, lambda request, error: ended.append(error)))
+    scheduler.submit(request_of(0, answers, lambda request, error: ended.append(error)))
     step = scheduler.next_step()
     assert step is not None
     scheduler.fail(step, error := RuntimeError("out of memory"))

@@ -22,7 +22,7 @@ from saccade.engine.backends.quantization import (
     quantize_kv,
     round_to_fp8,
 )
-from saccade.engine.core.adapters import Adapter
+from saccade.engine.core.request import Adapter
 from saccade.engine.cuda import image_attention
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.config import (

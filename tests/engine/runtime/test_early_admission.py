@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine import Detect, SupersededError
-from saccade.engine.core.step import StepKind
+from saccade.engine.core.request import StepKind
 from tests.support.engine.timed_executor import timed_engine
 
 WAIT_S = 60
@@ -23,15 +23,16 @@ def slow_image() -> NDArray[np.uint8]:
 
 def test_frames_are_admitted_while_a_prefill_runs() -> None:
     with timed_engine(lambda kind, n: 0.03 if kind is StepKind.PREFILL else 1e-3, objects=1) as engine:
-        scheduler, early = engine._loop._scheduler, []
-        admit = scheduler.admit_early
+        scheduler, taken = engine._loop._scheduler, []
+        admit = scheduler.admit
 
-        def counted() -> None:
+        def counted(*, early: bool = False) -> None:
             waiting = scheduler.waiting
-            admit()
-            early.append(waiting - scheduler.waiting)
+            admit(early=early)
+            if early:
+                taken.append(waiting - scheduler.waiting)
 
-        scheduler.admit_early = counted  # type: ignore[method-assign]
+        scheduler.admit = counted  # type: ignore[method-assign]
         futures = []
         for _ in range(25):
             futures += [engine.submit(slow_image, [Detect("person")], stream=key) for key in range(6)]
@@ -39,20 +40,20 @@ def test_frames_are_admitted_while_a_prefill_runs() -> None:
         errors = [future.exception(WAIT_S) for future in futures]
     assert {type(error) for error in errors} <= {type(None), SupersededError}
     assert all(len(future.result().detections) == 1 for future in futures[-6:])
-    assert sum(early) > 6
+    assert sum(taken) > 6
 
 
 def test_a_full_prefill_is_not_held_back_for_newer_frames() -> None:
     with timed_engine(lambda kind, n: 4e-3, objects=0) as engine:
-        scheduler, cycle, lacking = engine._loop._scheduler, engine._loop._cycle, list[int]()
-        pause = cycle._pause
+        scheduler, loop, lacking = engine._loop._scheduler, engine._loop, list[int]()
+        wait = loop._wait
 
-        def counted(until: float, count: float) -> None:
-            if math.isfinite(until):
-                lacking.append(scheduler.lacking)
-            pause(until, count)
+        def counted(until: float, wanted: float) -> None:
+            if loop.flights and math.isfinite(until):
+                lacking.append(scheduler.unfilled)
+            wait(until, wanted)
 
-        cycle._pause = counted  # type: ignore[method-assign]
+        loop._wait = counted  # type: ignore[method-assign]
         futures = [engine.submit(IMAGE, [Detect("person")]) for _ in range(40 * engine.config.images_per_prefill)]
         for future in futures:
             assert not future.result(WAIT_S).detections.boxes

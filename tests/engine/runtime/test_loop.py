@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from saccade.engine.backends.dense_cache import DenseCache
-from saccade.engine.config import EngineConfig
-from saccade.engine.core.kv_pages import PagePool
-from saccade.engine.core.scheduler import RequestTooLargeError, Scheduler
-from saccade.engine.core.step import ImageRequest, Sequence
-from saccade.engine.errors import EngineClosedError
+from saccade.engine.core.request import Request, Sequence
+from saccade.engine.core.resources import PagePool
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.errors import EngineClosedError, RequestTooLargeError
 from saccade.engine.golden.reference import Generator
 from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
@@ -30,6 +30,7 @@ from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.output_state import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput
 from saccade.engine.tasks.text_output import TextOutput
 from tests.support.engine import GOLDEN, noise
+from tests.support.engine.requests import request_of, sizes
 
 PAGE = 16
 WAIT_S = 60.0
@@ -44,15 +45,16 @@ class Rig:
         pool = PagePool(n_pages)
         pool.allocate(1)
         prefix = model.config.text.prefix_attn
-        self.scheduler: Scheduler[ImageCrops] = Scheduler(pool, PAGE, prefix, n_batch_slots, together)
-        config = EngineConfig(depth=depth, max_sequences=n_batch_slots, page_size=PAGE)
-        self.loop = StepLoop(CpuExecutor(model, config, n_pages), self.scheduler, depth)
-        self.ended: dict[ImageRequest[ImageCrops], BaseException | None] = {}
+        config = replace(sizes(PAGE, n_batch_slots, together), depth=depth)
+        self.scheduler: Scheduler[ImageCrops] = Scheduler(config, pool, prefix)
+        self.loop = StepLoop(CpuExecutor(model, config, n_pages), self.scheduler, config)
+        self.loop.start()
+        self.ended: dict[Request[ImageCrops], BaseException | None] = {}
 
-    def request(self, crops: ImageCrops, sequences: list[Sequence[ImageCrops]]) -> ImageRequest[ImageCrops]:
-        return ImageRequest(crops, sequences, self.ended.__setitem__)
+    def request(self, crops: ImageCrops, sequences: list[Sequence[ImageCrops]]) -> Request[ImageCrops]:
+        return request_of(crops, sequences, self.ended.__setitem__)
 
-    def wait(self, requests: list[ImageRequest[ImageCrops]]) -> None:
+    def wait(self, requests: list[Request[ImageCrops]]) -> None:
         deadline = time.monotonic() + WAIT_S
         while any(request not in self.ended for request in requests):
             assert time.monotonic() < deadline, "the loop stands still"
@@ -115,7 +117,7 @@ def test_requests_in_one_batch_answer_as_the_plain_loop(tiny: Moondream, rig: Ri
         requests.append(rig.request(crops_of(tiny, image), answers))
         wanted.append(expected)
     for request in requests:
-        rig.loop.add(request)
+        rig.loop.submit(request)
         time.sleep(dice.choice([0, 0, 0.01]))
         if dice.random() < 0.15:
             rig.loop.cancel(request, CancelledError())
@@ -126,7 +128,7 @@ def test_requests_in_one_batch_answer_as_the_plain_loop(tiny: Moondream, rig: Ri
         if error is not None:
             assert request in dropped
             continue
-        for answer, found in zip(request.sequences, expected, strict=True):
+        for answer, found in zip(request.windows[0].sequences, expected, strict=True):
             assert isinstance(answer.output, ObjectsOutput)
             assert alike(answer.output.objects, found)
 
@@ -158,7 +160,7 @@ def test_the_golden_answers_hold_in_a_mixed_batch(depth: int) -> None:
             answers.append(Sequence(tuple(ids), TextOutput(model.config.tokenizer.eos_id, 24, 999)))
             checks.append((answers[-1], case[key]))
         requests.append(rig.request(crops, answers))
-        rig.loop.add(requests[-1])
+        rig.loop.submit(requests[-1])
     rig.wait(requests)
     rig.close()
     assert set(rig.ended.values()) == {None}
@@ -185,8 +187,8 @@ def test_what_can_never_fit_fails_alone(tiny: Moondream) -> None:
     crops = crops_of(tiny, noise(32, 32))
     huge = rig.request(crops, [Sequence((7, 10, 3), BoxesOutput(50, 0.0, 400)) for _ in range(4)])
     small = rig.request(crops, [Sequence((7, 10, 3), BoxesOutput(2, 0.0, 400))])
-    rig.loop.add(huge)
-    rig.loop.add(small)
+    rig.loop.submit(huge)
+    rig.loop.submit(small)
     rig.wait([huge, small])
     rig.close()
     assert isinstance(rig.ended[huge], RequestTooLargeError)
@@ -200,11 +202,11 @@ def test_when_pages_are_short_requests_wait_for_their_turn(tiny: Moondream) -> N
     wanted = plainly(generator, generator.prefix(generator.image_tokens(image)), [7, 10, 3], True, 3, 0.0)
     requests = [rig.request(crops_of(tiny, image), [Sequence((7, 10, 3), BoxesOutput(3, 0.0, 400))]) for _ in range(6)]
     for request in requests:
-        rig.loop.add(request)
+        rig.loop.submit(request)
     rig.wait(requests)
     rig.close()
     for request in requests:
-        output = request.sequences[0].output
+        output = request.windows[0].sequences[0].output
         assert isinstance(output, ObjectsOutput)
         assert alike(output.objects, wanted)
 
@@ -213,10 +215,10 @@ def test_an_error_on_the_stream_ends_its_requests_only(tiny: Moondream) -> None:
     rig = Rig(tiny, 2)
     crops = crops_of(tiny, noise(32, 32))
     bad = rig.request(crops, [Sequence((7, 10_000, 3), BoxesOutput(2, 0.0, 400))])  # no such token
-    rig.loop.add(bad)
+    rig.loop.submit(bad)
     rig.wait([bad])
     good = rig.request(crops, [Sequence((7, 10, 3), BoxesOutput(2, 0.0, 400))])
-    rig.loop.add(good)
+    rig.loop.submit(good)
     rig.wait([good])
     rig.close()
     assert isinstance(rig.ended[bad], IndexError)

@@ -9,7 +9,7 @@ import os
 import random
 import time
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -17,12 +17,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.core.adapters import Adapter
-from saccade.engine.core.kv_pages import PagePool, Resources
-from saccade.engine.core.scheduler import RequestTooLargeError, Scheduler
-from saccade.engine.core.speculative import DraftCounts
-from saccade.engine.core.step import ImageRequest, Sequence
-from saccade.engine.errors import DeadlineError, EngineClosedError
+from saccade.engine.core.request import Adapter, Request, Sequence, State
+from saccade.engine.core.resources import PagePool, Resources
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.speculative import Speculation
+from saccade.engine.errors import DeadlineError, EngineClosedError, RequestTooLargeError
 from saccade.engine.models.protocol import ReasoningTokens
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.output_state import (
@@ -33,6 +32,7 @@ from saccade.engine.tasks.output_state import (
     Sampling,
 )
 from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput
+from tests.support.engine.requests import request_of, sizes
 from tests.support.engine.stand_in import COORD, EOS, FaultError, Faulty, StandIn, ViolationError, alone
 
 PAGE, PREFIX, ROOM = 4, 10, 24
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An image request, when it comes after the one before, and what may become of it."""
+    """A request, when it comes after the one before, and what may become of it."""
 
     asked: tuple[Asked, ...]
     adapter: int
@@ -128,7 +128,7 @@ class Outcome:
     sequences: list[list[Any]]
     zombies: int
     hit: set[int]
-    drafts: DraftCounts
+    drafts: Speculation
 
 
 def answer_of(output: OutputState) -> object:
@@ -141,22 +141,24 @@ def answer_of(output: OutputState) -> object:
 
 def run(work: Workload, depth: int, seed: int, loops: type[StepLoop[int]] = StepLoop, faults: float = 0.0) -> Outcome:
     pool = PagePool(work.n_pages)
-    scheduler: Scheduler[int] = Scheduler(pool, PAGE, PREFIX, work.n_batch_slots, work.together, work.n_adapters)
+    config = replace(sizes(PAGE, work.n_batch_slots, work.together, work.n_adapters), depth=depth)
+    scheduler: Scheduler[int] = Scheduler(config, pool, PREFIX)
     executor = Faulty(depth, work.n_batch_slots, work.n_pages, random.Random(seed), faults)
-    loop = loops(executor, scheduler, depth)
+    loop = loops(executor, scheduler, config)
+    loop.start()
     ended: dict[int, BaseException | None] = {}
-    requests: list[ImageRequest[int]] = []
+    requests: list[Request[int]] = []
     for number, one in enumerate(work.arrivals):
         time.sleep(one.after_s)
         deadline = float("inf") if one.deadline_s is None else time.monotonic() + one.deadline_s
         sequences = [Sequence[int](ask.prompt, ask.output()) for ask in one.asked]
 
-        def done(request: ImageRequest[int], error: BaseException | None, number: int = number) -> None:
+        def done(request: Request[int], error: BaseException | None, number: int = number) -> None:
             assert number not in ended, "reported twice"
             ended[number] = error
 
-        requests.append(ImageRequest(number, sequences, done, deadline, ADAPTERS[one.adapter]))
-        loop.add(requests[-1], stream=one.stream)
+        requests.append(request_of(number, sequences, done, deadline, ADAPTERS[one.adapter]))
+        loop.submit(requests[-1], one.stream)
         for before, other in enumerate(work.arrivals[: number + 1]):
             if other.cancel is not None and before + other.cancel == number:
                 loop.cancel(requests[before], CancelledError())
@@ -166,15 +168,15 @@ def run(work: Workload, depth: int, seed: int, loops: type[StepLoop[int]] = Step
         time.sleep(2e-4)
     loop.close(EngineClosedError("closed"))
     assert scheduler.at_rest
-    assert not any(sequence.inflight_refs for request in requests for sequence in request.sequences)
-    assert [(request.over, request.image) for request in requests] == [(True, None)] * len(requests)
+    assert not any(sequence.inflight_refs for request in requests for sequence in request.windows[0].sequences)
+    assert all(one.state is State.OVER and one.windows[0].image is None for one in requests)
     errors = [ended[number] for number in range(len(requests))]
     return Outcome(
         errors,
-        [[answer_of(sequence.output) for sequence in request.sequences] for request in requests],
+        [[answer_of(sequence.output) for sequence in request.windows[0].sequences] for request in requests],
         scheduler.zombies,
         executor.hit,
-        scheduler.drafts,
+        scheduler.speculation,
     )
 
 
@@ -236,11 +238,11 @@ def outcomes(loop: StepLoop[int], count: int) -> dict[int, BaseException | None]
     ended: dict[int, BaseException | None] = {}
     for number in range(count):
 
-        def done(request: ImageRequest[int], error: BaseException | None, number: int = number) -> None:
+        def done(request: Request[int], error: BaseException | None, number: int = number) -> None:
             ended[number] = error
 
         try:
-            loop.add(ImageRequest(number, [Sequence((1,), BoxesOutput(5, 0.0, ROOM))], done))
+            loop.submit(request_of(number, [Sequence[int]((1,), BoxesOutput(5, 0.0, ROOM))], done))
         except BaseException as error:
             ended[number] = error
         latest = time.monotonic() + WAIT_S
@@ -259,7 +261,7 @@ GONE = "the engine has failed: no more"
 
 def breaking(part: str, error: BaseException, call: int) -> StepLoop[int]:
     """A loop on an executor of which a part raises when it is called for that time."""
-    scheduler: Scheduler[int] = Scheduler(PagePool(60), PAGE, PREFIX, 4, 1)
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 4, 1), PagePool(60), PREFIX)
     executor = StandIn(2, 4, 60, random.Random(0))
     whole, calls = getattr(executor, part), count(1)
 
@@ -270,7 +272,9 @@ def breaking(part: str, error: BaseException, call: int) -> StepLoop[int]:
         return whole(slot, step)
 
     setattr(executor, part, breaks)
-    return StepLoop(executor, scheduler, 2)
+    loop = StepLoop(executor, scheduler, sizes(PAGE, 4, 1))
+    loop.start()
+    return loop
 
 
 @pytest.mark.parametrize("call", [1, 2, 5])
@@ -295,7 +299,7 @@ def test_no_request_waits_for_a_loop_that_has_failed(part: str) -> None:
     for error in list(ended.values())[1:]:
         assert isinstance(error, GoneError) or (type(error), str(error)) == (EngineClosedError, GONE)
     with pytest.raises(EngineClosedError, match=GONE):
-        loop.add(ImageRequest(9, [], lambda request, error: None))
+        loop.submit(request_of(9, []))
 
 
 # Checks of the checks: each of these engines is broken in one place, and one of the tests above would fail.
@@ -337,8 +341,8 @@ def test_the_same_work_succeeds_unbroken() -> None:
 
 
 def test_launching_a_slot_that_is_not_read_is_detected() -> None:
-    scheduler: Scheduler[int] = Scheduler(PagePool(30), PAGE, PREFIX, 4, 1)
-    scheduler.add(ImageRequest(0, [Sequence((1,), TextOutput(EOS, 9, ROOM))], lambda request, error: None))
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 4, 1), PagePool(30), PREFIX)
+    scheduler.submit(request_of(0, [Sequence((1,), TextOutput(EOS, 9, ROOM))]))
     executor = StandIn(2, 4, 30, random.Random(0))
     for slot in (0, 1, 0):
         step = scheduler.next_step()
@@ -379,7 +383,7 @@ def test_sampling_before_the_commit_is_detected() -> None:
     class Eager(StepLoop[int]):
         """Finalizes a step as soon as it is launched."""
 
-        def __init__(self, executor: Any, scheduler: Any, depth: int) -> None:
+        def __init__(self, executor: Any, scheduler: Any, config: Any) -> None:
             launch, finalize = executor.launch, executor.finalize
 
             def both(slot: int, step: Any) -> None:
@@ -387,6 +391,6 @@ def test_sampling_before_the_commit_is_detected() -> None:
                 finalize(slot, step)
 
             executor.launch, executor.finalize = both, lambda slot, step: None
-            super().__init__(executor, scheduler, depth)
+            super().__init__(executor, scheduler, config)
 
     assert_violation(BUSY, "is sampled before", Eager)

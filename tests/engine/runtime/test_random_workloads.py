@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+import saccade.engine.model_loader as start_module
 import saccade.engine.runtime.cpu_executor as executor_module
-import saccade.engine.start as start_module
 from saccade.engine import Caption, DeadlineError, Detect, Engine, Point, Query, Result, Task
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.scheduler import RequestTooLargeError
+from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from tests.support.engine import TINY, noise, one_thread, random_model, write_model
@@ -116,7 +116,7 @@ def slow(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     depth, pages = request.param
     dice = random.Random(depth)
     with pytest.MonkeyPatch.context() as patch, one_thread():
-        patch.setattr(executor_module, "open_stream", lambda device, name: SlowStream(name, dice, 2e-3))
+        patch.setattr(executor_module, "CpuStream", lambda name: SlowStream(name, dice, 2e-3))
         patch.setattr(start_module, "CpuExecutor", Guarded)
         loaded, info, vocabulary = open_model(str(folder), "cpu", None)
         config = EngineConfig(depth=depth, page_size=8, n_pages=pages, adapter_slots=1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from saccade.engine.core.step import ImageRequest, ScheduledSequence, Sequence, Step, StepKind
+from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Sequence, Step, StepKind
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, StepInputs
 from saccade.engine.tasks.output_state import BoxesOutput, FedValue
+from tests.support.engine.requests import request_of
 
 
 def test_each_slot_is_sent_whole_and_by_itself() -> None:
@@ -30,7 +31,7 @@ def test_each_slot_is_sent_whole_and_by_itself() -> None:
 def drafted(prompt: tuple[int, ...], slot: int, draft: list[FedValue], position: int) -> list[ScheduledSequence[int]]:
     sequence = Sequence[int](prompt, BoxesOutput(4, 0.5, 50), {1: (0.25,)} if len(prompt) > 2 else {})
     sequence.batch_slot, sequence.pages = slot, (10 + slot,)
-    ImageRequest(0, [sequence], lambda request, error: None, pages=(3, 4))
+    PrefillWindow(request_of(0, []), [sequence], 0, pages=(3, 4))
     rows = [ScheduledSequence(sequence, Phase.X_OR_EOS, position)]
     first = position + len(prompt)
     rows += [ScheduledSequence(sequence, Phase.Y, first + i, value=value) for i, value in enumerate(draft)]
@@ -45,7 +46,7 @@ def test_a_prefill_has_each_draft_behind_its_prompt() -> None:
     )
     draft: list[FedValue] = [(Phase.Y, 0.5, 0.0), (Phase.SIZE, 0.125, 0.75), (Phase.TOKEN, 7.0, 0.0)]
     one, other = drafted((5, 6, 8), 2, draft, 9), drafted((5, 6), 4, [], 9)
-    step = Step(StepKind.PREFILL, 1, (*one, *other), (one[0].sequence.request, other[0].sequence.request))
+    step = Step(StepKind.PREFILL, 1, (*one, *other), (one[0].sequence.window, other[0].sequence.window))
     tokens = inputs.fill(0, step)
     assert tokens.ids == [5, 6, 8, 0, 0, 0, 5, 6]
     assert tokens.positions.tolist() == [9, 10, 11, 12, 13, 14, 9, 10]

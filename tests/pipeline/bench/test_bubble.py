@@ -135,7 +135,7 @@ def test_steps_are_read_from_a_trace() -> None:
     span("sample", "compute", 9, 10, 2)
     span("decode", "compute", 12, 14, 3)
     span("decode", "compute", 15, 16, 5)  # the one before it is missing
-    for name, start, end in (("launch", 5, 6), ("finalize", 8, 8.5), ("commit", 9, 12), ("wait", 9.5, 11)):
+    for name, start, end in (("launch", 5, 6), ("finalize", 8, 8.5), ("wait", 9, 10.5), ("commit", 10.5, 12)):
         span(name, "host", start, end, 2)
     span("launch", "host", 11, 12, 3)
     trace.add(Span("schedule", "host", 4, 4.25))

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from saccade.engine import DeadlineError, Engine
-from saccade.engine.core.streams import StreamSettings
+from saccade.engine.core.admission import StreamSettings
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config.file import load

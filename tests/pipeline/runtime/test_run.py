@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.engine import Engine
-from saccade.engine.core.step import StepKind
+from saccade.engine.core.request import StepKind
 from saccade.engine.results import Result
 from saccade.engine.tasks import Detect
 from saccade.engine.tasks.task import Task

@@ -14,11 +14,11 @@ import torch
 
 from saccade.engine import Engine
 from saccade.engine.config import EngineConfig
+from saccade.engine.model_loader import step_loop
 from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop import StepLoop
-from saccade.engine.start import step_loop
 
 _PAGES = 2048
 
@@ -66,7 +66,7 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
         with mock.patch.object(Now, "capturing", True):
             executor = CudaExecutor(model, config, _PAGES, texts=texts)
         drafting = config.drafts and isinstance(model.vision, DraftingEncoder)
-        loop = step_loop(executor, model, config, _PAGES, config.images_per_prefill, 2, from_images=drafting)
+        loop = step_loop(executor, model, config, _PAGES, 2, from_images=drafting)
         return executor, loop
 
     here = "saccade.engine.runtime.cuda_executor"

@@ -1,4 +1,4 @@
-"""The real scheduler and step cycle in simulated time: cameras that offer frames, and a device as slow as an H200.
+"""The real scheduler and loop in simulated time: cameras that offer frames, and a device as slow as an H200.
 
 A device's times are those that `saccade bench decode`, `frame` and `throughput` have measured of Moondream 2's
 dimensions. What is simulated is exact and the same each time; what a host takes for its own work is one number a tick.
@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from saccade.engine.core.kv_pages import PagePool
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.admission import StreamSettings
+from saccade.engine.core.request import PrefillWindow, Request, Step, StepKind
+from saccade.engine.core.request import Sequence as Answer
+from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step import ImageRequest, Step, StepKind
-from saccade.engine.core.step import Sequence as Answer
-from saccade.engine.core.streams import StreamSettings
-from saccade.engine.runtime.step_cycle import StepCycle
+from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.output_state import Sampled
 from saccade.engine.tasks.text_output import TextOutput
 from saccade.pipeline.bench.cameras import CameraLog, CameraRow, CamerasBench, summarize
@@ -72,35 +73,27 @@ Ended = Callable[["Frame", BaseException | None], None]
 
 
 class Frame:
-    """One submission.
+    """What a camera has offered.
 
     Attributes:
         launched_at: when its prefill began on the device.
     """
 
     def __init__(self, sim: Simulation, number: int, at: float, ended: Ended) -> None:
-        self._ended, self.number, self.at = ended, number, at
+        self.number, self.at = number, at
         self.camera = sim.cameras[number]
-        self.deadline = at + self.camera.deadline_s
         self.launched_at = math.nan
-        self.planned = self.over = self.replaced = False
+        self.over = False
+        self._ended = ended
+        deadline, frame = at + self.camera.deadline_s, self.camera.settings.newest
+        self.request: Request[Frame] = Request(self._windows, self._done, deadline, frame=frame)
 
-    def plan(self) -> Sequence[ImageRequest[Frame]]:
+    def _windows(self, request: Request[Frame]) -> list[PrefillWindow[Frame]]:
         assert not self.over
-        assert not self.planned
-        self.planned = True
         answer = Answer[Frame]((1, 2, 3), (TextOutput if self.camera.drafted else Plain)(-1, self.camera.steps, 200))
-        request = ImageRequest[Frame](None, [answer], lambda _, error: self._finish(error), self.deadline)
-        request.prepare = lambda: self
-        return [request]
+        return [PrefillWindow(request, [answer], prepare=lambda: self)]
 
-    def end(self, error: BaseException) -> None:
-        self._finish(error)
-        self.replaced = True
-
-    def _finish(self, error: BaseException | None) -> None:
-        if self.replaced:  # its part ends behind it, if it was planned already and had no room
-            return
+    def _done(self, request: Request[Frame], error: BaseException | None) -> None:
         assert not self.over, "ended twice"
         self.over = True
         self._ended(self, error)
@@ -125,7 +118,7 @@ def h200_fp8(step: Step[Frame]) -> float:
 
 def _crops(step: Step[Frame]) -> float:
     """Images, where each further crop costs the tower's share of an image: 2 ms of 5 to 6 (`bench frame` at 1080p)."""
-    return sum(1 + 0.26 * (request.image.camera.crops - 1) for request in step.requests if request.image)
+    return sum(1 + 0.26 * (image.camera.crops - 1) for image in step.images)
 
 
 class SimulatedExecutor(Untimed):
@@ -143,24 +136,52 @@ class SimulatedExecutor(Untimed):
         begin = max(sim.now, self._free_at)
         self._free_at = self._ends[slot] = begin + takes
         self.busy_s += takes
-        if step.requests:
-            sim.prefills.append(len(step.requests))
-        for request in step.requests:
-            assert request.image is not None
-            request.image.launched_at = begin
+        if step.windows:
+            sim.prefills.append(len(step.windows))
+        for image in step.images:
+            image.launched_at = begin
 
     def finalize(self, slot: int, step: Step[Frame]) -> None:
         pass
+
+    def ends(self, slot: int) -> float:
+        return self._ends[slot]
 
     def has_run(self, slot: int) -> bool:
         return self._sim.now >= self._ends[slot]
 
     def read(self, slot: int, step: Step[Frame]) -> list[Sampled]:
-        self._sim.now = max(self._sim.now, self._ends[slot]) + 5e-5
+        assert self.has_run(slot)
+        self._sim.now += 5e-5
         return [(1.0, 0.0, 0.0)] * len(step.sequences)
 
     def prepare(self, image: object) -> Frame:
         raise NotImplementedError
+
+
+class SimulatedLoop(StepLoop[Frame]):
+    """The loop without a thread, and with simulated ones that prepare images."""
+
+    def __init__(self, sim: Simulation) -> None:
+        super().__init__(sim.executor, sim.scheduler, sim.config, clock=lambda: sim.now)
+        self._sim = sim
+        self.stalled_until = math.inf
+
+    def _wait(self, until: float, wanted: float) -> None:
+        sim = self._sim
+        if not self.flights:
+            self.stalled_until = until
+            return
+        sim.now = max(sim.now, min(until, sim.executor.ends(self.flights[0].slot)))
+        sim.run_events()
+
+    def _prepare_admitted(self) -> None:
+        for window in self._scheduler.take_unprepared():
+            window.admitted_at = self._clock()
+            self._sim.prepare(window)
+
+    def deliver(self, window: PrefillWindow[Frame], image: Frame, at: float) -> None:
+        self._prepared(window, image, None, at)
 
 
 class Simulation:
@@ -192,9 +213,10 @@ class Simulation:
         self._prepare_s = prepare_s
         self._preparers = [0.0] * n_preparers
         self._dice = random.Random(seed)
-        self.scheduler: Scheduler[Frame] = Scheduler(PagePool(2560), 16, 730, 64, 8, clock=lambda: self.now)
+        self.config = EngineConfig()
+        self.scheduler: Scheduler[Frame] = Scheduler(self.config, PagePool(2560), 730, lambda: self.now)
         self.executor = SimulatedExecutor(self, cost)
-        self._cycle = StepCycle(self.executor, self.scheduler, 2, self._prepare, self._pause, lambda: self.now)
+        self._loop = SimulatedLoop(self)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         for number, camera in enumerate(cameras):
@@ -211,25 +233,21 @@ class Simulation:
     def drain(self) -> None:
         """Run until nothing is left to happen."""
         while True:
-            self._run_events()
-            if self._cycle.flights or (self.scheduler.active and self.now >= self._cycle.stalled_until):
-                self._cycle.tick()
+            self.run_events()
+            self._loop.tick()
+            if self._loop.flights:
                 continue
             wake = self._events[0][0] if self._events else math.inf
             if self.scheduler.active:
-                wake = min(wake, self._cycle.stalled_until)
+                wake = min(wake, self._loop.stalled_until)
             if wake == math.inf:
                 return
             self.now = max(self.now + 1e-6, wake)
 
-    def _run_events(self) -> None:
+    def run_events(self) -> None:
+        """Do what is due."""
         while self._events and self._events[0][0] <= self.now:
             heapq.heappop(self._events)[2]()
-            self._cycle.stalled_until = -math.inf
-
-    def _pause(self, until: float, _: float) -> None:
-        self.now = max(self.now, until)
-        self._run_events()
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Do something once it is `when`."""
@@ -237,7 +255,7 @@ class Simulation:
 
     def submit(self, number: int, when: float, ended: Ended) -> None:
         """Let a camera offer a frame that came at `when`."""
-        self.scheduler.submit(Frame(self, number, when, ended), number)
+        self.scheduler.submit(Frame(self, number, when, ended).request, number)
 
     def _offer(self, number: int, when: float, seconds: float) -> None:
         camera = self.cameras[number]
@@ -256,14 +274,14 @@ class Simulation:
         how = "done" if error is None else type(error).__name__
         seen.ends[how] = seen.ends.get(how, 0) + 1
 
-    def _prepare(self, request: ImageRequest[Frame]) -> None:
+    def prepare(self, window: PrefillWindow[Frame]) -> None:
         """Busy the first preparer that is free."""
-        assert request.prepare is not None
-        image = request.prepare()
+        assert window.prepare is not None
+        image = window.prepare()
         first = min(range(len(self._preparers)), key=self._preparers.__getitem__)
         done = max(self.now, self._preparers[first]) + self._prepare_s * image.camera.crops
         self._preparers[first] = done
-        self.at(done, lambda: self._cycle.prepared(request, image, None, done))
+        self.at(done, lambda: self._loop.deliver(window, image, done))
 
 
 def closed_loop(cost: Cost, crops: Sequence[int], steps: int, seconds: float = 8.0, **options: float) -> float:
@@ -275,9 +293,10 @@ def closed_loop(cost: Cost, crops: Sequence[int], steps: int, seconds: float = 8
 
     def submit() -> None:
         frame = Frame(sim, next(numbers) % len(crops), sim.now, ended)
-        (request,) = frame.plan()
-        request.image, request.prepare = frame, None
-        sim.scheduler.add(request)
+        request = frame.request
+        request.frame, request.windows = False, request.make_windows(request)
+        request.windows[0].image, request.windows[0].prepare = frame, None
+        sim.scheduler.submit(request)
 
     def ended(frame: Frame, error: BaseException | None) -> None:
         done.append(sim.now)

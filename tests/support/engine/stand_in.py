@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saccade.engine.core.adapters import Adapter
-from saccade.engine.core.step import ImageRequest, ScheduledSequence, Step, StepKind
+from saccade.engine.core.request import Adapter, PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule
@@ -176,6 +175,7 @@ class StandIn:
     def __init__(
         self, depth: int, n_batch_slots: int, n_pages: int, dice: random.Random, slowest_s: float = 3e-4
     ) -> None:
+        self._calls = dice.random() < 0.5  # as a CPU does; else it is asked, as a GPU
         self.guard = SlotGuard()
         self._compute, self._copy = (SlowStream(name, dice, slowest_s) for name in ("compute", "copy"))
         self._last: dict[int, tuple[float, ...]] = {}  # by batch slot, what its sequence has sampled last
@@ -184,7 +184,8 @@ class StandIn:
         self._adapters: dict[int, Adapter | None] = {}
         self._rows: list[list[_Fed]] = [[] for _ in range(depth)]
         self._flying: dict[int, list[_Fed]] = {}  # launched and not read
-        self._images: dict[ImageRequest[int], int] = {}
+        self._images: dict[PrefillWindow[int], int] = {}
+        self._on_ready: Callable[[], None] = lambda: None
         self._steps = [0] * depth
         self._sampled: list[list[Sampled]] = [[] for _ in range(depth)]
         self._host: list[list[Sampled]] = [[] for _ in range(depth)]
@@ -199,7 +200,7 @@ class StandIn:
             self._steps[slot] = self.guard.launch(slot)
         except ViolationError as error:
             self._compute.run(_raiser(error))
-        rows = [_fed(row, step.kind, self._image(row.sequence.request)) for row in step.sequences]
+        rows = [_fed(row, step.kind, self._image(row.sequence.window)) for row in step.sequences]
         if step.kind is StepKind.PREFILL:
             flying = [fed for other in self._flying.values() for fed in other]
             if any(fed.touches(other) for fed in rows for other in flying):
@@ -233,7 +234,16 @@ class StandIn:
         self._compute.run(sample)
         self._copy.wait(self._compute.record())
         self._copy.run(copy)
-        self._ready[slot] = self._copy.record()
+        self._ready[slot] = self._copy.record(self._on_ready)
+
+    def call_when_ready(self, callback: Callable[[], None]) -> bool:
+        self._on_ready = callback
+        return self._calls
+
+    def wait(self, slot: int, step: Step[int]) -> None:
+        ready = self._ready[slot]
+        assert ready is not None
+        ready.synchronize()
 
     def has_run(self, slot: int) -> bool:
         ready = self._ready[slot]
@@ -261,11 +271,11 @@ class StandIn:
         self._compute.close()
         self._copy.close()
 
-    def _image(self, request: ImageRequest[int]) -> int:
-        """The number of a request's image, which it gives up once it is prefilled."""
-        if request.image is not None:
-            self._images[request] = request.image
-        return self._images[request]
+    def _image(self, window: PrefillWindow[int]) -> int:
+        """The number of a window's image, which it gives up once it is prefilled."""
+        if window.image is not None:
+            self._images[window] = window.image
+        return self._images[window]
 
     def _forward(self, rows: list[_Fed], kind: StepKind) -> None:
         for fed in rows:
@@ -314,7 +324,7 @@ class Faulty(StandIn):
 
     def launch(self, slot: int, step: Step[int]) -> None:
         if self._struck(step):
-            self._unfilled.update(self._image(request) for request in step.requests)
+            self._unfilled.update(self._image(window) for window in step.windows)
             self._compute.run(_raiser(FaultError("on the stream")))
         self._faltering(super().launch, slot, step)
 
@@ -328,7 +338,7 @@ class Faulty(StandIn):
     def _struck(self, step: Step[int]) -> bool:
         if self._faults.random() >= self._rate:
             return False
-        self.hit.update(self._image(row.sequence.request) for row in step.sequences)
+        self.hit.update(self._image(row.sequence.window) for row in step.sequences)
         return True
 
     def _faltering(self, part: Callable[[int, Step[int]], None], slot: int, step: Step[int]) -> None:
@@ -341,18 +351,18 @@ class Faulty(StandIn):
 
 
 def _fed(row: ScheduledSequence[int], kind: StepKind, image: int) -> _Fed:
-    sequence, request = row.sequence, row.sequence.request
+    sequence, window = row.sequence, row.sequence.window
     first = kind is StepKind.PREFILL and row.value is None
     at = row.position + (len(sequence.prompt) - 1 if first else 0)
     return _Fed(
         row,
         id(sequence),
-        id(request),
+        id(window),
         image,
-        request.adapter,
-        request.adapter_slot,
+        window.request.adapter,
+        window.adapter_slot,
         sequence.batch_slot,
-        request.pages,
+        window.pages,
         sequence.pages,
         at,
     )

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from saccade.engine import Engine
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import Step, StepKind
+from saccade.engine.core.request import Step, StepKind
+from saccade.engine.model_loader import step_loop
 from saccade.engine.models.protocol import Model
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.sampling_inputs import with_scores
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs
-from saccade.engine.start import step_loop
 from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
 from tests.support.engine.untimed import Untimed
 
@@ -82,10 +82,12 @@ class TimedExecutor(Untimed):
     def has_run(self, slot: int) -> bool:
         return time.monotonic() >= self._ends[slot]
 
-    def read(self, slot: int, step: Step[Any]) -> list[Sampled]:
+    def wait(self, slot: int, step: Step[Any]) -> None:
         wait_s = self._ends[slot] - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)
+
+    def read(self, slot: int, step: Step[Any]) -> list[Sampled]:
         return with_scores(self._host[slot], self._scores[slot], step)
 
 
@@ -95,8 +97,7 @@ def timed_engine(cost: Cost, objects: int, config: EngineConfig | None = None) -
 
     def start(model: Model, config: EngineConfig, **_: object) -> tuple[Executor[Any], StepLoop[Any]]:
         executor = TimedExecutor(model, config, cost, objects)
-        most = config.images_per_prefill
-        return executor, step_loop(executor, model, config, _PAGES, most, _PREPARERS, from_images=False)
+        return executor, step_loop(executor, model, config, _PAGES, _PREPARERS, from_images=False)
 
     with Engine.load("nano", "cpu") as loaded, mock.patch("saccade.engine.api.start", start):
         info, vocabulary = loaded.model, loaded._vocabulary

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from saccade.engine.runtime.device_streams import Stream
 
@@ -12,6 +12,11 @@ class Untimed:
     """No streams of a device, no measurements, and nothing to close."""
 
     streams: ClassVar[Mapping[str, Stream]] = {}
+
+    def call_when_ready(self, callback: Callable[[], None]) -> bool:
+        return False
+
+    def wait(self, slot: int, step: Any) -> None: ...
 
     def time_step(self, rows: int, position: int, repeats: int) -> None:
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence as Many
 from typing import Any
 
-from saccade.engine.core.adapters import AdapterSlots
-from saccade.engine.core.step import ImageRequest, KeptPrefix, Sequence
-from saccade.engine.errors import EngineError
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.request import NO_SLOT, Adapter, KeptPrefix, PrefillWindow, Sequence, State
+from saccade.engine.errors import EngineError, RequestTooLargeError
 
 
 class PagePool:
@@ -70,24 +71,75 @@ class PagePool:
                 free.append(page)
 
 
+class AdapterSlots:
+    """`n_slots` slots for adapters. An adapter without a holder stays until another one needs its slot.
+
+    That keeps no adapter alive: what holds a slot holds its adapter.
+
+    A slot is assigned at admission only, so it may be refilled once nothing in flight uses it. Not thread-safe.
+    """
+
+    __slots__ = ("_holders", "_resident")
+
+    def __init__(self, n_slots: int) -> None:
+        self._holders = dict.fromkeys(range(1, n_slots + 1), 0)  # least recently released first
+        self._resident: dict[int, weakref.ref[Adapter]] = {}
+
+    @property
+    def n_free(self) -> int:
+        """Slots with no holder."""
+        return sum(not count for count in self._holders.values())
+
+    def find(self, adapter: Adapter | None) -> int | None:
+        """The slot to call `acquire` with: where the adapter is, or a free one; None if there is none now."""
+        if adapter is None:
+            return NO_SLOT
+        at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
+        return at or next((slot for slot, count in self._holders.items() if not count), None)
+
+    def acquire(self, slot: int, adapter: Adapter | None) -> None:
+        """Add a holder to a slot, for its adapter or, if it has no holder, for another.
+
+        Raises:
+            ValueError: if it is held for another adapter.
+        """
+        if adapter is None:
+            return
+        if self._holders[slot] and (held := self._resident[slot]()) is not adapter:
+            raise ValueError(f"adapter slot {slot} is held for '{held.name if held else 'another'}'")
+        self._resident[slot] = weakref.ref(adapter)
+        self._holders[slot] += 1
+
+    def release(self, slot: int) -> None:
+        """Remove one holder of a slot.
+
+        Raises:
+            ValueError: if it has no holder.
+        """
+        if slot == NO_SLOT:
+            return
+        if not self._holders[slot]:
+            raise ValueError(f"adapter slot {slot} is released but has no holder")
+        self._holders[slot] = self._holders.pop(slot) - 1
+
+
 class Resources:
     """What there is of each, and what is free.
 
     Args:
+        config: page size, batch slots and adapter slots.
         pool: pages of the cache.
-        page_size: tokens of a page.
         prefix_length: tokens of an image's prefix.
-        n_batch_slots: most sequences at a time.
-        n_adapters: most adapters on the device at a time.
     """
 
-    def __init__(self, pool: PagePool, page_size: int, prefix_length: int, n_batch_slots: int, n_adapters: int) -> None:
-        self.pool, self._page_size, self._prefix_length = pool, page_size, prefix_length
-        self._prefix_pages = -(-prefix_length // page_size)
-        self.n_batch_slots, self._batch_slots = n_batch_slots, list(range(n_batch_slots - 1, -1, -1))
+    def __init__(self, config: EngineConfig, pool: PagePool, prefix_length: int) -> None:
+        self.pool, self._page_size, self._prefix_length = pool, config.page_size, prefix_length
+        self._prefix_pages = -(-prefix_length // config.page_size)
+        self.n_batch_slots = config.max_sequences
+        self._batch_slots = list(range(self.n_batch_slots - 1, -1, -1))
         self.pages_total = pool.n_free
         self._kept_pages = 0  # of prefixes that are kept, or will be
-        self.n_adapters, self._adapters = n_adapters, AdapterSlots(n_adapters)
+        self.n_adapters, self._adapters = config.adapter_slots, AdapterSlots(config.adapter_slots)
 
     @property
     def batch_slots_used(self) -> int:
@@ -100,60 +152,63 @@ class Resources:
         pages, slots = self.pool.n_free == self.pages_total, len(self._batch_slots) == self.n_batch_slots
         return pages and slots and self._adapters.n_free == self.n_adapters
 
-    def measure(self, request: ImageRequest[Any]) -> str | None:
-        """Find out how many pages a request needs; the complaint that there is not enough in all, if there is not.
+    def measure(self, window: PrefillWindow[Any]) -> None:
+        """Find out how many pages a window needs.
 
         From here on it holds the kept prefix that it reads, or room for the one that it keeps; see `drop`.
 
         Raises:
+            RequestTooLargeError: if there is not enough in all.
             EngineError: if the kept prefix that it reads is released already.
         """
-        for sequence in request.sequences:
+        request = window.request
+        for sequence in window.sequences:
             self._share(sequence)
             sequence.n_pages = self._private_pages(sequence)
-        pages, left = self._pages_of(request), self.pages_total - self._kept_pages
+        pages, left = self._pages_of(window), self.pages_total - self._kept_pages
         if request.reads is not None and not request.reads.pages:
             raise EngineError("this encoded image is closed")
-        if pages > left or len(request.sequences) > self.n_batch_slots:
-            return (
-                f"{len(request.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
+        if pages > left or len(window.sequences) > self.n_batch_slots:
+            raise RequestTooLargeError(
+                f"{len(window.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
                 f"there are {left}, for {self.n_batch_slots} prompts at most: ask less at a time"
             )
         if request.keeps is not None and self._kept_pages + self._prefix_pages > self.pages_total // 2:
-            return "encoded images hold half of the cache's pages already: close some of them"
+            raise RequestTooLargeError("encoded images hold half of the cache's pages already: close some of them")
         if request.adapter is not None and not self.n_adapters:
-            return "there is no slot for an adapter: load with adapter_slots=1 or more"
+            raise RequestTooLargeError("there is no slot for an adapter: load with adapter_slots=1 or more")
         if request.reads is not None:
             self.pool.share(request.reads.pages)
-            request.pages = request.reads.pages
+            window.pages = request.reads.pages
         if request.keeps is not None:
             self._kept_pages += self._prefix_pages
-        return None
+        window.state = State.PLANNED
 
-    def drop(self, request: ImageRequest[Any]) -> None:
-        """Free what a measured request holds that has not been allocated anything, or has no prompts."""
-        self.pool.release(request.pages)
-        request.pages = ()
-        if request.keeps is not None:
+    def drop(self, window: PrefillWindow[Any]) -> None:
+        """Free what a measured window holds that has not been allocated anything, or has no prompts."""
+        self.pool.release(window.pages)
+        window.pages = ()
+        if window.request.keeps is not None:
             self._kept_pages -= self._prefix_pages
 
-    def allocate(self, request: ImageRequest[Any]) -> bool:
-        """Give a request all that its answers may need; False if there is not enough free now."""
+    def allocate(self, window: PrefillWindow[Any]) -> bool:
+        """Give a window all that its answers may need; False if there is not enough free now."""
+        request = window.request
         slot = self._adapters.find(request.adapter)
-        short = self._pages_of(request) > self.pool.n_free or len(request.sequences) > len(self._batch_slots)
+        short = self._pages_of(window) > self.pool.n_free or len(window.sequences) > len(self._batch_slots)
         if short or slot is None:
             return False
-        request.admitted = True
-        if not request.sequences and request.keeps is None:
+        window.state = State.ADMITTED
+        if not window.sequences and request.keeps is None:
             return True
-        request.adapter_slot = slot
-        if request.encodes:
-            request.pages = self.pool.allocate(self._prefix_pages)
+        window.adapter_slot = slot
+        if window.encodes:
+            window.pages = self.pool.allocate(self._prefix_pages)
         if request.keeps is not None:
             self._adapters.acquire(slot, request.adapter)
-        for number, sequence in enumerate(request.sequences):
+        for number, sequence in enumerate(window.sequences):
             if number:
-                self.pool.share(request.pages)
+                self.pool.share(window.pages)
             self._adapters.acquire(slot, request.adapter)
             sequence.batch_slot = self._batch_slots.pop()
             shared = sequence.trunk.pages[: sequence.n_shared] if sequence.trunk is not None else ()
@@ -163,10 +218,10 @@ class Resources:
             sequence.position += sequence.n_shared * self._page_size
         return True
 
-    def keep(self, request: ImageRequest[Any], kept: KeptPrefix) -> None:
-        """Let a prefix have the pages of the request that no step prefills any more."""
-        self._adapters.release(request.adapter_slot)
-        kept.pages = request.pages
+    def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
+        """Let a prefix have the pages of the window that no step prefills any more."""
+        self._adapters.release(window.adapter_slot)
+        kept.pages = window.pages
 
     def release_prefix(self, kept: KeptPrefix) -> None:
         """Release a kept prefix; requests that read it already go on. A second time it does nothing."""
@@ -177,15 +232,15 @@ class Resources:
     def release(self, sequence: Sequence[Any]) -> None:
         """Free what a finalized sequence holds, unless a step in flight still writes there."""
         if sequence.finalized and not sequence.inflight_refs and sequence.batch_slot >= 0:
-            self.pool.release(sequence.request.pages)
+            self.pool.release(sequence.window.pages)
             self.pool.release(sequence.pages)
-            self._adapters.release(sequence.request.adapter_slot)
+            self._adapters.release(sequence.window.adapter_slot)
             self._batch_slots.append(sequence.batch_slot)
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
         """Leave to the trunk's whole pages what they hold of a sequence's prompt."""
-        if sequence.trunk is None or not sequence.request.has_prefix:  # prompts alone do not begin with a page
+        if sequence.trunk is None or not sequence.window.request.has_prefix:  # prompts alone do not begin with a page
             return
         sequence.n_shared = len(sequence.trunk.prompt) // self._page_size
         cut = sequence.n_shared * self._page_size
@@ -194,10 +249,10 @@ class Resources:
 
     def _private_pages(self, sequence: Sequence[Any]) -> int:
         length = len(sequence.prompt) + sequence.output.positions
-        if not sequence.request.has_prefix and length > self._prefix_length:
+        if not sequence.window.request.has_prefix and length > self._prefix_length:
             length += self._prefix_pages * self._page_size - self._prefix_length  # which nothing uses
         return -(-length // self._page_size)
 
-    def _pages_of(self, request: ImageRequest[Any]) -> int:
-        prefix = self._prefix_pages if request.encodes else 0
-        return prefix + sum(sequence.n_pages for sequence in request.sequences)
+    def _pages_of(self, window: PrefillWindow[Any]) -> int:
+        prefix = self._prefix_pages if window.encodes else 0
+        return prefix + sum(sequence.n_pages for sequence in window.sequences)
