@@ -10,6 +10,10 @@ class ConfigError(Exception):
     """A configuration that cannot be used; `str()` of it is one line that names the place and the problem."""
 
 
+class NotKeptError(ConfigError):
+    """A change that cannot be stored, and was not made: a fault of the disk, not of the change."""
+
+
 class TextError(ConfigError):
     """A mistake in a text that a person has written; `str()` of it does not name the place.
 

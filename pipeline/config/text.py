@@ -11,16 +11,22 @@ from saccade.pipeline.config.yaml_text import key_lines
 
 def shown_stream(stream: ListedStream) -> dict[str, Any]:
     """Every setting of a stream that has a value, as it is written in a file; addresses without their credentials."""
-    from saccade.sinks.urls import redact_target  # their packages bring FFmpeg
-    from saccade.sources import redact
+    from saccade.sources import redact  # its package brings FFmpeg
 
     shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}
     for key in ListedStream.model_fields:
         if key not in shown and (value := plain_setting(stream, key)) is not None:
             shown[key] = value
-    return {**shown, "sinks": [redact_target(sink) for sink in stream.sinks]}
+    return {**shown, "sinks": [_without_secrets(sink) for sink in stream.sinks]}
 
 
 def text_of_stream(stream: ListedStream) -> str:
     """The same as YAML, to be put into a configuration."""
     return "".join(key_lines(key, value, "") for key, value in shown_stream(stream).items())
+
+
+def _without_secrets(sink: str) -> str:
+    """An output without the options of an address, where tokens are."""
+    from saccade.sinks.urls import redact_target
+
+    return redact_target(sink).partition("?")[0] if "://" in sink or sink.startswith("whep:") else sink

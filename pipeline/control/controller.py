@@ -15,8 +15,9 @@ it takes a function from the desired configuration to the next one, which may be
 in between. What runs is derived from the desired configuration, stream by stream, and never read back: `config` and
 `stream(name)` say what is wanted; `streams.snapshot()` says how it is doing, with `status.config`.
 
-Errors are exceptions with one line for the user: `ConfigError`, `EngineError`, `SourceError` (`NotAllowedError` where
-the policy refuses), `SinkError`; `StreamError` where there is no such stream, its name is taken, or it does not end.
+Errors are exceptions with one line for the user: `ConfigError` (`NotKeptError` where the disk fails), `EngineError`,
+`SourceError` (`NotAllowedError` where the policy refuses), `SinkError`; `StreamError` where there is no such stream,
+its name is taken, or it does not end.
 
     `reload()`      reads the file again        → a line for each change
     `save()`        writes what was changed into the file, comments kept → its name
@@ -120,7 +121,7 @@ class Controller:
         self._attached: set[str] = set()  # streams whose source has no address
         self._over: set[str] = set()  # streams that have ended by themselves
         self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-        self.endless = endless or not self._base.streams
+        self.endless = endless or not self._desired.streams
         """Whether the run goes on when no stream runs any more, since others may be added."""
 
     # ---- what is wanted, and how it is doing
@@ -385,7 +386,6 @@ class Controller:
                 with self._lock:
                     if self._desired is before:
                         self._store(base or self._base, wanted)
-                        self._over -= {change.name for change in changes if isinstance(change, Open)}
                         break
             return self._act(changes, prepared)
 
@@ -407,17 +407,19 @@ class Controller:
                 except ERRORS as error:
                     outcomes.append(_Outcome(change, error=error))
                 else:
+                    self._over.discard(name)
                     outcomes.append(_Outcome(change, run))
         return outcomes
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
         """Keep the next desired state, and then take it; the caller holds the lock."""
         kept = self._stored(desired)
-        if self._save_at_once and self._file is not None and plan(self._stored(self._desired), kept):
+        changed = bool(plan(self._stored(self._desired), kept))
+        if self._save_at_once and self._file is not None and changed:
             if plan(base, kept):
                 self._file.save(kept)
             base = kept
-        elif self._state is not None and (plan(self._stored(self._desired), kept) or base is not self._base):
+        elif self._state is not None and (changed or base is not self._base):
             self._state.save(base, kept)
         self._base, self._desired = base, desired
 

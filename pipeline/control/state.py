@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from saccade.pipeline.config import ListedStream, RunConfig
-from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.errors import ConfigError, NotKeptError
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS streams (of TEXT NOT NULL, place INTEGER NOT NULL, config TEXT NOT NULL)"
 _BASE, _DESIRED = "base", "desired"
@@ -82,7 +82,7 @@ class StateFile:
                     db.executemany("INSERT INTO streams VALUES (?, ?, ?)", rows)
                     db.execute("PRAGMA user_version = 1")
             except sqlite3.Error as error:
-                raise ConfigError(f"{self.path}: the change cannot be kept: {error}") from None
+                raise NotKeptError(f"{self.path}: the change cannot be kept: {error}") from None
 
     def close(self) -> None:
         """Let another process have it. A second call does nothing."""

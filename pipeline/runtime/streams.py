@@ -24,7 +24,7 @@ from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.queue_policy import QueuePolicy
-from saccade.pipeline.config.stream_names import check_free, free_name
+from saccade.pipeline.config.stream_names import check_free
 from saccade.pipeline.errors import StreamError, one_line
 from saccade.pipeline.runtime.engine_stream import Share
 from saccade.pipeline.runtime.output import Output, close_sinks
@@ -136,12 +136,11 @@ class Streams:
         self._closed = False
 
     @contextmanager
-    def reserve(self, name: str, *, or_similar: bool = False) -> Iterator[str]:
+    def reserve(self, name: str) -> Iterator[str]:
         """Hold a name while what its stream needs is opened, since to open an output's file is to empty it.
 
         Args:
             name: what the stream's records will be called.
-            or_similar: take the first free name like it, `door-2` for `door`, where it is taken or cannot be used.
 
         Yields:
             The name, for `add` with `reserved=True` inside the block.
@@ -153,8 +152,6 @@ class Streams:
             if self._closed:
                 raise StreamError(_CLOSED)
             taken = self._runs.keys() | self._reserved
-            if or_similar:
-                name = free_name(name, taken)
             check_free(name, taken)
             if len(taken) >= self._max:
                 raise StreamError(f"{self._max} streams are running, which is the most")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import web
 
 from saccade.engine.results import Result
-from saccade.pipeline.config import ListedStream, Prompts, RunConfig
+from saccade.pipeline.config import ListedStream, Prompts, RunConfig, StreamConfig
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.config.stream_names import free_name
 from saccade.pipeline.control.controller import Controller
@@ -25,6 +25,7 @@ from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.errors import StreamError
 from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.tasks import in_model_names, tasks_for
 from saccade.pipeline.server.console import Console
@@ -44,6 +45,13 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8080
 MAX_PUBLISHERS = 4
+
+
+class _Cameras(Controller):
+    """Plays each file that is added over and over, as if it were a camera."""
+
+    def add(self, config: StreamConfig) -> Run:
+        return super().add(config.model_copy(update={"loop": True}))
 
 
 class Demo:
@@ -89,7 +97,7 @@ class Demo:
         self.videos = BroadcastSink()
         policy = SourcePolicy(allow_sources, open_by_default=is_loopback(host))
         streams = Streams(engine, [Output(self.videos, NEWEST, viewing=True)])
-        self.controller = Controller(Local(streams, policy=policy, videos=self.videos), base, endless=True)
+        self.controller = _Cameras(Local(streams, policy=policy, videos=self.videos), base, endless=True)
         self.whip = WebRtcServer(self._take, token=token, max_peers=MAX_PUBLISHERS, silence_s=silence_s)
         shown = in_model_names(engine, prompts)
         self._console = Console(self.controller, shown, token=token, silence_s=silence_s)

@@ -35,7 +35,7 @@ from saccade.pipeline.config.file import NOT_UNICODE, explain, first_mistake
 from saccade.pipeline.config.text import shown_stream, text_of_stream
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.control.source_policy import NotAllowedError
-from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
 from saccade.pipeline.runtime.tasks import in_model_names
@@ -151,6 +151,8 @@ class Api:
             raise refusal(web.HTTPConflict, str(error)) from None
         except NotAllowedError as error:
             raise refusal(web.HTTPForbidden, str(error)) from None
+        except NotKeptError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
         except (ConfigError, EngineError, SinkError, SourceError) as error:
             raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
 
@@ -174,8 +176,10 @@ class Api:
             raise refusal(web.HTTPServiceUnavailable, "too many streams are being ended; try again") from None
         except TimeoutError:
             raise refusal(web.HTTPConflict, f"'{name}' is being ended, and has not ended yet") from None
-        except ConfigError as error:
-            raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
+        except NotKeptError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
+        except ConfigError as error:  # as where the file cannot be written without the stream
+            raise refusal(web.HTTPConflict, str(error)) from None
         except StreamError as error:
             if name in self._streams.names:  # else it has ended meanwhile
                 raise refusal(web.HTTPConflict, str(error)) from None
@@ -241,6 +245,8 @@ async def update(controller: Controller, name: str, values: Mapping[str, Any], c
         raise refusal(web.HTTPServiceUnavailable, "too many changes are being made; try again") from None
     except StreamError as error:
         raise refusal(web.HTTPConflict, str(error)) from None
+    except NotKeptError as error:
+        raise refusal(web.HTTPServiceUnavailable, str(error)) from None
     except (ConfigError, EngineError) as error:
         raise refusal(web.HTTPUnprocessableEntity, str(error)) from None
 

@@ -56,7 +56,7 @@ PRESS = """new Promise((done) => {
 def demo(*streams: StreamConfig) -> Iterator[Demo]:
     with Engine.load("nano", device="cpu") as engine, Demo(engine, Prompts(detect=["person"]), port=0) as opened:
         for stream in streams:
-            opened.add(stream)
+            opened.controller.add(stream)
         yield opened
 
 

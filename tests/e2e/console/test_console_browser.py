@@ -40,8 +40,10 @@ def demo() -> Iterator[Demo]:
         Engine.load("nano", device="cpu") as engine,
         Demo(engine, Prompts(detect=["person"]), port=0) as opened,
     ):
-        opened.add(StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=2))
-        opened.add(StreamConfig(source="rtsp://127.0.0.1:1/roof", name="roof", detect=["person"]))
+        opened.controller.add(
+            StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=2, loop=True)
+        )
+        opened.controller.add(StreamConfig(source="rtsp://127.0.0.1:1/roof", name="roof", detect=["person"]))
         yield opened
 
 

@@ -200,6 +200,21 @@ def test_a_restart_with_the_state_takes_up_what_was_changed(tmp_path: Path) -> N
         assert opened.controller.stream("door").detect == ["dog"]
 
 
+def test_a_run_whose_streams_were_all_removed_waits_for_others(tmp_path: Path) -> None:
+    path = tmp_path / "cameras.yaml"
+    path.write_text("http: 127.0.0.1:0\nsource: rtsp://127.0.0.1:1/door\nname: door\ndetect: person\n")
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        assert not opened.controller.endless
+        opened.controller.remove("door")
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        assert (opened.controller.start(), opened.controller.endless) == ([], True)
+        opened.controller.add(StreamConfig.model_validate({**NOWHERE, "name": "door"}))
+    with opened_run(load(path, {}), ConfigFile(path)) as opened:
+        opened.controller.start()
+        assert opened.controller.stream("door").source == NOWHERE["source"]
+
+
 def test_changes_may_be_kept_in_the_file_itself(tmp_path: Path) -> None:
     path = tmp_path / "camera.yaml"
     path.write_text(

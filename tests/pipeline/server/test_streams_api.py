@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.config import Changes, StreamConfig
-from saccade.pipeline.config.file import load
+from saccade.pipeline.config import Changes, RunConfig, StreamConfig
+from saccade.pipeline.config.file import load, load_text
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.plan import differences
+from saccade.pipeline.control.state import StateFile
+from saccade.pipeline.errors import NotKeptError
 from saccade.pipeline.events.settings import RuleSettings
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
@@ -145,6 +151,58 @@ def test_too_many_streams_ended_at_once_is_no_hang(streams: Streams, monkeypatch
         assert error_of(answers[-1]) == "too many streams are being ended; try again"
     finally:
         release.set()
+        server.close()
+
+
+def test_a_change_that_cannot_be_stored_is_no_mistake_of_the_client(streams: Streams, tmp_path: Path) -> None:
+    class FullDisk(StateFile):
+        def save(self, base: RunConfig, desired: RunConfig) -> None:
+            raise NotKeptError("the disk is full")
+
+    controller = Controller(Local(streams), load(None, {**DOOR, "http": "8080"}), state=FullDisk(tmp_path / "a.state"))
+    controller.start()
+    server = HttpServer(controller, port=0)
+    try:
+        for method, path, body in (
+            ("PATCH", "/streams/door", {"detect": ["cat"]}),
+            ("PUT", "/streams/door/zones", {"zones": {"a": "0,0,1,0,1,1"}}),
+            ("DELETE", "/streams/door/rules", None),
+            ("POST", "/streams", {**DOOR, "name": "other"}),
+            ("DELETE", "/streams/door", None),
+        ):
+            answer = ask(server, method, path, body)
+            expected = (204, "") if path.endswith("rules") else (503, "the disk is full")  # there were no rules
+            assert (answer.status, error_of(answer) if answer.status != 204 else "") == expected
+        shown = ask(server, "GET", "/streams/door").json
+        assert (shown["detect"], shown["config"]["detect"], shown["config"]["zones"]) == (["person"], ["person"], {})
+        assert [name for name, _ in listed(server)] == ["door"]
+    finally:
+        server.close()
+
+
+def test_a_stream_shows_what_it_runs_by(streams: Streams) -> None:
+    door = {
+        **DOOR,
+        "source": "rtsp://me:secret@127.0.0.1:1/door",
+        "sinks": ["mqtt://me:secret@127.0.0.1:1/x"],
+        "zones": {"mat": ".1,.1,.9,.1,.9,.9"},
+        "rules": [{"name": "r", "when": "people in mat for 2s", "cooldown": "1m"}],
+    }
+    controller = controller_of(streams, base=load(None, {"conf": 0.3, "streams": [door]}))
+    server = HttpServer(controller, port=0)
+    try:
+        controller.start()
+        shown = ask(server, "GET", "/streams/door")
+        assert shown.json["detect"] == ["person"]
+        assert "secret" not in shown.text
+        text = ask(server, "GET", "/streams/door", Accept="application/yaml")
+        assert (text.status, text.headers["Content-Type"]) == (200, "application/yaml; charset=utf-8")
+        assert yaml.safe_load(text.text) == shown.json["config"]
+        assert "secret" not in text.text
+        (stream,) = load_text(text.text).named().values()
+        assert differences(stream, controller.stream("door")) == {"source", "sinks"}
+        assert (stream.conf, stream.zones) == (0.3, controller.stream("door").zones)
+    finally:
         server.close()
 
 
