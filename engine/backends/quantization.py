@@ -30,12 +30,16 @@ from saccade.engine.models.protocol import Model
 _LIMIT = 0.02  # ‖difference‖ / ‖wanted‖ of a right product: bfloat16 rounds by 0.002, sums on a GPU by less than 0.01
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (outputs, inputs) as e4m3 of the same shape, and the float32 scales (outputs,) they are multiplied by."""
+def quantize(weight: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (outputs, inputs) as e4m3 of the same shape, and the float32 scales (outputs,) they are multiplied by.
+
+    Scales that are given are taken: those of a file in FP8, whose numbers come back exactly.
+    """
     assert weight.dtype != E4M3, "its model is packed already, and of that there are no scales"
     wide = weight.float()
-    scale = wide.abs().amax(dim=1).clamp(min=1e-12) / LARGEST
-    return (wide / scale.unsqueeze(1)).to(E4M3), scale
+    if scale is None:
+        scale = wide.abs().amax(dim=1).clamp(min=1e-12) / LARGEST
+    return (wide / scale.unsqueeze(1)).clamp(-LARGEST, LARGEST).to(E4M3), scale
 
 
 def dequantize(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -136,7 +140,7 @@ def round_to_fp8(model: Model) -> None:
         _round(attn.qkv)
         if isinstance(mlp, Experts):
             _round(attn.proj)
-            for expert in (*mlp.fc1.weight, *mlp.fc2.weight):
+            for expert in (*mlp.fc1.weight, *mlp.fc2.weight) if mlp.scales is None else ():
                 expert.copy_(dequantize(*quantize(expert), expert.dtype))
         else:
             _round(mlp.fc1)

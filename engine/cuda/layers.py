@@ -73,9 +73,10 @@ class PackedExperts:
         self._width = experts.config.expert_inner_dim
         self._scales: tuple[torch.Tensor, torch.Tensor] | None = None
         if fp8:
-            self._fc1, first = _quantize(self._fc1)
+            given = experts.scales or (None, None)
+            self._fc1, first = _quantize(self._fc1, given[0])
             experts.fc1.weight.data = self._fc1  # what was there is free for those of the second product
-            self._fc2, second = _quantize(self._fc2)
+            self._fc2, second = _quantize(self._fc2, given[1])
             experts.fc2.weight.data = self._fc2
             self._scales = first, second
 
@@ -217,9 +218,9 @@ class PackedBlocks:
         )
 
 
-def _quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize(weight: torch.Tensor, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """`quantize` of weights (experts, outputs, inputs), an expert at a time: all at once they take 8 bytes a weight."""
     packed, scale = torch.empty_like(weight, dtype=E4M3), weight.new_empty(weight.shape[:2], dtype=torch.float32)
     for number, one in enumerate(weight):
-        packed[number], scale[number] = quantize(one)
+        packed[number], scale[number] = quantize(one, None if given is None else given[number])
     return packed, scale

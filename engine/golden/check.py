@@ -29,7 +29,7 @@ from saccade.engine.golden.check_engine import MAX_OBJECTS, MAX_TOKENS, compare_
 from saccade.engine.golden.quantity import ANY_NUMBER, ANYTHING, Quantity
 from saccade.engine.golden.reference import Generator
 from saccade.engine.model_loader import choose_device, load_folder
-from saccade.engine.models.protocol import Prompts
+from saccade.engine.models.protocol import Prompts, ReadableHeads
 from saccade.engine.tasks.output_state import DecodedObject
 
 QUESTION, FIRST_OBJECT = "how many?", "person"
@@ -63,6 +63,7 @@ def check(
     place = choose_device(device)
     try:
         loaded = load_folder(folder, place, dtype, torch.float32)
+        _read_as_made(loaded.model.region, folder / "checks.json")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
         if not cases:
             raise ModelFilesError(f"{folder} holds no case: it proves nothing")
@@ -75,6 +76,15 @@ def check(
         return compared + (compare_engine(loaded, folder, cases, exact) if through_engine else [])
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
+
+
+def _read_as_made(heads: object, path: Path) -> None:
+    """Have region heads read what they read when the set was made, where its checks.json says so."""
+    if path.is_file() and isinstance(heads, ReadableHeads):
+        made = json.loads(path.read_text(encoding="utf-8")).get("region")
+        reading = {"vllm": "post_ln_ln"}.get(made, made)
+        if reading in heads.readings:
+            heads.read_as(reading)
 
 
 def _quantities(reproducible: bool, tolerance: float | None, of_states: float) -> dict[str, Quantity]:

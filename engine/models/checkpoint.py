@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as they were published: one file or shards, with or without `model.`, 4-bit, tied heads.
+"""The tensors of a checkpoint as published: one file or shards, with or without `model.`, 4-bit, FP8, tied heads.
 
 Names and shapes only until a tensor is read. Knows nothing of modules.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,8 +22,15 @@ from safetensors import safe_open
 from saccade.engine.errors import ModelFilesError
 
 _PREFIX = "model."
-_BUFFERS = re.compile(r"attn_mask|text\.freqs_cis|text\.blocks\.\d+\.kv_cache\.[kv]_cache")
-"""What the reference keeps beside its weights, and makes anew when it is loaded."""
+_BUFFERS = re.compile(
+    r"attn_mask|text\.freqs_cis|text\.blocks\.\d+\.kv_cache\.[kv]_cache|text\.blocks\.\d+\.kv_quantizer\.[kv]_scale"
+)
+"""Stored beside the weights and not needed: masks, rotary tables, caches, scales of an FP8 KV cache.
+
+Our FP8 cache has a scale for each key and value.
+"""
+_EXPERTS = {"up_scale": "fc1.weight", "down_scale": "fc2.weight"}
+_E4M3 = "F8_E4M3"
 _OLDER = ("text_model.", "vision_encoder.", "vision_tower.", "transformer.")
 _GROUP = 128  # weights of a 4-bit matrix that share a scale and a zero point
 
@@ -35,14 +43,23 @@ class CheckpointError(ModelFilesError):
 
 @dataclass(slots=True, frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint: its shape, and how it is read."""
+    """A tensor of a checkpoint.
+
+    Attributes:
+        shape: of what `read` gives.
+        read: reads it, dequantized.
+        dtype: of what is stored, as safetensors names it.
+        scale: float32 (experts, outputs), of an FP8 tensor (experts, outputs, inputs).
+    """
 
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
+    dtype: str = ""
+    scale: StoredTensor | None = None
 
 
 def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, StoredTensor]]:
-    """The tensors of a folder's weights by their names less `model.`, to be read while its files are open.
+    """The tensors of a folder's weights as stored, by their names less `model.`, to be read while its files are open.
 
     Args:
         folder: has model.safetensors, or model.safetensors.index.json and its shards.
@@ -52,7 +69,7 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
         What names the weights, for messages; and the tensors.
 
     Raises:
-        CheckpointError: if there is no index where there should be one, or the weights are of another architecture.
+        CheckpointError: if there is no index where there should be one.
         OSError, SafetensorError: if a file cannot be read.
     """
     path, names = _files(folder)
@@ -61,12 +78,22 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
         opened: Any = files.enter_context(safe_open(name, framework="pt"))
         for key in opened.keys():  # noqa: SIM118
             plain = key.replace("._orig_mod", "")  # of a compiled module
-            held[plain] = StoredTensor(tuple(opened.get_slice(key).get_shape()), partial(opened.get_tensor, key))
+            part = opened.get_slice(key)
+            held[plain] = StoredTensor(tuple(part.get_shape()), partial(opened.get_tensor, key), str(part.get_dtype()))
     prefixed = any(name.startswith(_PREFIX) for name in held)
     if prefixed:
         held = {name.removeprefix(_PREFIX): tensor for name, tensor in held.items()}
+    return path, held
+
+
+def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """What a model reads of the tensors stored: 4-bit and FP8 ones dequantized, tied ones twice, buffers left out.
+
+    Raises:
+        CheckpointError: if the weights are of another architecture, or a quantized tensor lacks a part.
+    """
     older = next((name for name in held if name.startswith(_OLDER)), None)
-    if older is not None:
+    if older is not None and not any(name.startswith("text.") for name in held):
         raise CheckpointError(
             f"{path}: these are weights of before 2025 ('{older}'), which are another architecture: "
             "take a newer revision, such as vikhyatk/moondream2@2025-06-21"
@@ -74,7 +101,7 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
     if ignored := [name for name in held if _BUFFERS.fullmatch(name)]:
         log.debug("%s: %d buffers are not read, such as %s", path, len(ignored), ignored[0])
         held = {name: tensor for name, tensor in held.items() if name not in ignored}
-    return path, _tied(_unpacked(held, path))
+    return _tied(_scaled(_unpacked(dict(held), path), path))
 
 
 def _files(folder: Path) -> tuple[Path, list[Path]]:
@@ -120,6 +147,35 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
     return held
 
 
+def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """With FP8 experts that read as what they stand for: their numbers times `moe_quant.{up, down}_scale`."""
+    for name in [name for name in held if ".moe_quant." in name]:
+        block, _, kind = name.partition(".moe_quant.")
+        weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
+        codes = held.get(weight)
+        if kind not in _EXPERTS or codes is None or codes.dtype != _E4M3:
+            raise CheckpointError(f"{path}: tensor '{name}' scales no FP8 tensor '{weight}'")
+        scale = held.pop(name)
+        if len(codes.shape) != 3 or math.prod(scale.shape) != math.prod(codes.shape[:2]):
+            got = f"{list(scale.shape)} for {list(codes.shape)}"
+            raise CheckpointError(f"{path}: tensor '{name}' is not one scale for each expert's output: {got}")
+        scale = StoredTensor(codes.shape[:2], partial(_shaped, scale, codes.shape[:2]), scale.dtype)
+        held[weight] = StoredTensor(codes.shape, partial(_rescaled, codes, scale), codes.dtype, scale)
+    for name, tensor in held.items():
+        if tensor.dtype == _E4M3 and tensor.scale is None:
+            raise CheckpointError(f"{path}: FP8 tensor '{name}' has no scale")
+    return held
+
+
+def _shaped(scale: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return scale.read().float().view(shape)
+
+
+def _rescaled(codes: StoredTensor, scale: StoredTensor) -> torch.Tensor:
+    """FP8 experts (experts, outputs, inputs) times their outputs' scales, in float32."""
+    return codes.read().float() * scale.read().unsqueeze(-1)
+
+
 def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A matrix (code − zero point) · scale, whose upper four bits are its first half, in float32."""
     codes = packed.read()
@@ -144,8 +200,8 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
         if held[name].shape != shape:
             got = list(held[name].shape)
             raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' is {got}, the config says {list(shape)}")
-    for name, tensor in held.items():
-        if name not in wanted:
-            raise CheckpointError(
-                f"{path}: tensor '{_PREFIX}{name}' {list(tensor.shape)} has no place in the config's model"
-            )
+    unknown = [name for name in held if name not in wanted]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        first = f"'{_PREFIX}{unknown[0]}' {list(held[unknown[0]].shape)}"
+        raise CheckpointError(f"{path}: tensor {first} has no place in the config's model{more}")

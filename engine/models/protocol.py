@@ -39,6 +39,7 @@ class ReasoningTokens:
         forbidden: are never sampled while reasoning, its first token excepted.
         coord: brings a coordinate.
         grounds: begin a piece of text that coordinates belong to.
+        end: ends the answer before it has begun, where it is not `forbidden`; -1 for none.
     """
 
     answer: int
@@ -46,6 +47,7 @@ class ReasoningTokens:
     forbidden: tuple[int, ...]
     coord: int
     grounds: frozenset[int]
+    end: int = -1
 
 
 @dataclass(slots=True, frozen=True)
@@ -385,6 +387,7 @@ class LoadedModel:
         classes: the only names that may be asked for; None for any words.
         synonyms: phrases that stand for one or several of the classes.
         costs: what its steps cost at least.
+        family: which published model it is and what its file holds, a line for people; "" if there is nothing to say.
     """
 
     model: Model
@@ -392,3 +395,4 @@ class LoadedModel:
     classes: tuple[str, ...] | None
     synonyms: dict[str, list[str]]
     costs: ModelCosts
+    family: str = ""

@@ -293,7 +293,17 @@ class ReasoningOutput(OutputState):
         answer: as above.
     """
 
-    __slots__ = ("_chunks", "_decode", "_open", "_reasoned", "_suffix_left", "answer", "max_tokens", "tokens")
+    __slots__ = (
+        "_chunks",
+        "_decode",
+        "_keeps_on",
+        "_open",
+        "_reasoned",
+        "_suffix_left",
+        "answer",
+        "max_tokens",
+        "tokens",
+    )
     phases = (Phase.REASONING,)
 
     def __init__(
@@ -311,6 +321,8 @@ class ReasoningOutput(OutputState):
         self._chunks: list[tuple[list[int], list[float]]] = [([], [])]  # tokens, and the coordinates among them
         self._reasoned = 0  # tokens
         self._suffix_left: deque[int] | None = None  # None while it reasons
+        # A choice's probabilities must not be made up: there the reasoning cannot end the answer.
+        self._keeps_on = not isinstance(answer, TextOutput) and tokens.end >= 0 and tokens.end not in tokens.forbidden
         self._open = 0  # steps that were launched as REASONING and have no rule yet
 
     @property
@@ -340,7 +352,10 @@ class ReasoningOutput(OutputState):
         if self._suffix_left is None:
             if self._reasoned == self.max_tokens:
                 return TokenRule(allowed=self.tokens.suffix[:1])
-            return TokenRule(forbidden=self.tokens.forbidden if self._reasoned else (), grounded=True)
+            forbidden = self.tokens.forbidden if self._reasoned else ()
+            if self._keeps_on:
+                forbidden = (*forbidden, self.tokens.end)
+            return TokenRule(forbidden=forbidden, grounded=True)
         if self._suffix_left:
             return TokenRule(allowed=(self._suffix_left[0],))
         self.answer.next_phase()  # its first, TOKEN: no more than one step is launched before it is known
@@ -349,17 +364,18 @@ class ReasoningOutput(OutputState):
     def commit(self, sampled: Sampled) -> bool:
         """Take a token; True when the answer is complete."""
         if self._suffix_left is None:
-            self._reason(int(sampled[0]), sampled[1])
-            return False
+            return self._reason(int(sampled[0]), sampled[1])
         if self._suffix_left:
             self._suffix_left.popleft()
             return False
         return self.answer.commit(sampled)
 
-    def _reason(self, token: int, coordinate: float) -> None:
+    def _reason(self, token: int, coordinate: float) -> bool:
         if token == self.tokens.answer or self._reasoned == self.max_tokens:
             self._suffix_left = deque(self.tokens.suffix[1:])
-            return
+            return False
+        if token == self.tokens.end and token not in self.tokens.forbidden:
+            return True
         self._reasoned += 1
         if token in self.tokens.grounds:
             self._chunks.append(([], []))
@@ -367,6 +383,7 @@ class ReasoningOutput(OutputState):
         ids.append(token)
         if token == self.tokens.coord:
             coordinates.append(coordinate)
+        return False
 
     def finish(self) -> None:
         """Complete the answer."""

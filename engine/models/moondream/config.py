@@ -139,6 +139,8 @@ class TokenizerConfig:
     """Ids of the special tokens and the token ids around each prompt (`templates`).
 
     `query_suffixes` is how often the suffix stands behind a question; where an answer is reasoned, once less.
+    `suppresses` is 1 where the answer token is not sampled after an answer's first token, nor the size and end tokens
+    while reasoning; 0 for Moondream 3.1.
     """
 
     bos_id: int = 0
@@ -150,6 +152,7 @@ class TokenizerConfig:
     start_ground_points_id: int = 7
     end_ground_id: int = 9
     query_suffixes: int = 2
+    suppresses: int = 1
     templates: Mapping[str, Any] = field(
         default_factory=lambda: {
             "caption": {
@@ -178,6 +181,7 @@ _MOONDREAM_3: Mapping[str, Mapping[str, Any]] = {
     "tokenizer": {"query_suffixes": 1},
 }
 """Moondream 3's values of what its config.json does not say."""
+_NOTHING: Mapping[str, Mapping[str, Any]] = {}
 _MOE_NAMES = {"n_experts": "num_experts", "n_experts_per_tok": "experts_per_token"}
 """Other names in use for fields of `ExpertsConfig`."""
 
@@ -202,7 +206,7 @@ class MoondreamConfig:
     @property
     def limits(self) -> ModelLimits:
         """What the engine plans with."""
-        text = self.text
+        text, ids = self.text, self.tokenizer
         return ModelLimits(
             prefix_length=text.prefix_attn,
             max_context=text.max_context,
@@ -212,14 +216,18 @@ class MoondreamConfig:
             n_kv_heads=text.n_kv_heads,
             head_dim=text.head_dim,
             bos_id=self.tokenizer.bos_id,
-            suppressed_ids=() if self.tokenizer.in_words else (self.tokenizer.answer_id,),
+            suppressed_ids=(ids.answer_id,) if ids.suppresses and not ids.in_words else (),
             coord_id=self.tokenizer.coord_id,
             repeat_iou=self.repeat_iou,
         )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> MoondreamConfig:
+    def from_dict(cls, values: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]] = _NOTHING) -> MoondreamConfig:
         """Build from the parsed config.json.
+
+        Args:
+            values: the parsed config.json.
+            known: what the weights say where config.json does not, by its sections.
 
         Raises:
             ModelConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
@@ -233,8 +241,17 @@ class MoondreamConfig:
         repeat_iou = values.get("repeat_iou")
         if repeat_iou is not None and not (isinstance(repeat_iou, int | float) and 0 < repeat_iou <= 1):
             raise ModelConfigError("field 'repeat_iou' is not a number above 0 and at most 1")
-        text = values.get("text")
-        unsaid = _MOONDREAM_3 if isinstance(text, Mapping) and text.get("moe") is not None else {}
+        values = _usual_names(values)
+        text = values.get("text", {})
+        unsaid: Mapping[str, Mapping[str, Any]] = {}
+        if isinstance(text, Mapping):
+            experts = known.get("text", {}).get("moe")
+            if experts is not None and isinstance(text.get("moe") or {}, Mapping):
+                given = {_MOE_NAMES.get(key, key): value for key, value in (text.get("moe") or {}).items()}
+                text = {**text, "moe": {**experts, **given}}
+                values = {**values, "text": text}
+            unsaid = _MOONDREAM_3 if text.get("moe") is not None else {}
+        unsaid = {name: {**unsaid.get(name, {}), **known.get(name, {})} for name in {*unsaid, *known}}
         config = cls(
             text=_section(TextConfig, "text", values, _heads(text, unsaid)),
             vision=_section(VisionConfig, "vision", values, unsaid),
@@ -247,8 +264,8 @@ class MoondreamConfig:
         return config
 
     @classmethod
-    def from_file(cls, path: Path) -> MoondreamConfig:
-        """Read a config.json.
+    def from_file(cls, path: Path, known: Mapping[str, Mapping[str, Any]] = _NOTHING) -> MoondreamConfig:
+        """Read a config.json; `known` is as for `from_dict`.
 
         Raises:
             ModelConfigError: as `from_dict`, or when the file cannot be read as JSON; the message names the file.
@@ -258,7 +275,7 @@ class MoondreamConfig:
             if not isinstance(values, dict):
                 raise ModelConfigError("not a JSON object")
             # On the hub, the model's own configuration sits inside that of the loading library; {} means as published.
-            return cls.from_dict(values["config"] if "architectures" in values and "config" in values else values)
+            return cls.from_dict(values["config"] if _wrapped(values) else values, known)
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, ModelConfigError) as error:
             raise ModelConfigError(f"{path}: {error}") from error
 
@@ -321,25 +338,56 @@ class MoondreamConfig:
         _check_templates(self.tokenizer.templates, text.vocab_size)
 
 
+_REASONING = ("reasoning_prefix", "post_reasoning_prefix")
+"""Of a query's template: what stands before a reasoning, and between it and the answer."""
+
+
 def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
     """Refuse templates that `prompts.MoondreamPrompts` cannot read; a skill without one is one that the model lacks."""
     for skill, parts in (
         ("detect", ("prefix", "suffix")),
         ("point", ("prefix", "suffix")),
-        ("query", ("prefix", "suffix")),
+        ("query", ("prefix", "suffix", *_REASONING)),
         ("caption", ("short", "normal", "long")),
     ):
         template = templates.get(skill)
         if not template:
             continue
         for part in parts:
-            if skill == "caption" and isinstance(template, Mapping) and part not in template:
-                continue  # a length that the model has not learned
+            optional = skill == "caption" or part in _REASONING
+            if optional and isinstance(template, Mapping) and part not in template:
+                continue  # a length that the model has not learned; the usual tokens
             ids = template.get(part) if isinstance(template, Mapping) else None
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
                 raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
 
 
+def _wrapped(values: Mapping[str, Any]) -> bool:
+    return isinstance(values.get("config"), dict) and ("architectures" in values or "text" not in values)
+
+
+def _usual_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration whose keys of Moondream 3.1 are replaced by those of before."""
+    values = {name: value for name, value in values.items() if name != "decoder_arch"}
+    text, region, tokenizer = (values.get(name) for name in ("text", "region", "tokenizer"))
+    if isinstance(text, Mapping) and _NEWER.intersection(text):
+        values["text"] = {name: value for name, value in text.items() if name not in _NEWER}
+        if isinstance(text.get("tau_attn"), bool):
+            values["text"].setdefault("tau", int(text["tau_attn"]))
+    if isinstance(region, Mapping) and isinstance(region.get("use_ln"), bool):
+        values["region"] = {name: value for name, value in region.items() if name != "use_ln"}
+        values["region"].setdefault("reads", "ln" if region["use_ln"] else "raw")
+    templates = tokenizer.get("templates") if isinstance(tokenizer, Mapping) else None
+    query = templates.get("query") if isinstance(templates, Mapping) else None
+    if isinstance(tokenizer, Mapping) and isinstance(templates, Mapping) and isinstance(query, Mapping):
+        if "answer_prefix" in query:
+            usual = TokenizerConfig().templates["query"]["prefix"]
+            query = {"prefix": usual, "suffix": query["answer_prefix"], **query}
+        values["tokenizer"] = {**tokenizer, "templates": {**templates, "query": query}}
+    return values
+
+
+_NEWER = {"tau_attn", "decoder_arch", "use_ln"}
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (float, int)}
 """What a field may hold, by its annotation; else an object."""
 

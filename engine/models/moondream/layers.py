@@ -39,11 +39,16 @@ class Experts(nn.Module):
     An expert is fc2(gelu(h) · (g + 1)), h and g the halves of fc1 x, the GELU exact. The best `experts_per_token` of
     the router's logits are taken, and their results added with the softmax over those as weights. Formulas of vLLM's
     moondream3.py (Apache-2.0).
+
+    Attributes:
+        scales: float32 (experts, outputs) of fc1 and of fc2 by which FP8 holds their weights exactly, as a file in FP8
+            has them; None for others.
     """
 
     def __init__(self, config: ExpertsConfig, width: int) -> None:
         super().__init__()
         self.config = config
+        self.scales: tuple[torch.Tensor, torch.Tensor] | None = None
         self.router = nn.Linear(width, config.num_experts)
         self.fc1 = _Matrices(config.num_experts, width, 2 * config.expert_inner_dim)
         self.fc2 = _Matrices(config.num_experts, config.expert_inner_dim, width)

@@ -34,7 +34,7 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
             if prompts.can(skill)
             for number, name in enumerate(config.classes or ())
         }
-    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), MoondreamCosts(config))
+    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), MoondreamCosts(config), model.family)
 
 
 def _refuse_older_prompts(folder: Path) -> None:

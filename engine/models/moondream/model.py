@@ -5,6 +5,8 @@ Knows nothing of prompts, sampling or scheduling.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,17 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.models.checkpoint import CheckpointError, StoredTensor, compare, stored_tensors
+from saccade.engine.models.checkpoint import CheckpointError, StoredTensor, compare, decoded, stored_tensors
+from saccade.engine.models.moondream import names_3_1
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.detector_tower import DetectorTower
+from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.region import RegionHeads
 from saccade.engine.models.moondream.text import TextDecoder, rotation_table
 from saccade.engine.models.moondream.vision import VisionTower
 from saccade.engine.models.protocol import ModelLimits
+
+_ALIGNMENT = 64  # bytes, as torch allocates
 
 
 class Moondream(nn.Module):
@@ -28,12 +34,14 @@ class Moondream(nn.Module):
 
     Attributes:
         fp8: its blocks' weights are exact in FP8, so that kernels may keep them so and nothing else.
+        family: which of the published models it is, and what its file holds; for people.
     """
 
     def __init__(self, config: MoondreamConfig) -> None:
         super().__init__()
         self.config = config
         self.fp8 = False
+        self.family = ""
         self.vision: VisionTower | DetectorTower
         self.vision = DetectorTower(config.vision) if config.vision.stem == "picodet" else VisionTower(config.vision)
         self.text = TextDecoder(config.text)
@@ -80,7 +88,12 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
     with ExitStack() as files:
         model, stored, path = open_checkpoint(folder, files)
         try:
-            state = {name: stored[name].read().to(device, dtype) for name in model.state_dict()}
+            state = {name: _aligned(stored[name].read().to(device, dtype)) for name in model.state_dict()}
+            for name, module in model.named_modules():
+                if isinstance(module, Experts):
+                    scales = [stored[f"{name}.{part}.weight"].scale for part in ("fc1", "fc2")]
+                    if scales[0] is not None and scales[1] is not None:
+                        module.scales = scales[0].read().to(device), scales[1].read().to(device)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
     model.load_state_dict(state, assign=True)
@@ -88,6 +101,11 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
         model.vision.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.text.cosine, model.text.sine = (table.to(device) for table in rotation_table(model.config.text))  # not stored
     return model.eval().requires_grad_(False)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor at an address that products like: where it lies in a file changes their last bit."""
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str, StoredTensor], Path]:
@@ -100,12 +118,16 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
     Raises:
         ModelConfigError, CheckpointError: as `load`.
     """
-    config = MoondreamConfig.from_file(folder / "config.json")
-    path = folder
+    MoondreamConfig.from_file(folder / "config.json")  # a config that is wrong by itself is the first thing to say
     try:
-        path, stored = stored_tensors(folder, files)
+        path, held = stored_tensors(folder, files)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / 'model.safetensors'}: {error}") from error
+    newer = names_3_1.is_3_1(held)
+    if newer:
+        held = names_3_1.translate(held)
+    stored = decoded(held, path)
+    config = MoondreamConfig.from_file(folder / "config.json", names_3_1.facts(held) if newer else {})
     if not config.region.reads:
         reads = "ln" if "region.ln.weight" in stored else "raw"
         config = replace(config, region=replace(config.region, reads=reads))
@@ -113,5 +135,21 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith("region.ln.")}
     with torch.device("meta"):
         model = Moondream(config)
+    model.family = _family(config, newer, stored)
     compare({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, stored, path)
     return model, stored, path
+
+
+def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTensor]) -> str:
+    """The name of the published model, the types of its numbers, and what else is worth knowing."""
+    if config.vision.stem == "picodet":
+        return ""
+    name = "Moondream 3.1" if newer else "Moondream 3 (preview)" if config.text.moe else "Moondream 2"
+    kinds = Counter(tensor.dtype for tensor in stored.values())
+    notes = [f"stored as {' and '.join(kind or '4 bit' for kind, _ in kinds.most_common())}"]
+    if any(tensor.scale is not None for tensor in stored.values()):
+        notes.append("experts in FP8, which dtype fp8 keeps and others dequantize")
+    if config.region.reads != ("ln" if "region.ln.weight" in stored else "raw"):
+        notes.append(f"region heads read {config.region.reads}, not as published")
+    notes.append(f"context {config.text.max_context}")
+    return f"{name}: {', '.join(notes)}"

@@ -158,7 +158,7 @@ class MoondreamPrompts:
         marks = [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
         if config.in_words:
             return [*template["prefix"], *self.ids(f" {question}"), *template["suffix"]]
-        last = [config.thinking_id] if reasoning else template["suffix"]
+        last = template.get("reasoning_prefix", [config.thinking_id]) if reasoning else template["suffix"]
         before = (config.query_suffixes - 1) * template["suffix"]
         return [*template["prefix"], *marks, *self.ids(question), *before, *last]
 
@@ -176,15 +176,17 @@ class MoondreamPrompts:
     @property
     def reasoning(self) -> ReasoningTokens | None:
         """The config's tokens; None for checkpoints of before, whose answers do not begin behind the answer token."""
-        config, suffix = self._config, tuple((self._templates.get("query") or {}).get("suffix", ()))
+        config, template = self._config, self._templates.get("query") or {}
+        suffix = tuple(template.get("post_reasoning_prefix", template.get("suffix", ())))
         if suffix[:1] != (config.answer_id,):
             return None
         return ReasoningTokens(
             config.answer_id,
             suffix,
-            (config.eos_id, config.size_id),
+            (config.eos_id, config.size_id) if config.suppresses else (),
             config.coord_id,
             frozenset({config.start_ground_points_id, config.end_ground_id}),
+            config.eos_id,
         )
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:

@@ -87,6 +87,8 @@ def examine_model(name: str) -> Iterator[Finding]:
         yield Finding(f"model {name}", False, True, " ".join(f"{error or type(error).__name__}".split()))
         return
     yield Finding("model", True, True, f"{info.parameters / 1e9:.2f} B parameters, {info.dtype} on {info.device}")
+    if loaded.family:
+        yield Finding("model file", True, True, loaded.family)
     for number, one in enumerate(readings):
         what = f"{one.found} boxes; the {len(people)} people in the demo clip are covered by {one.overlap:.2f}"
         usual = " (as loaded)" if number == 0 else ""

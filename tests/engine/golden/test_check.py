@@ -107,6 +107,17 @@ def test_moondream_3_reproduces_its_reference_from_shards() -> None:
     assert min(quantities["engine texts"].compared, quantities["prompt ids"].compared) >= 6
 
 
+def test_a_set_that_says_what_the_heads_read_is_checked_so(tmp_path: Path) -> None:
+    folder = tmp_path / "golden"
+    shutil.copytree(GOLDEN_3, folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["config"]["region"]["reads"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert failing(folder, 3e-4) == {"boxes", "points"}
+    (folder / "checks.json").write_text(json.dumps({"region": "vllm"}))
+    assert failing(folder, 3e-4) == set()
+
+
 @pytest.mark.parametrize("reads", ["raw", "ln"])
 def test_region_heads_read_what_the_config_says(tmp_path: Path, reads: str) -> None:
     folder = tmp_path / "golden"
