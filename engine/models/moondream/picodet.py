@@ -28,6 +28,11 @@ class ConvAct(nn.Conv2d):
         super().__init__(inner, outer, side, stride, padding=side // 2, groups=groups)
         self.act = act
 
+    def reset_parameters(self) -> None:
+        """Nothing on no device, where a model is laid out before its weights come: that would take 0.1 s."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
         x = super().forward(x)
