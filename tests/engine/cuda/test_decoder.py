@@ -236,7 +236,7 @@ def test_a_prompt_longer_than_the_scratch_is_read_in_pieces() -> None:
     longest = TEXT.max_context - TEXT.prefix_attn
     own = torch.zeros(1, 6 + longest // PAGE + 1, dtype=torch.int32, device="cuda")
     own[0] = torch.arange(1, own.shape[1] + 1)
-    pair.packed = type(pair.packed)(pair.model, pair.pools[1], 48)
+    pair.packed = type(pair.packed)(pair.model, pair.pools[1], 48, Fallbacks())
     x = torch.randn(longest, 256, device="cuda", dtype=torch.bfloat16)
     at, owners = numbers([*range(82, 82 + longest)]), numbers([0] * longest)
     wanted = pair.plain.forward_tokens(x.clone(), at, owners, own, True)
