@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.engine.backends.lora import LoadedAdapters
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.admission import StreamSettings
-from saccade.engine.core.request import Adapter, CropPace, KeptPrefix, Request, RequestMaker
+from saccade.engine.core.request import CropPace, KeptPrefix, Request, RequestMaker
 from saccade.engine.errors import (
     AdapterError,
     DeadlineError,
@@ -37,6 +36,8 @@ from saccade.engine.errors import (
 from saccade.engine.futures import CallbackThread, ResultFuture, TextStream
 from saccade.engine.image import Image, LazyImage, Pixels, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
+from saccade.engine.models.adapter import Adapter
+from saccade.engine.models.lora import LoadedAdapters
 from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelCosts, ModelLimits
 from saccade.engine.results import Detections, Points, Result, Text
 from saccade.engine.runtime.executor import Progress
@@ -170,7 +171,7 @@ class Engine:
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Read a LoRA adapter, for `submit` and `stream` to name; the format is described in `backends.lora`.
+        """Read a LoRA adapter, for `submit` and `stream` to name; the format is described in `models.lora`.
 
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.models.moondream.detector_tower import Finds
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin, size_value
+from saccade.engine.models.nano.detector_tower import Finds
 from training.augment import Batch
 from training.detector_losses import iou
 

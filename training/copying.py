@@ -19,10 +19,10 @@ import math
 import torch
 from torch import nn
 
-from saccade.engine.models.moondream.detector_tower import OCTAVES, DetectorTower
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
+from saccade.engine.models.nano.detector_tower import OCTAVES, DetectorTower
 
 _CODE = 2 * OCTAVES  # dimensions of one value's cosines and sines
 # Where the residual holds what. Image tokens: own cx, cy, log w, log h; cx, cy, w, h of the one before; the class.

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.engine.models.moondream.config import MoondreamConfig
-from saccade.engine.models.moondream.picodet import BINS, PicoDet
+from saccade.engine.models.nano.picodet import BINS, PicoDet
 
 COCO = (  # noqa: SIM905 - as a list it is 80 lines
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"

@@ -27,9 +27,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import MoondreamConfig
-from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.models.moondream.picodet import Evidence, PicoDet
+from saccade.engine.models.nano.detector_tower import DetectorTower
+from saccade.engine.models.nano.picodet import Evidence, PicoDet
 from training.answers import Answerer, answer_losses, choose, judge, read_back, similar_classes
 from training.augment import Batch, make_batch
 from training.copying import wire

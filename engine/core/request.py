@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import DeadlineError, PromptError, SupersededError
+from saccade.engine.models.adapter import Adapter
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.tasks.output_state import ANY_TOKEN, DraftMemory, FedValue, OutputState, TokenRule
@@ -30,8 +31,6 @@ from saccade.engine.tasks.task import OnText, Task, shorten
 from saccade.engine.tasks.tiles import Window, windows
 
 if TYPE_CHECKING:
-    import torch
-
     from saccade.engine.futures import ResultFuture
     from saccade.engine.image import Image, LazyImage, Pixels
     from saccade.engine.models.protocol import ModelLimits, Prompts
@@ -42,19 +41,6 @@ Outcome = Literal["done", "failed", "cancelled", "superseded"]
 """How a request ends, as counters name it."""
 NO_SLOT = 0
 """The adapter slot of sequences without an adapter; real slots are counted from 1."""
-
-
-@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
-class Adapter:
-    """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); compared by identity.
-
-    Attributes:
-        name: shown in messages.
-        weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already.
-    """
-
-    name: str
-    weights: abc.Mapping[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
 
 
 class State(Enum):

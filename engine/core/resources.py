@@ -7,8 +7,9 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.request import NO_SLOT, Adapter, KeptPrefix, PrefillWindow, Sequence, State
+from saccade.engine.core.request import NO_SLOT, KeptPrefix, PrefillWindow, Sequence, State
 from saccade.engine.errors import EngineError, RequestTooLargeError
+from saccade.engine.models.adapter import Adapter
 
 
 class PagePool:

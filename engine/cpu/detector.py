@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from saccade.engine.cpu.replay import Replay, convolution, linear
 from saccade.engine.fallbacks import Fallbacks
-from saccade.engine.models.moondream.picodet import (
+from saccade.engine.models.nano.picodet import (
     Branch,
     ConvAct,
     Csp,

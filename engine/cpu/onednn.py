@@ -14,7 +14,7 @@ from saccade.engine.cpu.detector import Layers, PackedPicoDet
 from saccade.engine.cpu.replay import linear
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.layers import Mlp
-from saccade.engine.models.moondream.picodet import PicoDet
+from saccade.engine.models.nano.picodet import PicoDet
 
 _FEW = 16  # rows up to which a product takes less time than oneDNN's lookup of its kernel
 _FEW_PACKED = 1  # the same of a matrix that is laid out already

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from saccade.engine.backends.plain_runner import PlainSampling, put_values
 from saccade.engine.cpu.onednn import FusedLinear
 from saccade.engine.models.protocol import Model
+from saccade.engine.models.sampling import PlainSampling, put_values
 from saccade.engine.phase import Phase
 
 

@@ -9,8 +9,8 @@ from saccade.engine.cpu.decoder import FusedDecoder
 from saccade.engine.cpu.detector import fast_dtype
 from saccade.engine.cpu.onednn import fuse
 from saccade.engine.fallbacks import Fallbacks
-from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.protocol import Model, TextDecoder
 
 

@@ -29,11 +29,10 @@ from typing import Any
 
 import torch
 
-from saccade.engine.backends.lora import AdaptedRows, AdapterBank
-from saccade.engine.backends.paged_cache import LayerCache, PagedCache
 from saccade.engine.cuda import moe
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
 from saccade.engine.cuda.linear import BinHead, Rows, add_layernorm_rows
+from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.cuda.prefill import PrefillOps
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import gemv, region_sampling
@@ -44,6 +43,7 @@ from saccade.engine.kernels.pdl import supports_pdl
 from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_products
+from saccade.engine.models.lora import AdaptedRows, AdapterBank
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks

@@ -10,10 +10,9 @@ import os
 import torch
 from torch import nn
 
-from saccade.engine.backends.paged_cache import LayerCache, PagedCache
-from saccade.engine.backends.quantization import quantize, supports_fp8, supports_fp8_gemm
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, Rows
+from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
@@ -26,6 +25,7 @@ from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join, share
+from saccade.engine.models.quantization import quantize, supports_fp8, supports_fp8_gemm
 
 
 def supports(model: Moondream) -> bool:

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.backends.quantization import fp8_linear, quantize
 from saccade.engine.kernels import gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
 from saccade.engine.models.moondream.layers import Mlp
+from saccade.engine.models.quantization import fp8_linear, quantize
 
 _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)  # of a head's layers: 5 µs less than `skinny_gemm`, of 25
 

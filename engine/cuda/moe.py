@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.engine.backends.paged_cache import LayerCache
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
+from saccade.engine.cuda.paged_cache import LayerCache
 from saccade.engine.kernels import gemv
 from saccade.engine.kernels.experts import one_row, row_into
 

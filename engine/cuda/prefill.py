@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.backends.lora import AdaptedRows
-from saccade.engine.backends.paged_cache import LayerCache
 from saccade.engine.cuda.layers import PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.cuda.linear import Rows, add_layernorm_rows
+from saccade.engine.cuda.paged_cache import LayerCache
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_parts, temperature_products
+from saccade.engine.models.lora import AdaptedRows
 
 _Seen = tuple[torch.Tensor | None, torch.Tensor]
 """What attention saw: of images, and of all rows, in which the images' are still missing if there is a first part."""

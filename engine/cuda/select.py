@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from saccade.engine import kernels
-from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.backends.plain_runner import PlainRunner, Runner
+from saccade.engine.cuda.paged_cache import PagedCache
+from saccade.engine.cuda.plain_runner import PlainRunner, Runner
 from saccade.engine.fallbacks import Fallbacks, reason_of
-from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import Moondream
-from saccade.engine.models.moondream.picodet import PicoDet
+from saccade.engine.models.nano.detector_tower import DetectorTower
+from saccade.engine.models.nano.picodet import PicoDet
 from saccade.engine.models.protocol import Model, VisionEncoder
 
 if TYPE_CHECKING:

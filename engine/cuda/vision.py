@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, add_layernorm_rows
 from saccade.engine.fallbacks import Fallbacks
@@ -16,6 +15,7 @@ from saccade.engine.kernels.add_layernorm import add_layernorm
 from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower
+from saccade.engine.models.quantization import supports_fp8_gemm
 
 
 class _Layer:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from saccade.engine.api import Engine
-from saccade.engine.backends.quantization import round_to_fp8
 from saccade.engine.config import EngineConfig
 from saccade.engine.model_loader import FP8, ModelInfo, choose_device, choose_dtype
 from saccade.engine.models import registry
+from saccade.engine.models.quantization import round_to_fp8
 
 MOONDREAM_2 = "moondream-2-random"
 """The published dimensions of Moondream 2."""

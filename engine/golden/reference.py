@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saccade.engine.backends.dense_cache import DenseCache
+from saccade.engine.golden.dense_cache import DenseCache
 from saccade.engine.models.protocol import Model
 from saccade.engine.tasks.output_state import DecodedObject, logit
 

@@ -40,7 +40,7 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
 
 @triton.jit
 def kv_scale(widest) -> tl.tensor:
-    """The float16 scale, in FP8, of vectors whose largest numbers are these: as `backends.quantization.quantize_kv`."""
+    """The float16 scale, in FP8, of vectors whose largest numbers are these: as `models.quantization.quantize_kv`."""
     return tl.maximum(widest / _LARGEST, _LEAST_SCALE).to(tl.float16)
 
 

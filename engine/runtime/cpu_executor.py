@@ -14,8 +14,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.plain_runner import SAMPLED, put_values, suppress, take_tokens
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
@@ -26,7 +24,9 @@ from saccade.engine.cpu.select import cpu_decoder, product_dtype
 from saccade.engine.cpu.threads import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels, as_array
+from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
+from saccade.engine.models.sampling import SAMPLED, put_values, suppress, take_tokens
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores

@@ -21,23 +21,17 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.backends.plain_runner import (
-    Runner,
-    embed_fed,
-    put_values,
-    seen_values,
-    suppress,
-    take_tokens,
-)
 from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.core.speculative import drafted_from_images
+from saccade.engine.cuda.paged_cache import PagedCache
+from saccade.engine.cuda.plain_runner import Runner
 from saccade.engine.cuda.select import cuda_runner
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels
+from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.protocol import DraftingEncoder, Model
+from saccade.engine.models.sampling import embed_fed, put_values, seen_values, suppress, take_tokens
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_slot import CudaSlot
 from saccade.engine.runtime.device_streams import CudaStream, Stream

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from saccade.engine.backends.plain_runner import SAMPLED
 from saccade.engine.core.speculative import Rows, put_found
 from saccade.engine.models.protocol import Model
+from saccade.engine.models.sampling import SAMPLED
 from saccade.engine.runtime.step_inputs import NO_CLASS
 from saccade.engine.tasks.output_state import MAX_SCORED
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from saccade.engine.backends.plain_runner import take_coordinates, take_tokens
 from saccade.engine.core.request import ScheduledSequence, Step, StepKind
 from saccade.engine.models.protocol import Model
+from saccade.engine.models.sampling import take_coordinates, take_tokens
 from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.runtime.device_streams import Stream
 from saccade.engine.runtime.sampling import sample

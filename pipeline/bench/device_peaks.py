@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from saccade.engine.backends.quantization import supports_fp8_gemm
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.model_loader import DTYPES, FP8
+from saccade.engine.models.quantization import supports_fp8_gemm
 
 _REPEATS = 12
 

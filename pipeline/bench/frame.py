@@ -19,7 +19,7 @@ from saccade.pipeline.runtime.tasks import tasks_for
 if TYPE_CHECKING:
     from saccade.engine import Engine
 
-WARM_UP = 20  # a CPU records what it does by then, see `engine.backends.replay`
+WARM_UP = 20  # a CPU records what it does by then, see `engine.cpu.replay`
 _PROMPT_TOKENS = 8  # about
 
 

@@ -38,7 +38,7 @@ from saccade.pipeline.config import RunConfig
 from saccade.sinks import make_record
 from saccade.sinks.messaging.mqtt_topics import Topics
 from saccade.sources import open_source
-from tests.engine.backends.test_lora import matrices
+from tests.engine.models.test_lora import matrices
 from tests.sinks.test_record import FRAME, LATENCY, RESULT
 from tests.support import REPO, tracked
 from tests.support.cameras import free_port

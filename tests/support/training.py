@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.engine.models.moondream.config import MoondreamConfig, VisionConfig
-from saccade.engine.models.moondream.picodet import PicoDet
+from saccade.engine.models.nano.picodet import PicoDet
 from tests.support.engine import NANO, label, noise, square, write_pack
 from training.data import SIDE, SLOTS, Split
 

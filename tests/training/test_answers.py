@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.models.moondream.detector_tower import DetectorTower, Finds
-from saccade.engine.models.moondream.picodet import Evidence
 from saccade.engine.models.moondream.region import size_bin, size_value
+from saccade.engine.models.nano.detector_tower import DetectorTower, Finds
+from saccade.engine.models.nano.picodet import Evidence
 from tests.support.training import CLASSES, random_start, small_config
 from training.answers import (
     Answerer,

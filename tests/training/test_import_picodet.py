@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade.engine.models.moondream.picodet import PicoDet
+from saccade.engine.models.nano.picodet import PicoDet
 from tests.support import REPO
 from tests.support.training import CLASSES, random_start
 from training.import_picodet import _MEAN, _SPREAD, COCO, convert

@@ -9,7 +9,7 @@ Of 1 / 2 / 5 / 8 images on an H200 it takes 19.2 / 29.6 / 66.6 / 97.8 µs a laye
 17.4 / 29.5 / 52.7 / 76.4. The same in Triton, which waits for each product before what reads it, took 103 and 75 for 8.
 
 Written for Triton 3.6: Gluon is experimental, and its names change (3.9 has others). So it is tried before it is used,
-by `backends.packed.image_attention`.
+by `cuda.image_attention`.
 """
 
 from __future__ import annotations

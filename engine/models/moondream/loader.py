@@ -10,9 +10,9 @@ import torch
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.model_files import read_synonyms
 from saccade.engine.models.moondream.costs import MoondreamCosts
-from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.prompts import PUBLISHED, MoondreamPrompts, tokenizer_of
+from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.protocol import LoadedModel
 
 

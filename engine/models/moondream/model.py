@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from saccade.engine.models.checkpoint import CheckpointError, StoredTensor, compare, decoded, stored_tensors
 from saccade.engine.models.moondream import names_3_1
 from saccade.engine.models.moondream.config import MoondreamConfig
-from saccade.engine.models.moondream.detector_tower import DetectorTower
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.region import RegionHeads
 from saccade.engine.models.moondream.text import TextDecoder, rotation_table
 from saccade.engine.models.moondream.vision import VisionTower
+from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.protocol import ModelLimits
 
 _ALIGNMENT = 64  # bytes, as torch allocates

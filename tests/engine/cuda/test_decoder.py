@@ -11,20 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.backends.plain_runner import PlainRunner
-from saccade.engine.backends.quantization import (
-    dequantize,
-    dequantize_kv,
-    fp8_linear,
-    quantize,
-    quantize_kv,
-    round_to_fp8,
-)
-from saccade.engine.core.request import Adapter
 from saccade.engine.cuda import image_attention
+from saccade.engine.cuda.paged_cache import PagedCache
+from saccade.engine.cuda.plain_runner import PlainRunner
 from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.models.adapter import Adapter
+from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.moondream.config import (
     ExpertsConfig,
     MoondreamConfig,
@@ -35,6 +27,14 @@ from saccade.engine.models.moondream.config import (
 from saccade.engine.models.moondream.image_crops import normalize
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
+from saccade.engine.models.quantization import (
+    dequantize,
+    dequantize_kv,
+    fp8_linear,
+    quantize,
+    quantize_kv,
+    round_to_fp8,
+)
 from saccade.engine.phase import Phase
 from tests.support.engine import random_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.engine.models.moondream.picodet import PicoDet
+from saccade.engine.models.nano.picodet import PicoDet
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
 pytestmark = [

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from saccade.engine.backends.lora import AdapterBank
-from saccade.engine.backends.paged_cache import PagedCache
-from saccade.engine.backends.quantization import quantize, round_to_fp8
+from saccade.engine.cuda.paged_cache import PagedCache
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig, TextConfig, VisionConfig
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join
+from saccade.engine.models.quantization import quantize, round_to_fp8
 from tests.support.engine import random_model
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def dtypes() -> list[torch.dtype]:
 
 def weights(layer: Experts, dtype: torch.dtype, fp8: bool) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
     """A layer's matrices as kernels read them, and their scales in FP8; the layer is rounded to these."""
-    from saccade.engine.backends.quantization import dequantize, quantize
+    from saccade.engine.models.quantization import dequantize, quantize
 
     if not fp8:
         return [layer.fc1.weight, layer.fc2.weight], None
@@ -82,9 +82,9 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", dtypes())
 def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: bool) -> None:
-    from saccade.engine.backends.quantization import dequantize, quantize
     from saccade.engine.kernels.experts.one_row import Chosen, Shape, add_experts
     from saccade.engine.kernels.row_products import GROW
+    from saccade.engine.models.quantization import dequantize, quantize
 
     layer = made(dtype)
     packed, given = weights(layer, dtype, fp8)
@@ -110,10 +110,10 @@ def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("routed", ["", "routed", "all experts as good as each other"])
 def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
-    from saccade.engine.backends.quantization import dequantize, quantize
     from saccade.engine.kernels.experts.one_row import Chosen
     from saccade.engine.kernels.experts.row_into import Shape, row_into
     from saccade.engine.kernels.row_products import GROW
+    from saccade.engine.models.quantization import dequantize, quantize
 
     dtype, heads, ff, factors = dtypes()[0], 3 * WIDTH, 0 if routed else 448, 16
     row = torch.float16 if fp8 else dtype

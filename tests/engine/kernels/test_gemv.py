@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.backends.quantization import dequantize, quantize
+from saccade.engine.models.quantization import dequantize, quantize
 from tests.support.engine.kernels import DEVICE, far, needs_triton
 
 pytestmark = needs_triton

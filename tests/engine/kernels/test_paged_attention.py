@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.backends.paged_cache import PagedCache, PagedLayer, PagedRows
+from saccade.engine.cuda.paged_cache import PagedCache, PagedLayer, PagedRows
 from saccade.engine.models.moondream.config import TextConfig
 from saccade.engine.models.moondream.text import rotate, rotation_table
 from tests.support.engine import TINY, random_model
@@ -125,8 +125,8 @@ def test_rows_attend_to_their_pages(kv_heads: int, head_dim: int, kv_dtype: str 
 @torch.inference_mode()
 @pytest.mark.parametrize("fp8", [False, True])
 def test_a_product_beside_attention_changes_neither(fp8: bool) -> None:
-    from saccade.engine.backends.quantization import quantize
     from saccade.engine.kernels.gemv import Beside
+    from saccade.engine.models.quantization import quantize
 
     case = Case.of(4, 64, None)
     rows = case.positions[:1], case.owners[:1], case.tables

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from saccade.engine.backends.dense_cache import DenseCache
 from saccade.engine.core.request import Request, Sequence
 from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.errors import EngineClosedError, RequestTooLargeError
+from saccade.engine.golden.dense_cache import DenseCache
 from saccade.engine.golden.reference import Generator
 from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.core.request import Adapter, Request, Sequence, State
+from saccade.engine.core.request import Request, Sequence, State
 from saccade.engine.core.resources import PagePool, Resources
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculative import Speculation
 from saccade.engine.errors import DeadlineError, EngineClosedError, RequestTooLargeError
+from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.protocol import ReasoningTokens
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.output_state import (

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.request import Adapter, ImageT, KeptPrefix, PrefillWindow, Request, Sequence
+from saccade.engine.core.request import ImageT, KeptPrefix, PrefillWindow, Request, Sequence
+from saccade.engine.models.adapter import Adapter
 
 Done = Callable[[Request[ImageT], BaseException | None], None]
 

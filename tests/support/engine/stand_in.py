@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saccade.engine.core.request import Adapter, PrefillWindow, ScheduledSequence, Step, StepKind
+from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
+from saccade.engine.models.adapter import Adapter
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
 from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule

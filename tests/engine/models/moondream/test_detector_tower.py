@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from saccade.engine.models.moondream.config import ModelConfigError
-from saccade.engine.models.moondream.detector_tower import (
+from saccade.engine.models.nano.detector_tower import (
     OCTAVES,
     DetectorTower,
     Finds,
@@ -17,7 +17,7 @@ from saccade.engine.models.moondream.detector_tower import (
     predecessors,
     suppressed,
 )
-from saccade.engine.models.moondream.picodet import BINS, Evidence, places
+from saccade.engine.models.nano.picodet import BINS, Evidence, places
 from tests.support.engine import one_thread
 from tests.support.training import CLASSES, small_config
 

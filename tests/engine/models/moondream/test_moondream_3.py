@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.engine import AdapterError, ModelFilesError, UnknownModelError
-from saccade.engine.backends.lora import AdapterBank, load_adapter
-from saccade.engine.backends.quantization import dequantize, quantize, round_to_fp8
 from saccade.engine.models import model_files
+from saccade.engine.models.lora import AdapterBank, load_adapter
 from saccade.engine.models.moondream.config import ExpertsConfig, ModelConfigError, MoondreamConfig
 from saccade.engine.models.moondream.costs import MoondreamCosts
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.random_weights import MOONDREAM_3
 from saccade.engine.models.moondream.text import Temperature
+from saccade.engine.models.quantization import dequantize, quantize, round_to_fp8
 from tests.support.engine import GOLDEN_3, TINY_3, one_thread, random_model
 
 CPU = torch.device("cpu")

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.engine import Engine
-from saccade.engine.backends.quantization import quantize, round_to_fp8
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.models import registry
 from saccade.engine.models.checkpoint import CheckpointError
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream, load, open_checkpoint
+from saccade.engine.models.quantization import quantize, round_to_fp8
 from saccade.engine.phase import Phase
 from saccade.engine.tasks.text_output import ReasoningOutput, TextOutput
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model

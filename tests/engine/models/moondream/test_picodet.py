@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from saccade.engine.models.moondream.picodet import BINS, PicoDet, boxes_at, distances, places
+from saccade.engine.models.nano.picodet import BINS, PicoDet, boxes_at, distances, places
 from tests.support.engine import one_thread
 
 

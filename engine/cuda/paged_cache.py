@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from saccade.engine.backends.quantization import dequantize_kv, quantize_kv
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.models.protocol import Model
+from saccade.engine.models.quantization import dequantize_kv, quantize_kv
 
 _PAGES_CPU = 1024
 _SHARE = 0.4  # of the memory left beside the weights; graphs and images need some, too

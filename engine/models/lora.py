@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from saccade.engine.core.request import Adapter
 from saccade.engine.errors import AdapterError
+from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.moondream.text import Block, TextDecoder
 from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from saccade.engine import Engine
-from saccade.engine.backends import quantization
-from saccade.engine.backends.quantization import LARGEST, dequantize, fp8_linear, quantize, round_to_fp8
 from saccade.engine.errors import EngineError
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.golden.random_model import random_engine
+from saccade.engine.models import quantization
 from saccade.engine.models.moondream.text import Block
+from saccade.engine.models.quantization import LARGEST, dequantize, fp8_linear, quantize, round_to_fp8
 from tests.support.engine import SCREEN, TINY, random_model, square
 
 

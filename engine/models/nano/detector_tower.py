@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from saccade.engine.models.moondream.config import VisionConfig
 from saccade.engine.models.moondream.image_crops import landscape_rows, resize
-from saccade.engine.models.moondream.picodet import BINS, Evidence, PicoDet, boxes_at, places
 from saccade.engine.models.moondream.region import size_bin, size_value
 from saccade.engine.models.moondream.vision import CropReader
+from saccade.engine.models.nano.picodet import BINS, Evidence, PicoDet, boxes_at, places
 from saccade.engine.models.protocol import ImageCrops, Tiling
 
 OCTAVES = 10  # of the boxes' Fourier features: the last turns once in 1/512 of a side, and 1/1024 can be distinguished

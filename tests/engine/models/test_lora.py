@@ -104,8 +104,8 @@ def test_mixed_requests_get_what_merged_weights_give(
 
 
 def test_rows_without_an_adapter_are_exactly_what_they_were(model: Moondream, tmp_path: Path) -> None:
-    from saccade.engine.backends.dense_cache import DenseCache
-    from saccade.engine.backends.lora import AdapterBank, load_adapter
+    from saccade.engine.golden.dense_cache import DenseCache
+    from saccade.engine.models.lora import AdapterBank, load_adapter
 
     save_file(matrices(model, 4, 5), tmp_path / "a")
     bank = AdapterBank(model.text, 2, 4)

@@ -1,0 +1,169 @@
+"""What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay: the plain form.
+
+A *runner* feeds tokens, prefills images and samples. `PlainRunner` does it with the model's own modules;
+`packed.runner.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from saccade.engine.cuda.paged_cache import PagedCache, PagedRows
+from saccade.engine.models.lora import AdapterBank
+from saccade.engine.models.protocol import Model, TextDecoder
+from saccade.engine.models.sampling import PlainSampling
+
+
+class Runner(Protocol):
+    """One model's steps. Index tensors are int32; `owners` is the row of `tables` that belongs to each row."""
+
+    def forward_tokens(
+        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
+    ) -> torch.Tensor:
+        """Feed one token a row behind what its pages hold, and write its keys and values there.
+
+        Args:
+            x: (rows, dim) embeddings; may be overwritten.
+            positions: (rows,) in their sequences, behind the prefix.
+            owners: (rows,) rows of `tables`.
+            tables: (any, pages).
+            together: several rows may be of one sequence, and attend to those before them.
+
+        Returns:
+            (rows, dim) hidden states.
+        """
+        ...
+
+    def prefill(
+        self,
+        images: torch.Tensor,
+        prefixes: torch.Tensor,
+        prompts: torch.Tensor | None,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Write image prefixes to their pages, and feed prompts behind them.
+
+        Args:
+            images: (images, prefix length, dim) embeddings.
+            prefixes: (images, pages).
+            prompts: (tokens, dim) embeddings of all prompts; None for none.
+            positions: (tokens,) as for `forward_tokens`.
+            owners: (tokens,) as for `forward_tokens`.
+            tables: (any, pages).
+
+        Returns:
+            (tokens, dim) hidden states, if there are prompts.
+        """
+        ...
+
+    def sample_regions(
+        self,
+        hidden: torch.Tensor,
+        phases: torch.Tensor,
+        batch_slots: torch.Tensor,
+        coords: bool,
+        sizes: bool,
+        sampled: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """Sample rows of detect and point.
+
+        Args:
+            hidden: (rows, dim) hidden states.
+            phases: (rows,) `Phase`; what rows of text get has no meaning.
+            batch_slots: (rows,) rows of `state` that get the embedding of what was sampled.
+            coords: whether any row is at X_OR_EOS or Y.
+            sizes: whether any row is at SIZE.
+            sampled: (rows, 3) float32, written as `output_state.OutputState.commit` takes it.
+            state: (batch slots, dim).
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) float32 of the next token."""
+        ...
+
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
+        """The same for rows with adapters; for the call that comes next.
+
+        Args:
+            bank: adapters in slots.
+            slots: (rows,) of the rows of `forward_tokens`; of the images and then of the tokens of `prefill`.
+        """
+        ...
+
+    def experts_used(self, rows: int) -> float | None:
+        """Experts that the latest `forward_tokens` of so many rows used, the mean of layers; None if that is not kept.
+
+        Waits for the device.
+        """
+        ...
+
+
+class PlainRunner(PlainSampling):
+    """The model's own modules over a paged cache; any device, any dtype.
+
+    Args:
+        model: the model.
+        cache: where keys and values go.
+        adapters: a bank, and the slots of rows as `Runner.with_adapters` has them.
+    """
+
+    def __init__(
+        self, model: Model, cache: PagedCache, adapters: tuple[AdapterBank, torch.Tensor] | None = None
+    ) -> None:
+        super().__init__(model)
+        self._cache, self._adapters = cache, adapters
+
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PlainRunner:
+        """As `Runner.with_adapters`."""
+        return PlainRunner(self._model, self._cache, (bank, slots))
+
+    def _text(self, first: int, end: int | None = None) -> TextDecoder:
+        """The decoder for rows from `first` to `end` of those that have adapters, if any have."""
+        if self._adapters is None:
+            return self._model.text
+        bank, slots = self._adapters
+        return bank.text(slots[first:end])
+
+    def forward_tokens(
+        self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
+    ) -> torch.Tensor:
+        """As `Runner.forward_tokens`; all keys are written before any is read, so `together` changes nothing."""
+        return self._forward(self._text(0), x, positions, owners, tables)
+
+    def _forward(
+        self,
+        text: TextDecoder,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor:
+        rows = PagedRows(self._cache, tables[owners.long()].long())
+        at = positions.long().unsqueeze(1)
+        # Given, as the first positions of a sequence without an image see only what is before them.
+        seen = (rows.key_positions <= at.unsqueeze(-1)).unsqueeze(1)
+        return text(x.unsqueeze(1), at, rows, seen).squeeze(1)
+
+    def prefill(
+        self,
+        images: torch.Tensor,
+        prefixes: torch.Tensor,
+        prompts: torch.Tensor | None,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """As `Runner.prefill`."""
+        count = len(images)
+        self._text(0, count).write_kv(images, PagedRows(self._cache, prefixes.long()))
+        return None if prompts is None else self._forward(self._text(count), prompts, positions, owners, tables)
+
+    def experts_used(self, rows: int) -> float | None:
+        """None: it keeps no choices."""
+        return None
