@@ -33,6 +33,7 @@ from saccade.engine.cuda import moe
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
 from saccade.engine.cuda.linear import BinHead, Rows, add_layernorm_rows
 from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
+from saccade.engine.cuda.plain_runner import PlainRunner, Runner
 from saccade.engine.cuda.prefill import PrefillOps
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import gemv, region_sampling
@@ -69,7 +70,7 @@ class PackedRunner:
 
     def __init__(self, model: Moondream, cache: PagedCache, max_rows: int, fallbacks: Fallbacks) -> None:
         text = model.config.text
-        self._model = model
+        self._model, self._cache = model, cache
         self._adapters: AdaptedRows | None = None
         self._pdl = supports_pdl(model.device)
         blocks = self._blocks = PackedBlocks(model, cache, fallbacks)
@@ -111,8 +112,13 @@ class PackedRunner:
         self._one_row = ONE_ROW[blocks.fp8] if possible else None
         self._mlp_out = scratch(text.dim, dtype=torch.float32)
 
-    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PackedRunner:
-        """As `plain_runner.Runner.with_adapters`; shares this one's weights and scratch."""
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
+        """As `plain_runner.Runner.with_adapters`; shares this one's weights and scratch.
+
+        The kernels of experts take no adapter: rows with one go through the model's own modules, which are slower.
+        """
+        if bank.has_experts:
+            return PlainRunner(self._model, self._cache, (bank, slots))
         adapted = copy.copy(self)
         adapted._adapters = bank.rows(slots)
         return adapted

@@ -16,7 +16,8 @@ class Adapter:
 
     Attributes:
         name: shown in messages.
-        weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already.
+        weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already; of experts
+            (experts, rank, in) and (experts, out, rank).
     """
 
     name: str

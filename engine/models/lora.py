@@ -1,9 +1,13 @@
 """Adapters' weights: read from files, put into slots on the device, and added to a decoder row by row.
 
-The format is safetensors. For any of the decoder's `text.blocks.<n>.` parts `attn.qkv`, `attn.proj`, `mlp.fc1` and
-`mlp.fc2` (not of a mixture of experts) there are two matrices, `….A` (rank, in) and `….B` (out, rank), and the part
-gives W x + alpha / rank · B A x. `alpha` is in the file's metadata and the rank by default. PEFT's folders
-(adapter_model.safetensors beside adapter_config.json) and names (`base_model.model.….lora_A.weight`) are understood.
+Three formats are read:
+
+- Ours, a safetensors file. For any of the decoder's `text.blocks.<n>.` parts `attn.qkv`, `attn.proj`, `mlp.fc1` and
+  `mlp.fc2` it has two matrices, `….A` (rank, in) and `….B` (out, rank), and the part gives W x + alpha / rank · B A x.
+  `alpha` is in the file's metadata, and the rank by default. Experts have (experts, rank, in) and (experts, out, rank).
+- PEFT's folders (adapter_model.safetensors beside adapter_config.json) with `base_model.model.….lora_A.weight`.
+- Files of the makers' tuning service: a torch file whose `lora_state_dict` has `dense.<n>.` and `moe.<n>.` matrices of
+  the MLPs and of the experts. It is read as tensors alone (`weights_only`): no pickled code runs.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import copy
 import json
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from torch import nn
 
 from saccade.engine.errors import AdapterError
 from saccade.engine.models.adapter import Adapter
+from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.text import Block, TextDecoder
 from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 
@@ -31,14 +36,17 @@ _NAME = re.compile(
 )
 
 
+_TUNED = re.compile(r"(?:.*\.)?(dense|moe)\.(\d+)\.(up|down)_([ab])")
+
+
 def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adapter:
     """Read an adapter for a decoder, onto its device and in its type.
 
     Args:
         name: shown in messages.
-        path: a safetensors file, or a folder as PEFT leaves it.
+        path: a safetensors file, a torch file of the tuning service, or a folder as PEFT leaves it.
         text: the decoder.
-        max_rank: largest rank that the slots hold.
+        max_rank: largest rank that the slots hold; of one expert, as many times less as a token has experts.
 
     Raises:
         AdapterError: if the file cannot be read or does not fit the decoder, naming the first tensor that does not.
@@ -46,34 +54,28 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
     if not isinstance(text, TextDecoder):
         raise AdapterError(f"{type(text).__name__} takes no adapters")
     file = path / "adapter_model.safetensors" if path.is_dir() else path
-    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     try:
-        with safe_open(file, framework="pt") as tensors:
-            alpha = _alpha(file, tensors.metadata() or {})
-            for key in tensors.keys():  # noqa: SIM118
-                match = _NAME.fullmatch(key)
-                if match is None or int(match[1]) >= len(text.blocks):
-                    raise AdapterError(f"{file}: tensor '{key}' has no place in the model's text decoder")
-                found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors.get_tensor(key)
+        found, alpha = _read_safetensors(file, text) if _is_safetensors(file) else _read_tuned(file, text)
     except (OSError, SafetensorError, ValueError) as error:
         raise AdapterError(f"{file}: {error}") from error
     if not found:
         raise AdapterError(f"{file}: there is nothing in it")
     weights = {}
     for (layer, part), pair in found.items():
-        base, where = text.blocks[layer].get_submodule(part), f"{file}: text.blocks.{layer}.{part}"
-        if not isinstance(base, nn.Linear):
-            raise AdapterError(f"{where}: that layer is a mixture of experts, which takes no adapter")
+        block, where = text.blocks[layer], f"{file}: text.blocks.{layer}.{part}"
+        assert isinstance(block, Block)
         if len(pair) < 2:
             raise AdapterError(f"{where} has no {'B' if 'A' in pair else 'A'}")
         a, b = pair["A"], pair["B"]
-        rank = a.shape[0]
-        if a.shape != (rank, base.in_features) or b.shape != (base.out_features, rank):
-            wanted = f"A is (rank, {base.in_features}) and B ({base.out_features}, rank)"
+        rank = a.shape[-2] if a.ndim > 1 else 0
+        ours_a, ours_b = _shapes(block, part, rank, where, a.ndim)
+        if a.shape != ours_a or b.shape != ours_b:
+            wanted = f"A is {_named(ours_a, -2)} and B {_named(ours_b, -1)}"
             raise AdapterError(f"{where}: {wanted}; got {tuple(a.shape)} and {tuple(b.shape)}")
-        if rank > max_rank:
+        whole = rank * block.mlp.config.experts_per_token if a.ndim == 3 and isinstance(block.mlp, Experts) else rank
+        if whole > max_rank:
             raise AdapterError(
-                f"{where} is of rank {rank}; there is room for {max_rank}: load with adapter_rank={rank}"
+                f"{where} is of rank {whole}; there is room for {max_rank}: load with adapter_rank={whole}"
             )
         scale = 1.0 if alpha is None else alpha / rank
         like = text.wte  # kernels may keep the layer's own weights in another type
@@ -84,6 +86,84 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
     if text.wte.is_cuda:  # another stream will read them
         torch.cuda.current_stream(text.wte.device).synchronize()
     return Adapter(name, weights)
+
+
+_Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
+"""A and B of a layer's part."""
+
+
+def _is_safetensors(file: Path) -> bool:
+    """Whether a file begins as safetensors do: with the length of a JSON object."""
+    with file.open("rb") as opened:
+        return opened.read(9)[8:] == b"{" or file.suffix == ".safetensors"
+
+
+def _read_safetensors(file: Path, text: TextDecoder) -> tuple[_Pairs, float | None]:
+    found: _Pairs = {}
+    with safe_open(file, framework="pt") as tensors:
+        alpha = _alpha(file, tensors.metadata() or {})
+        for key in tensors.keys():  # noqa: SIM118
+            match = _NAME.fullmatch(key)
+            if match is None or int(match[1]) >= len(text.blocks):
+                raise AdapterError(f"{file}: tensor '{key}' has no place in the model's text decoder")
+            found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors.get_tensor(key)
+    return found, alpha
+
+
+def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
+    """A file of the tuning service, which has no alpha: its scale is 1."""
+    try:
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch and pickle raise many unrelated types, with advice of many lines
+        message = "neither a safetensors file nor a torch file of tensors alone"
+        raise AdapterError(f"{file}: {message} ({type(error).__name__})") from None
+    tensors = stored.get("lora_state_dict") if isinstance(stored, Mapping) else None
+    if not isinstance(tensors, Mapping):
+        raise AdapterError(f"{file}: a torch file without 'lora_state_dict' is no adapter of the tuning service")
+    found: _Pairs = {}
+    moe = text.config.moe
+    dense = len(text.blocks) if moe is None else min(moe.start_layer, len(text.blocks))
+    for key, tensor in tensors.items():
+        match = _TUNED.fullmatch(str(key))
+        layer = -1 if match is None else int(match[2]) + (dense if match[1] == "moe" else 0)
+        limit = dense if match is not None and match[1] == "dense" else len(text.blocks)
+        if match is None or layer >= limit or not isinstance(tensor, torch.Tensor):
+            raise AdapterError(f"{file}: tensor '{key}' has no place in the model's text decoder")
+        found.setdefault((layer, "mlp.fc1" if match[3] == "up" else "mlp.fc2"), {})[match[4].upper()] = tensor
+    ranks = {
+        a.shape[-2] * (moe.experts_per_token if moe is not None and a.ndim == 3 else 1)
+        for pair in found.values()
+        if (a := pair.get("A")) is not None and a.ndim > 1
+    }
+    if len(ranks) > 1:
+        raise AdapterError(f"{file}: its matrices are of the ranks {sorted(ranks)}, not of one")
+    return found, None
+
+
+def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of A and B for a part of a block."""
+    experts = block.mlp if part.startswith("mlp.") and isinstance(block.mlp, Experts) else None
+    if experts is None:
+        base = block.get_submodule(part)
+        assert isinstance(base, nn.Linear)
+        return (rank, base.in_features), (base.out_features, rank)
+    if dimensions != 3:
+        raise AdapterError(f"{where}: that layer is a mixture of experts, which takes matrices of each expert")
+    weight = experts.get_submodule(part.removeprefix("mlp.")).weight
+    assert isinstance(weight, torch.Tensor)
+    if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
+        raise AdapterError(f"{where}: experts in FP8 take no adapter: load the model with dtype bfloat16")
+    number, out, inner = weight.shape
+    return (number, rank, inner), (number, out, rank)
+
+
+def _named(shape: tuple[int, ...], at: int) -> str:
+    """A shape whose dimension `at` is any rank."""
+    names: list[object] = [*shape]
+    names[at] = "rank"
+    return f"({', '.join(map(str, names))})"
 
 
 class AdapterBank:
@@ -105,10 +185,17 @@ class AdapterBank:
         # Every tensor is the model's own; only the modules around them are new.
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
+        self._experts: dict[int, _AdaptedExperts] = {}
+        self.has_experts = False
         self._resident: dict[int, weakref.ref[Adapter]] = {}  # it keeps no unloaded adapter alive
+        self._rank = rank
         self._column_slots = torch.arange(1, n_slots + 1, device=text.wte.device).repeat_interleave(rank)
         for number, block in enumerate(self._text.blocks):
             assert isinstance(block, Block)
+            if isinstance(block.mlp, Experts):
+                own = max(1, rank // block.mlp.config.experts_per_token)
+                self._experts[number] = experts = _AdaptedExperts(block.mlp, n_slots, own, text.wte)
+                block.mlp = experts
             for part in _PARTS:
                 base = block.get_submodule(part)
                 if isinstance(base, nn.Linear):  # not a mixture of experts
@@ -123,6 +210,10 @@ class AdapterBank:
         self._resident.pop(slot, None)
         for place, layer in self._layers.items():
             layer.fill(slot, adapter.weights.get(place))
+        for number, experts in self._experts.items():
+            pairs = [adapter.weights.get((number, part)) for part in ("mlp.fc1", "mlp.fc2")]
+            self.has_experts |= any(pairs)
+            experts.fill(slot, pairs)
         self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
@@ -130,6 +221,8 @@ class AdapterBank:
         others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
             layer.others = others
+        for experts in self._experts.values():
+            experts.slots = slots
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
@@ -167,6 +260,57 @@ class _AdaptedLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (rows, length, in) to (rows, length, out)."""
         return super().forward(x) + (x @ self.a.t()).masked_fill(self.others, 0.0) @ self.b.t()
+
+
+class _AdaptedExperts(Experts):
+    """A mixture of experts whose products add B A x, with A and B of each row's slot and of the expert.
+
+    A slot takes memory once an adapter of experts is filled in. `slots` is (rows,) of the sequences given next.
+    """
+
+    def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:
+        nn.Module.__init__(self)
+        self.config, self.scales = base.config, base.scales
+        self.router, self.fc1, self.fc2 = base.router, base.fc1, base.fc2
+        self.rank, self.n_slots, self.like = rank, n_slots, like
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.slots = torch.zeros(1, dtype=torch.int64)
+        self._others = torch.zeros(0)
+        self._column_slots = torch.arange(1, n_slots + 1, device=like.device).repeat_interleave(rank)
+
+    def fill(self, slot: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
+        """Put an adapter's matrices of the two products into a slot, the first of which is 1."""
+        if not self.pairs:
+            if not any(pairs):
+                return
+            columns = self.n_slots * self.rank
+            for weight in (self.fc1.weight, self.fc2.weight):
+                number, out, inner = weight.shape
+                a, b = self.like.new_zeros(number, columns, inner), self.like.new_zeros(number, out, columns)
+                self.pairs.append((a, b))
+        first = (slot - 1) * self.rank
+        for (a, b), given in zip(self.pairs, pairs, strict=True):
+            a[:, first : first + self.rank].zero_()
+            b[:, :, first : first + self.rank].zero_()
+            if given is not None:
+                rank = given[0].shape[1]
+                a[:, first : first + rank] = given[0]
+                b[:, :, first : first + rank] = given[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (rows, length, width) to the same shape."""
+        if self.pairs:
+            others = self._column_slots != self.slots.to(x.device).unsqueeze(1)
+            self._others = others.repeat_interleave(x[0, ..., 0].numel(), 0)
+        return super().forward(x)
+
+    def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
+        plain = super()._product(second, x, which, rows)
+        if not self.pairs:
+            return plain
+        a, b = self.pairs[second]
+        low = (x @ a[which].transpose(-1, -2)).masked_fill(self._others[rows], 0.0)
+        return plain + low @ b[which].transpose(-1, -2)
 
 
 class AdaptedRows:

@@ -83,7 +83,7 @@ class Experts(nn.Module):
         results = []
         for number, rows in enumerate(tokens.split(counts)):
             if len(rows):
-                results.append(self._expert(x[rows], self.fc1.weight[number], self.fc2.weight[number]))
+                results.append(self._expert(x[rows], number, rows))
         weighted = torch.cat(results).float() * weights.flatten()[order].unsqueeze(1)
         return torch.zeros_like(x, dtype=torch.float32).index_add_(0, tokens, weighted)
 
@@ -91,11 +91,14 @@ class Experts(nn.Module):
         """All experts on all tokens: what a graph can capture where there is no kernel that does better."""
         share = torch.zeros(len(x), len(self.fc1.weight), device=x.device).scatter_(1, chosen, weights)
         every = x.expand(len(self.fc1.weight), -1, -1)
-        results = self._expert(every, self.fc1.weight, self.fc2.weight)
+        results = self._expert(every, slice(None), slice(None))
         return torch.einsum("erd,re->rd", results.float(), share)
 
-    @staticmethod
-    def _expert(x: torch.Tensor, into: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Map (..., rows, width) to the same through (..., 2 · inner, width) and (..., width, inner) matrices."""
-        h, g = (x @ into.transpose(-1, -2)).chunk(2, dim=-1)
-        return (F.gelu(h) * (g + 1)) @ out.transpose(-1, -2)
+    def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
+        """Map x (rows, width) through one expert, or all; `rows` are theirs."""
+        h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
+        return self._product(1, F.gelu(h) * (g + 1), which, rows)
+
+    def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
+        """The first or the second product of experts; arguments are those of `_expert`."""
+        return x @ (self.fc1, self.fc2)[second].weight[which].transpose(-1, -2)
