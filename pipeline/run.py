@@ -107,7 +107,7 @@ def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | Non
         return None
     if config.state is not None:
         return StateFile(Path(config.state))
-    if file is None or config.http is None:
+    if file is None or not file.names_streams or config.http is None:
         return None
     name = f"{file.path.name}.state"
     for folder in (file.path.parent, Path.cwd()):

@@ -102,9 +102,9 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     state: Text | None = setting(
         None,
         "Where changes over http are kept: a file, or config for the configuration file itself.",
-        more="By itself FILE.state beside the configuration FILE, or in the working directory where that is "
-        "read-only; without a configuration file changes end with the command. Each is on disk before it is answered. "
-        "What is changed in the configuration file later wins.",
+        more="By itself FILE.state beside the configuration FILE that names the streams, or in the working directory "
+        "where that is read-only. Changes of streams that the command line names end with the command. Each is on disk "
+        "before it is answered. What is changed in the configuration file later wins.",
         metavar="FILE|config",
     )
     display: bool = setting(False, "Show the annotated frames in a window; needs a screen.")

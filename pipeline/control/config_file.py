@@ -61,6 +61,11 @@ class ConfigFile(FileStamp):
         self.path = path
         self._overrides = dict(overrides or {})
 
+    @property
+    def names_streams(self) -> bool:
+        """Whether the streams are those of the file: otherwise it is a template, for runs beside each other."""
+        return not self._overrides.keys() & {"source", "streams"}
+
     def load(self) -> RunConfig:
         """Read it.
 
@@ -84,7 +89,7 @@ class ConfigFile(FileStamp):
         Raises:
             ConfigError: if that cannot be; the file is as it was.
         """
-        if self._overrides.keys() & {"source", "streams"}:
+        if not self.names_streams:
             raise ConfigError("the streams were given on the command line, and are not in the file")
 
         def check(path: Path) -> None:
