@@ -38,7 +38,7 @@ from saccade.engine.image import Image, LazyImage, Pixels, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import LoadedAdapters
-from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelCosts, ModelLimits
+from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelCosts, ModelLimits, Ref
 from saccade.engine.results import Detections, Points, Result, Text
 from saccade.engine.runtime.executor import Progress
 from saccade.engine.runtime.loop import StepLoop
@@ -297,9 +297,16 @@ class Engine:
         names = self.resolve([label])
         return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
 
-    def point(self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5) -> Points:
-        """Centre points of everything that `label` means. Waits for the answer."""
-        tasks = [Point(name, max_objects, conf) for name in self.resolve([label])]
+    def point(
+        self,
+        image: Image | EncodedImage,
+        label: str,
+        max_objects: int = 50,
+        conf: float = 0.5,
+        refs: Sequence[Ref] = (),
+    ) -> Points:
+        """Centre points of everything that `label` means, among `refs` if there are any. Waits for the answer."""
+        tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:

@@ -37,6 +37,7 @@ def supports(model: Moondream) -> bool:
         and text.head_dim % 8 == 0
         and text.head_dim >= 16
         and bool(text.tau) == (text.moe is not None)
+        and text.gelu == "erf"
         and (not text.tau or temperature.supports(inner, 2 * text.n_heads))
         and (
             text.moe is None

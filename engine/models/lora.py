@@ -270,7 +270,7 @@ class _AdaptedExperts(Experts):
 
     def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
-        self.config, self.scales = base.config, base.scales
+        self.config, self.scales, self.approximate = base.config, base.scales, base.approximate
         self.router, self.fc1, self.fc2 = base.router, base.fc1, base.fc2
         self.rank, self.n_slots, self.like = rank, n_slots, like
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -99,16 +99,20 @@ class Prompts(Protocol):
         """Whether the model has learned a skill: 'detect', 'point', 'query', 'caption' or another task's."""
         ...
 
-    def objects(self, skill: str, label: str) -> list[int]:
-        """Ids that ask for all objects of a name."""
+    def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
+        """Ids that ask for all objects of a name, among parts of an image if there are `refs`.
+
+        Raises:
+            PromptError: if the model takes no references.
+        """
         ...
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         """Ids that ask a question about parts of an image, to be reasoned about or answered at once."""
         ...
 
-    def query_values(self, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """What stands in `query` in place of tokens, by places: (coordinate,) or (width, height), in 0..1."""
+    def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+        """What stands in a skill's prompt in place of tokens, by places: (coordinate,) or (width, height), in 0..1."""
         ...
 
     @property

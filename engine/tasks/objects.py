@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from saccade.engine.results import Box, ResultPart, Spot
 from saccade.engine.tasks.output_state import (
@@ -14,13 +14,15 @@ from saccade.engine.tasks.output_state import (
     OutputState,
     PointsOutput,
 )
-from saccade.engine.tasks.table import is_number, register_task, require_conf, require_count, require_text
+from saccade.engine.tasks.table import is_number, register_task, require_conf, require_count, require_refs, require_text
 from saccade.engine.tasks.task import Answers, OnText, Task
 from saccade.engine.tasks.tiles import distinct, merge, place
 from saccade.engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from saccade.engine.models.protocol import ModelLimits, Prompts
+    from saccade.engine.models.protocol import ModelLimits, Prompts, Ref
+
+GazeForm = Literal["words", "reference"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,9 +99,27 @@ class Detect(ObjectsTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Point(ObjectsTask):
-    """Find every `label` as its centre point."""
+    """Find every `label` as its centre point.
+
+    Attributes:
+        refs: what it is about: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+    """
 
     skill = "point"
+
+    refs: tuple[Ref, ...] = ()
+
+    def __post_init__(self) -> None:
+        ObjectsTask.__post_init__(self)
+        object.__setattr__(self, "refs", require_refs(self.refs))
+
+    def prompt(self, prompts: Prompts) -> list[int]:
+        """Token ids that ask for it."""
+        return prompts.objects(self.skill, self.label, self.refs)
+
+    def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
+        """What it is about."""
+        return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
         """Objects of x and y."""
@@ -118,6 +138,8 @@ class Gaze(Task):
     Attributes:
         eye: (x, y) as fractions of the image's width and height.
         conf: as for `ObjectsTask`.
+        form: how the model is asked: in `words` around the eye, as Moondream 2's reference does; or by a `reference`,
+            the prompt of `Point` for the name 'gaze' with the eye as its reference, as one source has it.
 
     Raises:
         ValueError: if one of them is of another type or out of its range.
@@ -127,8 +149,11 @@ class Gaze(Task):
 
     eye: tuple[float, float]
     conf: float = 0.5
+    form: GazeForm = "words"
 
     def __post_init__(self) -> None:
+        if self.form not in get_args(GazeForm):
+            raise ValueError(f"form is one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
         object.__setattr__(self, "eye", tuple(self.eye))
         if len(self.eye) != 2 or not all(is_number(value) and 0 <= value <= 1 for value in self.eye):
             raise ValueError(f"eye is a point (x, y) of numbers from 0 to 1; got {self.eye!r}")
@@ -155,11 +180,11 @@ class Gaze(Task):
 
     def prompt(self, prompts: Prompts) -> list[int]:
         """Token ids that ask for it."""
-        return prompts.gaze(self.eye)[0]
+        return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
         """The eye's coordinates."""
-        return prompts.gaze(self.eye)[1]
+        return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
         """One object of x and y."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from saccade.engine.models.protocol import Ref
 from saccade.engine.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {}
@@ -42,3 +44,20 @@ def require_conf(value: object) -> None:
     """Raise ValueError unless a value is a number from 0 to 1."""
     if not isinstance(value, int | float) or not is_number(value) or not 0 <= value <= 1:
         raise ValueError(f"conf is a number from 0 to 1; got {value!r}")
+
+
+def require_refs(refs: Any) -> tuple[Ref, ...]:
+    """Points (x, y) and boxes (x1, y1, x2, y2) as tuples; raise ValueError for anything else."""
+    try:
+        return tuple(_ref(one) for one in refs)
+    except TypeError:
+        raise ValueError(f"refs are several points or boxes; got {refs!r}") from None
+
+
+def _ref(value: Any) -> Ref:
+    numbers = tuple(value)
+    if len(numbers) not in (2, 4) or not all(is_number(one) and 0 <= one <= 1 for one in numbers):
+        raise ValueError(f"a ref is a point (x, y) or a box (x1, y1, x2, y2) of numbers from 0 to 1; got {value!r}")
+    if len(numbers) == 4 and not (numbers[0] <= numbers[2] and numbers[1] <= numbers[3]):
+        raise ValueError(f"a box is (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2; got {value!r}")
+    return numbers

@@ -13,7 +13,7 @@ from saccade.engine.errors import PromptError
 from saccade.engine.results import ResultPart, Text
 from saccade.engine.tasks.detokenizer import Detokenizer
 from saccade.engine.tasks.output_state import OutputState, Sampling
-from saccade.engine.tasks.table import is_number, register_task, require_count, require_text
+from saccade.engine.tasks.table import is_number, register_task, require_count, require_refs, require_text
 from saccade.engine.tasks.task import Answers, OnText, Task, shorten
 from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput
 
@@ -116,10 +116,7 @@ class Query(TextTask):
             require_text("a choice", choice)
         if not isinstance(self.reasoning, bool):
             raise ValueError(f"reasoning is True or False; got {self.reasoning!r}")
-        try:
-            object.__setattr__(self, "refs", tuple(_ref(one) for one in self.refs))
-        except TypeError:
-            raise ValueError(f"refs are several points or boxes; got {self.refs!r}") from None
+        object.__setattr__(self, "refs", require_refs(self.refs))
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
@@ -162,7 +159,7 @@ class Query(TextTask):
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
         """What the question is about."""
-        return prompts.query_values(self.refs) if self.refs else {}
+        return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
         """Free text, or one of the choices; behind a reasoning if there is one."""
@@ -268,12 +265,3 @@ _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda choice: choice[0].swapcase() + choice[1:],
     lambda choice: f" {choice[0].swapcase()}{choice[1:]}",
 )
-
-
-def _ref(value: Any) -> Ref:
-    numbers = tuple(value)
-    if len(numbers) not in (2, 4) or not all(is_number(one) and 0 <= one <= 1 for one in numbers):
-        raise ValueError(f"a ref is a point (x, y) or a box (x1, y1, x2, y2) of numbers from 0 to 1; got {value!r}")
-    if len(numbers) == 4 and not (numbers[0] <= numbers[2] and numbers[1] <= numbers[3]):
-        raise ValueError(f"a box is (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2; got {value!r}")
-    return numbers

@@ -28,7 +28,7 @@ from saccade.engine import (
     Result,
     Text,
 )
-from saccade.engine.golden.reference import Generator
+from saccade.engine.golden.reference import Generator, Prefilled
 from saccade.engine.model_loader import open_model
 from saccade.engine.tasks import TASKS
 from tests.support.engine import TINY, noise, write_model
@@ -210,7 +210,56 @@ def test_a_typed_question_with_wrong_brackets_is_refused(typed: str) -> None:
         Query.parse(typed, 50, 0.5)
 
 
+# References
+
+
+REFS = ((0.2, 0.3), (0.1, 0.4, 0.5, 0.8))
+
+
+def by_hand(tiny: Engine, words: str) -> list[tuple[float, float]]:
+    """Four points of the model's own modules: coordinates and a size stand behind the prefix, in front of a name."""
+    model, prompts = tiny._loaded.model, tiny._loaded.prompts
+    generator = Generator(model, prompts.eos_id)
+    template = TINY.tokenizer.templates["point"]
+    ids = torch.tensor([[*template["prefix"], 5, 5, 5, 5, 6, *prompts.ids(words), *template["suffix"]]])
+    with torch.inference_mode():
+        x, at = model.text.embed(ids), len(template["prefix"])
+        for place, value in enumerate((0.2, 0.3, (0.1 + 0.5) / 2, (0.4 + 0.8) / 2)):
+            x[0, at + place] = model.region.encode_coord(torch.tensor([value]))
+        x[0, at + 4] = model.region.encode_size(torch.tensor([0.5 - 0.1, 0.8 - 0.4]))
+        cache = generator.prefix(generator.image_tokens(IMAGE))
+        prefix = tiny.limits.prefix_length
+        positions = prefix + torch.arange(ids.shape[1]).unsqueeze(0)
+        whole = cache.fork(1, prefix + ids.shape[1] + 8)
+        hidden = model.text(x, positions, whole.upto(prefix + ids.shape[1]))
+        state = Prefilled(hidden[:, -1], positions[:, -1] + 1, whole)
+        (found,) = generator.objects(state, False, [4], [0.0])
+    return [(one.x, one.y) for one in found]
+
+
+def test_points_are_asked_for_among_references(tiny: Engine) -> None:
+    points = tiny.point(IMAGE, "cat", 4, 0.0, REFS).points
+    assert [(one.x, one.y) for one in points] == by_hand(tiny, " cat")
+    assert points != tiny.point(IMAGE, "cat", 4, 0.0).points
+    with pytest.raises(ValueError, match="a ref is a point"):
+        Point("cat", refs=((1.0,),))  # type: ignore[arg-type]
+
+
+def test_a_model_that_knows_names_alone_takes_no_references() -> None:
+    with Engine.load("nano", "cpu") as nano, pytest.raises(PromptError, match="takes no references"):
+        nano.point(IMAGE, "person", refs=REFS)
+
+
 # Gaze
+
+
+def test_gaze_is_asked_in_either_form(tiny: Engine) -> None:
+    by_reference = tiny.submit(IMAGE, [Gaze((0.2, 0.3), 0.0, form="reference")]).result(WAIT_S).points.points
+    asked = tiny.point(IMAGE, "gaze", 1, 0.0, ((0.2, 0.3),)).points
+    assert by_reference == asked
+    assert by_reference != tiny.submit(IMAGE, [Gaze((0.2, 0.3), 0.0)]).result(WAIT_S).points.points
+    with pytest.raises(ValueError, match="form is one of words, reference"):
+        Gaze((0.2, 0.3), form="eyes")  # type: ignore[arg-type]
 
 
 def test_gaze_is_a_point_or_nothing(tiny: Engine) -> None:

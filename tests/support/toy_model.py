@@ -175,7 +175,7 @@ class ToyPrompts:
     def can(self, skill: str) -> bool:
         return skill in _SKILLS
 
-    def objects(self, skill: str, label: str) -> list[int]:
+    def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
         return self.wrap(skill, label)
 
     reasoning = None
@@ -183,7 +183,7 @@ class ToyPrompts:
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         return self.wrap("query", question)
 
-    def query_values(self, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+    def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
         raise NotImplementedError
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:

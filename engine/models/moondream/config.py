@@ -44,6 +44,7 @@ class TextConfig:
         moe: of Moondream 3.
         rope_theta: base of the rotary positions' wavelengths.
         tau: whether attention has a temperature (`text.Temperature`): 1 or 0.
+        gelu: of the experts' gates and the temperature: `erf`, or `tanh` as one source has it. Kernels have `erf`.
     """
 
     dim: int = 2048
@@ -58,6 +59,7 @@ class TextConfig:
     moe: ExpertsConfig | None = None
     rope_theta: float = 10000.0
     tau: int = 0
+    gelu: str = "erf"
 
     @property
     def head_dim(self) -> int:
@@ -314,6 +316,7 @@ class MoondreamConfig:
                 text.moe is None
                 or (1 <= text.moe.experts_per_token <= text.moe.num_experts and text.moe.expert_inner_dim > 0),
             ),
+            ("text.gelu must be 'erf' or 'tanh'", text.gelu in ("erf", "tanh")),
             (f"region.reads must be one of {', '.join(REGION_READS)}", region.reads in ("", *REGION_READS)),
             ("text.max_context must be more than text.prefix_attn", text.max_context > text.prefix_attn),
             ("region.coord_feat_dim must be even", region.coord_feat_dim % 2 == 0),

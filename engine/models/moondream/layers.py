@@ -45,9 +45,10 @@ class Experts(nn.Module):
             has them; None for others.
     """
 
-    def __init__(self, config: ExpertsConfig, width: int) -> None:
+    def __init__(self, config: ExpertsConfig, width: int, gelu: str = "erf") -> None:
         super().__init__()
         self.config = config
+        self.approximate = "none" if gelu == "erf" else gelu
         self.scales: tuple[torch.Tensor, torch.Tensor] | None = None
         self.router = nn.Linear(width, config.num_experts)
         self.fc1 = _Matrices(config.num_experts, width, 2 * config.expert_inner_dim)
@@ -97,7 +98,7 @@ class Experts(nn.Module):
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
         """Map x (rows, width) through one expert, or all; `rows` are theirs."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
-        return self._product(1, F.gelu(h) * (g + 1), which, rows)
+        return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
         """The first or the second product of experts; arguments are those of `_expert`."""

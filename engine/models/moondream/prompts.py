@@ -144,9 +144,16 @@ class MoondreamPrompts:
             return bool(self._templates.get("point")) and not self._closed
         return bool(self._templates.get(skill))
 
-    def objects(self, skill: str, label: str) -> list[int]:
-        """Ids that ask for all objects of a name; `skill` is 'detect' or 'point'."""
-        return self.wrap(skill, f" {label}")
+    def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
+        """Ids that ask for all objects of a name; `skill` is 'detect' or 'point'. References stand before the name.
+
+        Raises:
+            PromptError: for references to a model that knows names alone.
+        """
+        if refs and self._closed:
+            raise PromptError("this model takes no references: ask for a name alone")
+        template = self._templates[skill]
+        return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         """Ids that ask a question: no space before it, and behind it the suffix as often as the reference has it.
@@ -155,15 +162,19 @@ class MoondreamPrompts:
         a space before the question, and the suffix once.
         """
         template, config = self._templates["query"], self._config
-        marks = [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
         if config.in_words:
             return [*template["prefix"], *self.ids(f" {question}"), *template["suffix"]]
         last = template.get("reasoning_prefix", [config.thinking_id]) if reasoning else template["suffix"]
         before = (config.query_suffixes - 1) * template["suffix"]
-        return [*template["prefix"], *marks, *self.ids(question), *before, *last]
+        return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
-    def query_values(self, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Centres of what the question is about, and sizes of boxes, behind the prefix."""
+    def _marks(self, refs: Sequence[Ref]) -> list[int]:
+        """Tokens in whose place the values of references stand: two of a point, three of a box."""
+        config = self._config
+        return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
+
+    def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+        """Centres of what a prompt refers to, and sizes of boxes, behind the skill's prefix."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:
@@ -171,7 +182,7 @@ class MoondreamPrompts:
             else:
                 x1, y1, x2, y2 = ref
                 numbers += [((x1 + x2) / 2,), ((y1 + y2) / 2,), (x2 - x1, y2 - y1)]
-        return dict(enumerate(numbers, start=len(self._templates["query"]["prefix"])))
+        return dict(enumerate(numbers, start=len(self._templates[skill]["prefix"])))
 
     @property
     def reasoning(self) -> ReasoningTokens | None:

@@ -101,6 +101,7 @@ class Temperature(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         heads, inner = config.n_heads, 3 * config.n_heads * config.head_dim
+        self.approximate = "none" if config.gelu == "erf" else config.gelu
         self.alpha = nn.Parameter(torch.empty(heads))
         self.wq = nn.Parameter(torch.empty(heads, inner))
         self.wv = nn.Parameter(torch.empty(heads, inner))
@@ -113,7 +114,7 @@ class Temperature(nn.Module):
             positions: (...) in their sequences.
         """
         both = torch.cat([self.wq, self.wv]).float()
-        by_token = F.linear(F.gelu(qkv.float()), both).tanh().unflatten(-1, (2, -1))
+        by_token = F.linear(F.gelu(qkv.float(), approximate=self.approximate), both).tanh().unflatten(-1, (2, -1))
         by_position = 0.5 + (self.alpha.float() * (positions + 1.0).log().unsqueeze(-1)).sigmoid()
         factors: torch.Tensor = by_token + by_position.unsqueeze(-2)
         return factors
@@ -140,7 +141,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp: Mlp | Experts
         if config.moe is not None and number >= config.moe.start_layer:
-            self.mlp = Experts(config.moe, config.dim)
+            self.mlp = Experts(config.moe, config.dim, config.gelu)
         else:
             self.mlp = Mlp(config.dim, config.ff_dim, config.dim)
 

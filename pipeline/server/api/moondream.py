@@ -7,20 +7,20 @@
     GET  /v1/models    the model, as OpenAI's API lists it; and the one that answers questions, if it is another
 
 Coordinates are fractions of width and height. Objects and points have their `score` besides, and `settings` may hold
-`conf`. A question may have `"reasoning": true`, and `spatial_refs`, points [x, y] and boxes [x1, y1, x2, y2] that it
-is about; the answer has `"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y],
-…]}]}` then. Beyond Moondream's own: `"choices": ["yes", "no"]` gets `"probabilities": {"yes": 0.9, "no": 0.1}`, and a
-question needs no image. A stream is server-sent events with a `text` each (older clients read `chunk` and
-`completed`).
+`conf`. A point request and a question may have `spatial_refs`, points [x, y] and boxes [x1, y1, x2, y2] that it is
+about. A question may have `"reasoning": true`; the answer then has `"reasoning": {"text": …, "grounding":
+[{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Beyond Moondream's own: `"choices": ["yes", "no"]` gets
+`"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no image. A stream is server-sent events with a `text`
+each (older clients read `chunk` and `completed`).
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import Field
@@ -61,6 +61,10 @@ class _Object(_Asked):
     object: str = Field(min_length=1, max_length=4096, description="what to find")
 
 
+class _Pointed(_Object):
+    spatial_refs: list[list[float]] = Field([], max_length=64, description="points and boxes that it is about")
+
+
 class _Question(_Asked):
     image_url: str | None = Field(None, description="the image, as a data URL; none where it is about no image")
     question: str = Field(min_length=1, max_length=65536, description="what to answer")
@@ -72,6 +76,9 @@ class _Question(_Asked):
 class _Length(_Asked):
     image_url: str = Field(description="the image, as a data URL")
     length: Literal["short", "normal", "long"] = "normal"
+
+
+_ObjectT = TypeVar("_ObjectT", bound=_Object)
 
 
 class MoondreamApi:
@@ -97,15 +104,21 @@ class MoondreamApi:
             web.get("/v1/models", self._models),
         ]
 
-    async def _find(self, request: web.Request, kind: type[Detect] | type[Point]) -> Result:
+    async def _find(
+        self, request: web.Request, form: type[_ObjectT], task: Callable[[_ObjectT], Detect | Point]
+    ) -> Result:
         """What a request for objects or points finds."""
         async with self._asker.reading():
-            asked = await self._asker.read(request, _Object)
+            asked = await self._asker.read(request, form)
+            try:
+                wanted = task(asked)
+            except ValueError as error:
+                raise refusal(web.HTTPBadRequest, str(error)) from None
             image = await self._asker.decode(partial(decode_image, asked.image_url))
-            return await self._asker.result(image, [kind(asked.object, asked.how.max_objects, asked.how.conf)])
+            return await self._asker.result(image, [wanted])
 
     async def _detect(self, request: web.Request) -> web.StreamResponse:
-        found = (await self._find(request, Detect)).detections
+        found = (await self._find(request, _Object, _detect_task)).detections
         objects = [
             {"x_min": box.x1, "y_min": box.y1, "x_max": box.x2, "y_max": box.y2, "score": box.score, "label": box.label}
             for box in found.boxes
@@ -113,7 +126,7 @@ class MoondreamApi:
         return web.json_response({"request_id": _request_id(), "objects": objects})
 
     async def _point(self, request: web.Request) -> web.StreamResponse:
-        found = (await self._find(request, Point)).points
+        found = (await self._find(request, _Pointed, _point_task)).points
         points = [{"x": spot.x, "y": spot.y, "score": spot.score, "label": spot.label} for spot in found.points]
         return web.json_response({"request_id": _request_id(), "points": points, "count": len(points)})
 
@@ -169,6 +182,15 @@ class MoondreamApi:
             listed = {"id": asker.model_name, "object": "model", "created": self._begun, "owned_by": "saccade"}
             data.append({**listed, **_abilities(model.skills, model.classes)})
         return web.json_response({"object": "list", "data": data})
+
+
+def _detect_task(asked: _Object) -> Detect:
+    return Detect(asked.object, asked.how.max_objects, asked.how.conf)
+
+
+def _point_task(asked: _Pointed) -> Point:
+    refs: Any = tuple(map(tuple, asked.spatial_refs))  # which Point checks
+    return Point(asked.object, asked.how.max_objects, asked.how.conf, refs)
 
 
 def _abilities(skills: Sequence[str], classes: Sequence[str] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,6 +204,17 @@ def test_fp8_rounds_experts_and_no_router() -> None:
     for name in ("fc1", "fc2"):
         one, other = getattr(mine, name).weight, getattr(theirs, name).weight
         assert torch.equal(one[3], dequantize(*quantize(other[3]), torch.float32))
+
+
+def test_one_switch_sets_the_gates_of_experts_and_of_the_temperature() -> None:
+    x, at = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0)), torch.arange(20).expand(2, -1)
+    hidden = []
+    for gelu in ("erf", "tanh"):
+        text = dataclasses.replace(TINY_3.text, gelu=gelu)
+        hidden.append(random_model(dataclasses.replace(TINY_3, text=text)).text(x, at))
+    assert 0 < (hidden[0] - hidden[1]).abs().max() < 0.05
+    with pytest.raises(ModelConfigError, match=r"text\.gelu must be 'erf' or 'tanh'"):
+        MoondreamConfig.from_dict({"text": {"gelu": "relu"}})
 
 
 def test_adapters_leave_experts_alone(tmp_path: Path) -> None:

@@ -97,6 +97,12 @@ def test_questions_reason_point_and_choose(talker: str, photo: Image.Image) -> N
         events = [json.loads(line[6:]) for line in response.read().decode().splitlines() if line.startswith("data: {")]
     assert [event["completed"] for event in events] == [False] * (len(events) - 1) + [True]
     assert events[-1]["reasoning"]["text"]
+    named = {"image_url": data_url(photo), "object": "person"}
+    status, found = post(f"{talker}/v1/point", {**named, "spatial_refs": refs})  # which nano answers
+    assert (status, found["error"]["message"]) == (400, "this model takes no references: ask for a name alone")
+    assert post(f"{talker}/v1/point", {**named, "spatial_refs": []})[0] == 200
+    status, found = post(f"{talker}/v1/point", {**named, "spatial_refs": [[0.5, 7]]})
+    assert (status, "a ref is a point" in found["error"]["message"]) == (400, True)
     for wrong in ({"spatial_refs": [[1, 2, 3]]}, {"spatial_refs": [[0.5, 7]]}, {"choices": [""]}):
         status, answer = post(f"{talker}/v1/query", {**asked, **wrong})
         assert (status, "\n" in answer["error"]["message"]) == (400, False)
