@@ -37,11 +37,10 @@ from saccade.engine.cuda.plain_runner import PlainRunner, Runner
 from saccade.engine.cuda.prefill import PrefillOps
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import gemv, region_sampling
-from saccade.engine.kernels.add_layernorm import add_layernorm
-from saccade.engine.kernels.experts.router import Routes, router_products
+from saccade.engine.kernels.moe.router import Routes, router_products
+from saccade.engine.kernels.norm_quantize import add_layernorm, quantize_rows
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
-from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_products
 from saccade.engine.models.lora import AdaptedRows, AdapterBank

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.engine.cpu.detector import Convolution, Evidences, Gain, Layers, PackedPicoDet, Pointwise, Size
-from saccade.engine.kernels.detector.convolution import depthwise, pointwise
+from saccade.engine.kernels.detector import depthwise, pointwise
 from saccade.engine.models.nano.picodet import ConvAct, PicoDet, SqueezeExcite
 
 _COMPILERS = 8  # threads; Triton compiles without Python's lock for most of the time

@@ -79,7 +79,7 @@ def _tried(
 ) -> tuple[ModuleType | None, str | None]:
     """The kernel's module if it is for this shape, can be compiled, and agrees with torch; else what is wrong."""
     try:
-        from saccade.engine.kernels.prefill import image_attention as kernel
+        from saccade.engine.kernels import image_attention as kernel
 
         if not kernel.supports(dtype, head_dim, tokens):
             return None, None

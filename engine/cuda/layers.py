@@ -16,12 +16,12 @@ from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
-from saccade.engine.kernels.experts import few_experts as few
-from saccade.engine.kernels.experts import one_row, router
-from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels.moe import few_experts as few
+from saccade.engine.kernels.moe import one_row, router
+from saccade.engine.kernels.moe.many_experts import SortedRows, grouped_product
+from saccade.engine.kernels.norm_quantize import quantize_rows
 from saccade.engine.kernels.paged_attention import PagedAttention
-from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join, share

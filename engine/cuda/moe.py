@@ -22,7 +22,7 @@ import torch
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
 from saccade.engine.cuda.paged_cache import LayerCache
 from saccade.engine.kernels import gemv
-from saccade.engine.kernels.experts import one_row, row_into
+from saccade.engine.kernels.moe import one_row, row_into
 
 
 class Shapes(NamedTuple):

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from saccade.engine.cuda.layers import PackedBlocks, PackedExperts, PackedLayer
 from saccade.engine.cuda.linear import Rows, add_layernorm_rows
 from saccade.engine.cuda.paged_cache import LayerCache
+from saccade.engine.kernels.norm_quantize import quantize_rows
 from saccade.engine.kernels.paged_attention import Temperature
-from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 from saccade.engine.models.lora import AdaptedRows

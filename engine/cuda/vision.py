@@ -11,8 +11,7 @@ from torch import nn
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, add_layernorm_rows
 from saccade.engine.fallbacks import Fallbacks
-from saccade.engine.kernels.add_layernorm import add_layernorm
-from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
+from saccade.engine.kernels.norm_quantize import add_layernorm, quantize_rows
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower
 from saccade.engine.models.quantization import supports_fp8_gemm

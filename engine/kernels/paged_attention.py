@@ -4,7 +4,7 @@ Heads may have a temperature (Moondream 3): queries and values are multiplied on
 token, whose products come in parts from `temperature`.
 
 Rows that share an image's pages find them in the L2 cache after the first one's read: an image's keys and values of one
-layer are 6 MB (Moondream 2), the cache of an H200 holds 60. Rows of one sequence are for `prefill.prompt_attention`.
+layer are 6 MB (Moondream 2), the cache of an H200 holds 60. Rows of one sequence are for `prompt_attention`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.gemv import Beside, product_beside
-from saccade.engine.kernels.paged_kv import factor, kv_scale, rotated, scaled_to_fp8, write_kv_kernel
-from saccade.engine.kernels.paged_softmax import LOWEST, entries, running_softmax
+from saccade.engine.kernels.kv_cache import (
+    LOWEST,
+    entries,
+    factor,
+    kv_scale,
+    rotated,
+    running_softmax,
+    scaled_to_fp8,
+    write_kv_kernel,
+)
 from saccade.engine.kernels.pdl import pdl_launch, pdl_options, pdl_wait
-from saccade.engine.kernels.prefill.prompt_attention import counters, prompt_attention
+from saccade.engine.kernels.prompt_attention import counters, prompt_attention
 
 # By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
 _PROGRAMS, _MOST_SPLITS = 384, 8

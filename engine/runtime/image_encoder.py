@@ -127,7 +127,7 @@ class CudaImageEncoder:
         return pinned.to(self._device, non_blocking=True)
 
     def _rgb(self, image: YuvImage) -> torch.Tensor:
-        from saccade.engine.kernels.inputs.resize import rgb_of_yuv
+        from saccade.engine.kernels.resize import rgb_of_yuv
 
         here = image if image.y.is_cuda else image.to(self._device)
         return rgb_of_yuv(here.y, here.u, here.v, here.factors)
@@ -215,7 +215,7 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
 
 def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margin: int) -> list[torch.Tensor]:
     """`cut_crops` to a place; returns what the kernels read besides the image, which a graph needs."""
-    from saccade.engine.kernels.inputs.resize import resize, weights_of
+    from saccade.engine.kernels.resize import resize, weights_of
 
     (height, width, _), size, device = image.shape, out.shape[1], image.device
     out[0] = resize(image, size, size)

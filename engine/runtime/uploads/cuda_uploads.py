@@ -28,9 +28,9 @@ from saccade.engine.runtime.uploads.pinned_memory import PinnedMemory, PinnedPar
 log = logging.getLogger(__name__)
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
 _PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
-_MOST_KNOWN = 256  # sizes, as `kernels.inputs.resize` knows
+_MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
 _MOST_GRAPHS = 32  # sizes; graphs are kept, as one that runs cannot be dropped
-_ABOUT = 13  # as `kernels.inputs.resize.ABOUT`
+_ABOUT = 13  # as `kernels.resize.ABOUT`
 _RGB = (0,) * (_ABOUT - 2)
 _SPARE = 8  # images that a graph may resize for nothing
 
@@ -44,7 +44,7 @@ class StagedImage:
 
     Attributes:
         place: in pinned memory: RGB, or the luma of YUV; or the luma on the device.
-        yuv: where u and v are behind it, and the rest of `kernels.inputs.resize.ABOUT`; None of RGB.
+        yuv: where u and v are behind it, and the rest of `kernels.resize.ABOUT`; None of RGB.
         chroma: on the device.
     """
 
@@ -187,7 +187,7 @@ class CudaUploads:
 
     def _resize(self, slot: int, alike: Mapping[_Kind, Sequence[object]]) -> None:
         """Resize images, of whose kinds there are so many behind each other."""
-        from saccade.engine.kernels.inputs.resize import resize_all
+        from saccade.engine.kernels.resize import resize_all
 
         count, at = sum(map(len, alike.values())), 0
         self._about_there[slot][:count].copy_(self._about[slot][:count], non_blocking=True)
@@ -197,7 +197,7 @@ class CudaUploads:
             at += len(group)
 
     def _compile(self, rows: int, columns: int, yuv: bool) -> None:
-        from saccade.engine.kernels.inputs.resize import compile_for
+        from saccade.engine.kernels.resize import compile_for
 
         with self._compiling:  # the first frames of all cameras come at once
             kind = rows, columns, yuv
@@ -214,8 +214,8 @@ class CudaUploads:
 
     def _capture(self, kind: _Kind) -> None:
         """Capture the graphs of images of a kind, if there is memory for them, on the current stream."""
-        from saccade.engine.kernels.inputs.pinned import fetch
-        from saccade.engine.kernels.inputs.resize import weights_of
+        from saccade.engine.kernels.pinned import fetch
+        from saccade.engine.kernels.resize import weights_of
 
         rows, columns, _ = kind
         try:
@@ -231,8 +231,8 @@ class CudaUploads:
             self._memory = torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
 
     def _cut_most(self, slot: int, kind: _Kind) -> None:
-        from saccade.engine.kernels.inputs.pinned import fetch
-        from saccade.engine.kernels.inputs.resize import resize_all
+        from saccade.engine.kernels.pinned import fetch
+        from saccade.engine.kernels.resize import resize_all
 
         rows, columns, yuv = kind
         fetch(self._about[slot].view(torch.int32), self._about_there[slot].view(torch.int32))
@@ -244,7 +244,7 @@ def _kind_of(image: StagedImage) -> _Kind:
 
 
 def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
-    """`kernels.inputs.resize.ABOUT` numbers of an image that lies at an address on the device, and becomes a crop."""
+    """`kernels.resize.ABOUT` numbers of an image that lies at an address on the device, and becomes a crop."""
     if image.yuv is None:
         return base, number, *_RGB
     u, v, *others = image.yuv

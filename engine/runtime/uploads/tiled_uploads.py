@@ -189,7 +189,7 @@ class TiledUploads:
         if factors is None:
             image = source[: luma * 3].view(rows, columns, 3)
         else:
-            from saccade.engine.kernels.inputs.resize import rgb_of_yuv
+            from saccade.engine.kernels.resize import rgb_of_yuv
 
             u, v = source[luma : luma + luma // 2].view(2, rows // 2, columns // 2)
             image = rgb_of_yuv(source[:luma].view(rows, columns), u, v, factors)

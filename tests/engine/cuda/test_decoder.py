@@ -58,7 +58,7 @@ REGION = RegionConfig(dim=256, coord_feat_dim=64, coord_out_dim=128, size_feat_d
 def own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention within images, too, in our kernel where it runs: such small ones are not left to torch."""
     with suppress(ImportError):
-        monkeypatch.setattr("saccade.engine.kernels.prefill.image_attention.MIN_TOKENS", 65)
+        monkeypatch.setattr("saccade.engine.kernels.image_attention.MIN_TOKENS", 65)
     image_attention._tried.cache_clear()
 
 
@@ -372,7 +372,7 @@ def test_products_of_few_rows(rows: int, split_k: int, fp8: bool) -> None:
 
 @torch.inference_mode()
 def test_rows_are_quantized_as_weights_are() -> None:
-    from saccade.engine.kernels.prefill.quantize_rows import quantize_rows
+    from saccade.engine.kernels.norm_quantize import quantize_rows
 
     plain, pre_gelu = (torch.randn(9, width, device="cuda", dtype=torch.bfloat16) for width in (96, 320))
     joined = torch.cat([plain.float(), F.gelu(pre_gelu.float(), approximate="tanh")], dim=1)

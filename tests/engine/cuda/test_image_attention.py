@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from saccade.engine import kernels
 from saccade.engine.cuda import image_attention
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.fallbacks import Fallbacks
-from saccade.engine.kernels import prefill
 from tests.support.engine.kernels import far
 
 N_HEADS, N_KV, DIM, TOKENS = 4, 2, 8, 5
@@ -61,7 +61,7 @@ def forget() -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, supports: bool = True, aligned: bool = True) -> None:
     fake = SimpleNamespace(image_attention=kernel, supports=lambda *shape: supports, aligned=lambda heads: aligned)
-    monkeypatch.setattr(prefill, "image_attention", fake, raising=False)
+    monkeypatch.setattr(kernels, "image_attention", fake, raising=False)
 
 
 def attention(fallbacks: Fallbacks) -> ImageAttention:
@@ -103,8 +103,8 @@ def test_one_that_is_wrong_or_cannot_be_compiled_is_not(
 def test_nor_is_one_that_this_triton_does_not_know(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr(prefill, "image_attention", raising=False)
-    monkeypatch.setitem(sys.modules, "saccade.engine.kernels.prefill.image_attention", None)
+    monkeypatch.delattr(kernels, "image_attention", raising=False)
+    monkeypatch.setitem(sys.modules, "saccade.engine.kernels.image_attention", None)
     attended(own=False)
     assert len(caplog.messages) == 1
 

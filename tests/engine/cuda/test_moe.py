@@ -63,8 +63,8 @@ def weights(layer: Experts, dtype: torch.dtype, fp8: bool) -> tuple[list[torch.T
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("rows", [1, 3, 5] if DEVICE == "cpu" else [1, 2, 3, 16, 33, 64])
 def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp8: bool) -> None:
-    from saccade.engine.kernels.experts.few_experts import few_experts
-    from saccade.engine.kernels.experts.router import Routes, router_products
+    from saccade.engine.kernels.moe.few_experts import few_experts
+    from saccade.engine.kernels.moe.router import Routes, router_products
 
     layer = made(dtype)
     packed, given = weights(layer, dtype, fp8)
@@ -82,7 +82,7 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", dtypes())
 def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: bool) -> None:
-    from saccade.engine.kernels.experts.one_row import Chosen, Shape, add_experts
+    from saccade.engine.kernels.moe.one_row import Chosen, Shape, add_experts
     from saccade.engine.kernels.row_products import GROW
     from saccade.engine.models.quantization import dequantize, quantize
 
@@ -110,8 +110,8 @@ def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("routed", ["", "routed", "all experts as good as each other"])
 def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
-    from saccade.engine.kernels.experts.one_row import Chosen
-    from saccade.engine.kernels.experts.row_into import Shape, row_into
+    from saccade.engine.kernels.moe.one_row import Chosen
+    from saccade.engine.kernels.moe.row_into import Shape, row_into
     from saccade.engine.kernels.row_products import GROW
     from saccade.engine.models.quantization import dequantize, quantize
 
@@ -155,7 +155,7 @@ def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("rows", [1, 20] if DEVICE == "cpu" else [1, 20, 65, 500, 3000])
 def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -> None:
-    from saccade.engine.kernels.experts.many_experts import SortedRows, grouped_product
+    from saccade.engine.kernels.moe.many_experts import SortedRows, grouped_product
 
     layer = made(dtype)
     x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)

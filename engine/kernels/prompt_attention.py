@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.paged_kv import rotated
-from saccade.engine.kernels.paged_softmax import LOWEST
+from saccade.engine.kernels.kv_cache import LOWEST, rotated
 
 _BLOCK_M = tl.constexpr(16)  # rows of a program, the least of a matrix product
 _BLOCK_T = 64  # keys at a time

@@ -35,7 +35,7 @@ LIMIT = {torch.bfloat16: 0.008, torch.float16: 0.001}
 def test_tokens_see_their_image_and_no_other(
     head_dim: int, n_heads: int, n_kv_heads: int, tokens: int, images: int, dtype: torch.dtype
 ) -> None:
-    from saccade.engine.kernels.prefill.image_attention import aligned, image_attention
+    from saccade.engine.kernels.image_attention import aligned, image_attention
 
     torch.manual_seed(tokens)
     rows, width = images * tokens, (n_heads + 2 * n_kv_heads) * head_dim
@@ -60,7 +60,7 @@ def test_tokens_see_their_image_and_no_other(
 
 @torch.inference_mode()
 def test_scores_far_below_zero_have_their_weights() -> None:
-    from saccade.engine.kernels.prefill.image_attention import image_attention
+    from saccade.engine.kernels.image_attention import image_attention
 
     heads = torch.randn(77, 3 * 16, device="cuda").half()
     heads[:, :16], heads[:, 16:32] = heads[:, :16] * 0.1 + 10, heads[:, 16:32] - 20  # such are those of padding: 0
@@ -71,7 +71,7 @@ def test_scores_far_below_zero_have_their_weights() -> None:
 
 
 def test_what_the_kernel_is_for() -> None:
-    from saccade.engine.kernels.prefill.image_attention import aligned, supports
+    from saccade.engine.kernels.image_attention import aligned, supports
 
     assert supports(torch.bfloat16, 64, 730)
     assert supports(torch.float16, 72, 729)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu, gelu
-from saccade.engine.kernels.experts.one_row import Chosen
+from saccade.engine.kernels.moe.one_row import Chosen
 from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options
 from saccade.engine.kernels.row_products import GROW, PARTS, limited, shrunk, sum_products, tiles
 

@@ -15,7 +15,7 @@ pytestmark = needs_triton
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("split_k", [0, 1, 4])
 def test_sum_and_norm_of_rows(rows: int, split_k: int) -> None:
-    from saccade.engine.kernels.add_layernorm import add_layernorm
+    from saccade.engine.kernels.norm_quantize import add_layernorm
 
     dim = 144
     norm = torch.nn.LayerNorm(dim, device=DEVICE)
@@ -31,8 +31,8 @@ def test_sum_and_norm_of_rows(rows: int, split_k: int) -> None:
 
 @torch.inference_mode()
 def test_norm_in_fp8_keeps_the_largest_of_each_row() -> None:
-    from saccade.engine.kernels.add_layernorm import add_layernorm
     from saccade.engine.kernels.fp8_format import E4M3, LARGEST
+    from saccade.engine.kernels.norm_quantize import add_layernorm
 
     dim = 144
     norm = torch.nn.LayerNorm(dim, device=DEVICE)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.activation import exact_gelu
-from saccade.engine.kernels.experts.router import Routes
+from saccade.engine.kernels.moe.router import Routes
 from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64

@@ -18,14 +18,14 @@ def pillow(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def table(rows: list[list[int]]) -> torch.Tensor:
-    from saccade.engine.kernels.inputs.resize import ABOUT
+    from saccade.engine.kernels.resize import ABOUT
 
     return torch.tensor([[*row, *[0] * (ABOUT - len(row))] for row in rows], device=DEVICE)
 
 
 @pytest.mark.parametrize("size", [(36, 64), (64, 36), (24, 50), (30, 24), (24, 24)])
 def test_images_of_a_size_are_resized_together(size: tuple[int, int]) -> None:
-    from saccade.engine.kernels.inputs.resize import compile_for, resize, resize_all
+    from saccade.engine.kernels.resize import compile_for, resize, resize_all
 
     dice, side = np.random.default_rng(1), 24
     images = [dice.integers(0, 256, (*size, 3), np.uint8) for _ in range(3)]
@@ -45,7 +45,7 @@ def test_images_of_a_size_are_resized_together(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", [(36, 64), (64, 36), (24, 50)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_yuv_is_resized_as_the_rgb_that_it_is(size: tuple[int, int], interleaved: bool) -> None:
-    from saccade.engine.kernels.inputs.resize import compile_for, resize_all
+    from saccade.engine.kernels.resize import compile_for, resize_all
 
     dice, side, (rows, columns) = np.random.default_rng(2), 24, size
     matrices = [(104597, 132201, 25675, 53279), (117489, 138438, 13975, 34925)]
@@ -71,7 +71,7 @@ def test_yuv_is_resized_as_the_rgb_that_it_is(size: tuple[int, int], interleaved
 def test_a_size_is_compiled_once_wherever_its_images_are(yuv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
 
-    from saccade.engine.kernels.inputs.resize import ABOUT, compile_for, resize_all
+    from saccade.engine.kernels.resize import ABOUT, compile_for, resize_all
 
     compiled: list[object] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **about: compiled.append(about))
@@ -87,7 +87,7 @@ def test_a_size_is_compiled_once_wherever_its_images_are(yuv: bool, monkeypatch:
 
 
 def test_coefficients_are_whole_and_add_up() -> None:
-    from saccade.engine.kernels.inputs.resize import coefficients
+    from saccade.engine.kernels.resize import coefficients
 
     for before, after in ((640, 378), (20, 378), (1920, 1176)):
         first, weights = coefficients(before, after)

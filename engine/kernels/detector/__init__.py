@@ -1,1 +1,0 @@
-"""Kernels over maps of features. Needs Triton."""

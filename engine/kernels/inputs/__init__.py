@@ -1,1 +1,0 @@
-"""Kernels that take images and inputs of steps from the host, and make crops of them."""
