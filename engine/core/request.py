@@ -529,7 +529,7 @@ class RequestMaker(Generic[ImageT]):
     def _result(self, request: Request[ImageT]) -> Result:
         width, height = request.size
         answers: list[list[tuple[OutputState, Window]]] = [[] for _ in request.tasks]
-        places = windows(width, height, request.tiles)
+        places = windows(width, height, request.tiles) if request.tiles > 1 else [Window(0, 0, width, height)]
         for window in request.windows:
             for i, sequence in zip(window.tasks, window.sequences, strict=False):  # behind them branches
                 sequence.output.finish()

@@ -7,7 +7,7 @@ from torch import nn
 
 from saccade.engine.cpu.decoder import FusedDecoder
 from saccade.engine.cpu.detector import fast_dtype
-from saccade.engine.cpu.onednn import fuse
+from saccade.engine.cpu.onednn import FusedLinear, fuse
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.nano.detector_tower import DetectorTower
@@ -20,7 +20,7 @@ def product_dtype(model: Model, exact: bool) -> torch.dtype:
 
 
 def cpu_decoder(model: Model, exact: bool, fallbacks: Fallbacks) -> FusedDecoder | TextDecoder:
-    """The text decoder on a CPU, over a `CpuPagedCache`; the vision encoder's layers are fused in place.
+    """The text decoder on a CPU, over a `CpuPagedCache`; layers beside it are fused in place.
 
     Args:
         model: the model.
@@ -32,4 +32,8 @@ def cpu_decoder(model: Model, exact: bool, fallbacks: Fallbacks) -> FusedDecoder
         fuse(model.vision, products, fallbacks)
         if isinstance(model.vision, DetectorTower) and not exact:
             model.vision.quick_crops = True
+    if isinstance(model.region, nn.Module):
+        for name, decoder in list(model.region.named_children()):
+            if isinstance(decoder, nn.Linear):
+                model.region.set_submodule(name, FusedLinear(decoder))
     return FusedDecoder(model.text, products) if isinstance(model, Moondream) else model.text

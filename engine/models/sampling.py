@@ -1,4 +1,14 @@
-"""Sampling, and feeding what was sampled, with a model's own modules: any device, any dtype."""
+"""Sampling: what a step takes from hidden states, and how what was taken, or guessed, is fed again.
+
+| what | where |
+|---|---|
+| coordinates and sizes | `PlainSampling.sample_regions`, `CpuSampling`; on CUDA `kernels.region_sampling` |
+| tokens | the likeliest, by `take_tokens`; where a row wants more, `sample`: at a temperature, under a grammar |
+| whether one more object begins | on the host, by `ObjectsOutput.begins` (`tasks.output_state`), from two logits |
+
+The noise is counter-based, not drawn from a generator: it is a hash of a request's seed, the step and the token, so an
+answer depends neither on what shares its batch nor on how early it was launched. Knows no steps, slots or requests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +20,11 @@ from torch.nn import functional as F
 from saccade.engine.models.protocol import Model, RegionHeads, TextDecoder
 from saccade.engine.phase import Phase
 
-SAMPLED = 3  # numbers that a step yields for each row, see `output_state.OutputState.commit`
+SAMPLED = 3
+"""Numbers that a step yields for each row, see `output_state.OutputState.commit`."""
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the constants of splitmix64 (Steele, Lea & Flood 2014), as signed numbers
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 class PlainSampling:
@@ -50,45 +64,50 @@ class PlainSampling:
         return self._model.text.logits(hidden).float()
 
 
-def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Embeddings of values that the host feeds: what a sequence has sampled, or a guess of that.
+class CpuSampling(PlainSampling):
+    """`PlainSampling` of the rows that want it alone: of a draft of three boxes, one row in three wants a size.
+
+    No row of a draft wants an embedding, as the next step is fed by the host.
 
     Args:
         model: the model.
-        kinds: (…) int, `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for none.
-        values: (…, 2) float32: (coordinate, any), (width, height), (token id, any).
-        others: (…, dim) embeddings where the kind is 0.
-
-    Returns:
-        (…, dim).
+        spare: row of the state whose embedding is never read.
     """
-    kind = kinds.unsqueeze(-1)
-    x = torch.where(kind == Phase.Y, model.region.encode_coord(values[..., :1]), others)
-    x = torch.where(kind == Phase.SIZE, model.region.encode_size(values), x)
-    ids = torch.where(kinds == Phase.TOKEN, values[..., 0], 0.0)
-    return torch.where(kind == Phase.TOKEN, model.text.embed(ids.to(torch.int64)), x)
 
+    def __init__(self, model: Model, spare: int) -> None:
+        super().__init__(model)
+        self._spare = spare
 
-def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """What is fed of objects that a vision encoder has seen, see `embed_fed`.
-
-    Args:
-        objects: (images, n, 5) float32, see `DraftingEncoder.features_and_drafts`.
-        which: (tokens, 4) int32: the image; the class, -1 for none of this; which of its objects; 0 for x, 1 for y, 2
-            for width and height.
-        others: (tokens, 2) float32, what is fed where there is no class.
-
-    Returns:
-        (tokens, 2); zeros where there are fewer objects.
-    """
-    image, label, number, part = which.unsqueeze(-1).unbind(1)
-    of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
-    same = of[..., 0] == label
-    wanted = same & (same.cumsum(1) == number + 1)  # one at most
-    x, y, width, height = torch.where(wanted.unsqueeze(-1), of[..., 1:], 0.0).sum(1).split(1, dim=1)
-    first = torch.where(part == 0, x, torch.where(part == 1, y, width))
-    values = torch.cat([first, torch.where(part == 2, height, 0.0)], dim=1)
-    return torch.where(label == -1, others, values)
+    def sample_regions(
+        self,
+        hidden: torch.Tensor,
+        phases: torch.Tensor,
+        batch_slots: torch.Tensor,
+        coords: bool,
+        sizes: bool,
+        sampled: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """As `Runner.sample_regions`; what is not sampled is left as it was."""
+        model, region = self._model, self._model.region
+        if coords:
+            rows = (phases <= Phase.Y).nonzero().squeeze(1)
+            given = hidden[rows]
+            values = region.coord(given)
+            coord_logit, eos_logit = model.coord_eos_logits(given).split(1, dim=-1)
+            begins = phases[rows].unsqueeze(1) == Phase.X_OR_EOS
+            first = torch.where(begins, coord_logit - eos_logit, values)
+            sampled[rows] = torch.cat([first, values, values], dim=-1)
+            slots = batch_slots[rows]
+            if len(at := (slots != self._spare).nonzero().squeeze(1)):
+                state[slots[at]] = region.encode_coord(values[at])
+        if sizes:
+            rows = (phases == Phase.SIZE).nonzero().squeeze(1)
+            values = region.size(hidden[rows])
+            sampled[rows, :2] = values
+            slots = batch_slots[rows]
+            if len(at := (slots != self._spare).nonzero().squeeze(1)):
+                state[slots[at]] = region.encode_size(values[at])
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -143,6 +162,112 @@ def take_coordinates(
     state[slots] = torch.where(wanted.unsqueeze(1), region.encode_coord(coordinate), state[slots])
 
 
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    seed: torch.Tensor,
+    step: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sample a token for each row: the most likely one at temperature 0, else by Gumbel-max (exact, one argmax).
+
+    Args:
+        logits: (rows, vocab) float32.
+        temperature: (rows,) float32, 0 or more. None where it is 0 in all rows, which saves the noise.
+        top_p: (rows,) float32 in (0, 1]: sample from the fewest most likely tokens that reach it together. None where
+            no row uses it, which saves a sort.
+        seed: (rows,) int64, the request's own.
+        step: (rows,) int64, a number that the request has not used before.
+        mask: (rows, vocab) bool, True where a token is allowed; at least one in each row.
+
+    Returns:
+        (rows,) int64.
+    """
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    if temperature is None:
+        return logits.argmax(-1)
+    warm = temperature > 0
+    scores = logits.double() / torch.where(warm, temperature, 1.0).double().unsqueeze(1)
+    if top_p is not None:
+        scores = keep_top_p(scores, top_p)
+    drawn = (scores + gumbel(seed, step, logits.shape[1])).argmax(-1)
+    return torch.where(warm, drawn, logits.argmax(-1))
+
+
+def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Scores (rows, vocab) with all but the fewest most likely tokens whose probabilities reach top_p (rows,) at -inf.
+
+    Of equally likely tokens those with the smaller numbers are kept.
+    """
+    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+    before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # of all tokens that are likelier
+    wanted = top_p.double().unsqueeze(1)
+    drop = (before >= wanted) & (wanted < 1)
+    drop[:, 0] = False
+    return torch.empty_like(scores).scatter(1, index, ordered.masked_fill(drop, -torch.inf))
+
+
+def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Standard Gumbel noise (rows, vocab) float64, a function of seed (rows,), step (rows,) and token alone."""
+    key = _mix(_mix(seed + _GOLDEN) + step * _GOLDEN).unsqueeze(1)
+    bits = _mix(key + torch.arange(1, vocab + 1, device=seed.device) * _GOLDEN)
+    uniform = ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """Splitmix64's finaliser: each bit in changes each bit out with probability 1/2. int64 wraps around."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _FIRST
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _SECOND
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+# ---- what is fed again
+
+
+def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Embeddings of values that the host feeds: what a sequence has sampled, or a guess of that.
+
+    Args:
+        model: the model.
+        kinds: (…) int, `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for none.
+        values: (…, 2) float32: (coordinate, any), (width, height), (token id, any).
+        others: (…, dim) embeddings where the kind is 0.
+
+    Returns:
+        (…, dim).
+    """
+    kind = kinds.unsqueeze(-1)
+    x = torch.where(kind == Phase.Y, model.region.encode_coord(values[..., :1]), others)
+    x = torch.where(kind == Phase.SIZE, model.region.encode_size(values), x)
+    ids = torch.where(kinds == Phase.TOKEN, values[..., 0], 0.0)
+    return torch.where(kind == Phase.TOKEN, model.text.embed(ids.to(torch.int64)), x)
+
+
+def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """What is fed of objects that a vision encoder has seen, see `embed_fed`.
+
+    Args:
+        objects: (images, n, 5) float32, see `DraftingEncoder.features_and_drafts`.
+        which: (tokens, 4) int32: the image; the class, -1 for none of this; which of its objects; 0 for x, 1 for y, 2
+            for width and height.
+        others: (tokens, 2) float32, what is fed where there is no class.
+
+    Returns:
+        (tokens, 2); zeros where there are fewer objects.
+    """
+    image, label, number, part = which.unsqueeze(-1).unbind(1)
+    of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
+    same = of[..., 0] == label
+    wanted = same & (same.cumsum(1) == number + 1)  # one at most
+    x, y, width, height = torch.where(wanted.unsqueeze(-1), of[..., 1:], 0.0).sum(1).split(1, dim=1)
+    first = torch.where(part == 0, x, torch.where(part == 1, y, width))
+    values = torch.cat([first, torch.where(part == 2, height, 0.0)], dim=1)
+    return torch.where(label == -1, others, values)
+
+
 def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[int, tuple[float, ...]]) -> None:
     """Put coordinates and sizes in place of some embeddings (tokens, dim); does not wait.
 
@@ -159,3 +284,26 @@ def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[in
             rows = torch.tensor(at, pin_memory=pinned).to(device, non_blocking=True)
             numbers = torch.tensor([values[place] for place in at], pin_memory=pinned).to(device, non_blocking=True)
             embeddings.index_copy_(0, rows, encode(numbers).to(embeddings.dtype))
+
+
+def feed(model: Model, embeddings: torch.Tensor, values: Mapping[int, tuple[Phase, float, float]]) -> None:
+    """Put what the host feeds in place of some embeddings (tokens, dim).
+
+    Args:
+        model: the model.
+        embeddings: as above.
+        values: by their rows of `embeddings`, as `sampling.embed_fed` takes them.
+    """
+    tokens = [(row, int(number)) for row, (kind, number, _) in values.items() if kind is Phase.TOKEN]
+    put_values(
+        model.region,
+        embeddings,
+        {
+            row: (first,) if kind is Phase.Y else (first, second)
+            for row, (kind, first, second) in values.items()
+            if kind is not Phase.TOKEN
+        },
+    )
+    if tokens:
+        rows, ids = torch.tensor(tokens).unbind(1)
+        embeddings.index_copy_(0, rows, model.text.embed(ids))

@@ -6,6 +6,8 @@ can be launched before the one ahead of it is read. `cuda_executor` does the sam
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import abc
 from collections.abc import Callable
@@ -19,16 +21,15 @@ from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, 
 from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
 from saccade.engine.cpu.decoder import FusedDecoder
 from saccade.engine.cpu.paged_cache import CpuPagedCache, CpuPagedRows
-from saccade.engine.cpu.sampling import CpuSampling, feed
 from saccade.engine.cpu.select import cpu_decoder, product_dtype
 from saccade.engine.cpu.threads import image_threads, one_thread, set_threads, step_threads
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, TextDecoder
-from saccade.engine.models.sampling import SAMPLED, put_values, suppress, take_tokens
+from saccade.engine.models.sampling import SAMPLED, CpuSampling, feed, put_values, suppress, take_tokens
 from saccade.engine.phase import TEXT_PHASES, Phase
-from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
+from saccade.engine.runtime.executor import Event, Stream, Watcher
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
 from saccade.engine.tasks.output_state import MAX_SCORED, FedValue, Sampled
 
@@ -329,3 +330,106 @@ class _Cells:
     def fed(self) -> dict[int, FedValue]:
         """The values that come from the host, by line · `longest` + place; once drafts are read from the images."""
         return {at: row.value for row, ats in self._drafts for at in ats if row.value is not None}
+
+
+class _CpuEvent:
+    __slots__ = ("error", "reached")
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.error: BaseException | None = None
+
+    def query(self) -> bool:
+        return self.reached.is_set()
+
+    def synchronize(self) -> None:
+        self.reached.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class CpuStream:
+    """A worker thread."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None  # of the work since the last event; only the worker touches it
+        self._watcher: Watcher | None = None
+        self._thread = threading.Thread(target=self._run, name=f"saccade-{name}", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Put work on the stream; what it raises is raised by the next event, and the work up to there is skipped."""
+        watcher = self._watcher
+        self._work.put(work if watcher is None else _watched(work, watcher))
+
+    def record(self, reached: Callable[[], None] = lambda: None) -> Event:
+        """An event behind all work given so far; `reached` is called behind it, in the worker's thread."""
+        event = _CpuEvent()
+
+        def reach() -> None:
+            event.error, self._error = self._error, None
+            event.reached.set()
+            reached()
+
+        self._work.put(_always(reach))
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let work given from now on begin only after the event; its error becomes this stream's."""
+
+        def wait() -> None:
+            try:
+                event.synchronize()
+            except BaseException as error:
+                self._error = self._error or error
+
+        self._work.put(_always(wait))
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Notify a watcher, or none any more, of the work submitted from now on, in the worker's thread."""
+        self._watcher = watcher
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Wait for the work submitted, if asked to; the watcher knows of what has run."""
+        if wait and self._thread.is_alive():
+            reached = threading.Event()
+            self._work.put(_always(reached.set))
+            while not reached.wait(0.1) and self._thread.is_alive():
+                pass
+
+    def close(self) -> None:
+        """End the thread after the work it has."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            if self._error is None or getattr(work, "always", False):
+                try:
+                    work()
+                except BaseException as error:  # it is raised where the event is waited for
+                    self._error = error
+
+
+def _always(work: Callable[[], None]) -> Callable[[], None]:
+    """Mark work that runs even behind work that failed."""
+
+    def marked() -> None:
+        work()
+
+    marked.always = True  # type: ignore[attr-defined]
+    return marked
+
+
+def _watched(work: Callable[[], None], watcher: Watcher) -> Callable[[], None]:
+    about = watcher.about()
+
+    def watched() -> None:
+        start = time.perf_counter()
+        try:
+            work()
+        finally:
+            watcher.ran(about, start, time.perf_counter())
+
+    return watched

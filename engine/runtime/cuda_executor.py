@@ -34,8 +34,8 @@ from saccade.engine.models.protocol import DraftingEncoder, Model
 from saccade.engine.models.sampling import embed_fed, put_values, seen_values, suppress, take_tokens
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.cuda_slot import CudaSlot
-from saccade.engine.runtime.device_streams import CudaStream, Stream
-from saccade.engine.runtime.executor import Progress
+from saccade.engine.runtime.cuda_stream import CudaStream
+from saccade.engine.runtime.executor import Progress, Stream
 from saccade.engine.runtime.graph_capture import Graphs
 from saccade.engine.runtime.image_encoder import CudaImageEncoder, Job, PreparedImage, bucket_of
 from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores

@@ -13,10 +13,9 @@ import torch
 
 from saccade.engine.core.request import ScheduledSequence, Step, StepKind
 from saccade.engine.models.protocol import Model
-from saccade.engine.models.sampling import take_coordinates, take_tokens
+from saccade.engine.models.sampling import sample, take_coordinates, take_tokens
 from saccade.engine.phase import TEXT_PHASES
-from saccade.engine.runtime.device_streams import Stream
-from saccade.engine.runtime.sampling import sample
+from saccade.engine.runtime.executor import Stream
 from saccade.engine.tasks.output_state import ANY_TOKEN, MAX_SCORED, Sampled, TokenRule
 
 

@@ -76,7 +76,7 @@ class StepInputs:
             self.send(slot)
 
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
-        """Write what is fed at some places, as `plain_runner.embed_fed` takes it, to `kinds` and `values`."""
+        """Write what is fed at some places, as `sampling.embed_fed` takes it, to `kinds` and `values`."""
         host = self.host[slot]
         numbers = host["values"].view(np.float32)
         for place, value in values.items():

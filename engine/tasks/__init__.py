@@ -4,7 +4,7 @@ A new task subclasses `Task` in a file of its own and is made known with `regist
 """
 
 from saccade.engine.tasks.objects import Detect, Gaze, ObjectsTask, Point
-from saccade.engine.tasks.table import TASKS, register_task
+from saccade.engine.tasks.task import TASKS, register_task
 from saccade.engine.tasks.text import Caption, CaptionLength, Query, TextTask
 
 __all__ = [

@@ -13,8 +13,17 @@ from saccade.engine.errors import PromptError
 from saccade.engine.results import ResultPart, Text
 from saccade.engine.tasks.detokenizer import Detokenizer
 from saccade.engine.tasks.output_state import OutputState, Sampling
-from saccade.engine.tasks.table import is_number, register_task, require_count, require_refs, require_text
-from saccade.engine.tasks.task import Answers, OnText, Task, shorten
+from saccade.engine.tasks.task import (
+    Answers,
+    OnText,
+    Task,
+    is_number,
+    register_task,
+    require_count,
+    require_refs,
+    require_text,
+    shorten,
+)
 from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput
 
 if TYPE_CHECKING:

@@ -14,7 +14,9 @@ import torch
 
 from saccade.engine import Detect, Engine
 from saccade.engine.golden.random_model import random_engine
-from saccade.engine.runtime.device_streams import CpuStream, CudaStream, Stream
+from saccade.engine.runtime.cpu_executor import CpuStream
+from saccade.engine.runtime.cuda_stream import CudaStream
+from saccade.engine.runtime.executor import Stream
 from saccade.engine.runtime.monitor import Monitor, StepPart, Track
 from saccade.engine.runtime.trace import Span, Trace
 from tests.support.engine import TINY, noise, one_thread

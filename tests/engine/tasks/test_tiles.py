@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from saccade.engine.tasks.objects import distinct, merge, place
 from saccade.engine.tasks.output_state import DecodedObject
-from saccade.engine.tasks.tiles import Window, distinct, merge, place, windows
+from saccade.engine.tasks.tiles import Window, windows
 
 sides = st.integers(1, 4000)
 parts = st.floats(0.01, 0.99)

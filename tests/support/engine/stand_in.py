@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.phase import Phase
-from saccade.engine.runtime.device_streams import CpuStream, Event, Stream
+from saccade.engine.runtime.cpu_executor import CpuStream
+from saccade.engine.runtime.executor import Event, Stream
 from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule
 
 EOS, COORD, VOCAB = 0, 5, 6
