@@ -178,22 +178,19 @@ class Controller:
         return runs
 
     def apply(self, config: RunConfig) -> list[Change]:
-        """Have this configuration run instead; returns the changes that were needed.
+        """Have this configuration run instead, as that of the command and its file; returns the changes it took.
 
         A stream that cannot be opened although it could be when that was checked is listed as failed.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; everything goes on as it was.
         """
-        return self.change(lambda desired: config.resolved())
+        wanted = config.resolved()
+        return _logged(self._change(lambda desired: wanted, wanted))
 
     def change(self, edit: Edit) -> list[Change]:
-        """As `apply`, with what an edit makes of the desired configuration."""
-        outcomes = self._change(edit)
-        for outcome in outcomes:
-            if outcome.error is not None:
-                log.warning("%s: %s", outcome.change.name, outcome.error)
-        return [outcome.change for outcome in outcomes]
+        """As `apply`, with what an edit of a client makes of the desired configuration."""
+        return _logged(self._change(edit))
 
     def add(self, config: StreamConfig) -> Run:
         """Add a stream; without a name it gets a free one like its source's.
@@ -380,7 +377,7 @@ class Controller:
                     if checked.get(change.name) == change:
                         continue
                     checked[change.name] = change
-                    stream = self.local.prepare(change, checked=self._is_foreign(change))
+                    stream = self.local.prepare(change, checked=self._is_foreign(change, base or self._base))
                     if stream is not None:
                         prepared[change.name] = stack.enter_context(stream)
                 with self._lock:
@@ -398,7 +395,7 @@ class Controller:
                 # Another change of it may have been stored since: then this does what that asks for.
                 wanted = self.config.named().get(name)
                 on_end = partial(self._ended, name)
-                foreign = wanted is not None and self._is_foreign(Open(name, wanted))
+                foreign = wanted is not None and self._is_foreign(Open(name, wanted), self._base)
                 try:
                     if isinstance(change, Reopen) and not change.keys and wanted is not None:
                         run: Run | None = self.local.reopen(name, wanted, checked=foreign, on_end=on_end)
@@ -419,7 +416,7 @@ class Controller:
             if plan(base, kept):
                 self._file.save(kept)
             base = kept
-        elif self._state is not None and (changed or base is not self._base):
+        elif self._state is not None and (changed or plan(self._base, base)):
             self._state.save(base, kept)
         self._base, self._desired = base, desired
 
@@ -448,7 +445,11 @@ class Controller:
                 if name in self._base.named() or wanted[name] != run.config:
                     self._over.add(name)
                 else:
-                    self._store(self._base, _without(name, self._desired))
+                    try:
+                        self._store(self._base, _without(name, self._desired))
+                    except ConfigError as error:
+                        log.warning("%s has ended: %s", name, error)
+                        self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
         """Forget a stream that was never stored, unless another has its name by now; the caller holds the lock."""
@@ -464,11 +465,11 @@ class Controller:
             raise StreamError(f"'{name}' was started by a program, not from a configuration")
         return wanted
 
-    def _is_foreign(self, change: Change) -> bool:
+    def _is_foreign(self, change: Change, base: RunConfig) -> bool:
         """Whether a client has named the source of a stream, so that the policy decides about it."""
         if isinstance(change, Close):
             return False
-        given = self._base.named().get(change.name)
+        given = base.named().get(change.name)
         return given is None or given.source != change.stream.source
 
     def _gone(self) -> set[str]:
@@ -488,6 +489,14 @@ class Controller:
         if self._file is None:
             raise ConfigError("there is no configuration file: start with --config FILE")
         return self._file
+
+
+def _logged(outcomes: Sequence[_Outcome]) -> list[Change]:
+    """The changes; those that failed are logged."""
+    for outcome in outcomes:
+        if outcome.error is not None:
+            log.warning("%s: %s", outcome.change.name, outcome.error)
+    return [outcome.change for outcome in outcomes]
 
 
 def _listed(config: StreamConfig, name: str) -> ListedStream:

@@ -19,6 +19,7 @@ from saccade.pipeline.control.config_file import ConfigFile
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.plan import Change
+from saccade.pipeline.control.source_policy import NotAllowedError, SourcePolicy
 from saccade.pipeline.control.state import StateFile
 from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.run import opened_run
@@ -231,6 +232,23 @@ def test_changes_may_be_kept_in_the_file_itself(tmp_path: Path) -> None:
     assert "# the clip" in path.read_text()
     assert [one.name for one in tmp_path.iterdir()] == ["camera.yaml"]
     assert list(load(path, {}).named()) == ["demo"]
+
+
+def test_the_policy_is_for_clients_alone(local: Local, engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "cameras.yaml"
+    path.write_text(f"http: 127.0.0.1:0\nstreams:\n- {NOWHERE}\n")
+    guarded = Local(local.streams, policy=SourcePolicy([], open_by_default=False))
+    controller = Controller(guarded, load(path, {}), file=ConfigFile(path))
+    controller.start()
+    with pytest.raises(NotAllowedError):
+        controller.add(StreamConfig.model_validate(CAMERA))
+    controller.restart("yard")
+    path.write_text(path.read_text() + f"- {CAMERA}\n")
+    assert controller.reload() == ["door: added"]
+    controller.restart("door")
+    assert names(controller.apply(config_of({**CAMERA, "name": "gate"}))) == [
+        ("Close", "yard"), ("Close", "door"), ("Open", "gate"),
+    ]  # fmt: skip
 
 
 def test_an_attached_stream_is_never_stored(local: Local, tmp_path: Path) -> None:
