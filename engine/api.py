@@ -200,7 +200,7 @@ class Engine:
         """Queue tasks on an image; all of them share its prefill.
 
         With a `stream` the image is a frame, of which the newest counts: while it waits, the next one of the stream
-        takes its place, and its future fails with SupersededError. Nothing is done for a frame before its turn comes.
+        supersedes it, and its future fails with SupersededError. Nothing is done for a frame before its turn comes.
         Streams share the engine by their weights, see `configure_stream`.
 
         Args:

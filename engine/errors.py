@@ -72,7 +72,7 @@ class DeadlineError(EngineError):
 
 
 class SupersededError(EngineError):
-    """A newer frame of the same stream took the place of this one before it was begun."""
+    """A newer frame of the same stream superseded this one before it was begun."""
 
     def __init__(self) -> None:
         super().__init__("a newer frame of the stream came before this one was begun: it was not looked at")

@@ -1,15 +1,15 @@
 """Which request is run next, and when: streams, what waits in them, their shares. Pure bookkeeping, no torch.
 
 A *stream* is what requests of one camera have in common: a key. Of a stream that keeps the newest, one request waits at
-a time: a newer one takes its place, and nothing has been done for the older. Other streams, and requests without a
+a time: a newer one supersedes it, and nothing has been done for the older. Other streams, and requests without a
 key, which are one stream of their own, wait in order of arrival.
 
 Shares are kept by weighted deficit round robin (Shreedhar and Varghese 1996): a request costs one credit for each
 of its windows. While no stream that could go on has one, all streams earn in proportion to their weights, those that
 have nothing to run at the moment, too, but never more than `most_credit` times their weight: a camera of 5 frames a
 second is not behind one of 30 for having no frame at the very moment at which credits are given out. Of the streams
-with a credit, requests that nothing replaces come first, by their deadlines (EDF), then by age. Of frames that a newer
-one would replace, those of streams with `owed_credit` come first: such a stream asks for less than its share, and a
+with a credit, requests that are no frames come first, by their deadlines (EDF), then by age. Of frames, which a newer
+one would supersede, those of streams with `owed_credit` come first: such a stream asks for less than its share, and a
 turn that it misses is lost to it, where the others have another frame soon. Then the newest is next; one older than
 `fresh_s` leaves its turn to others until its stream would lose credit by it.
 
@@ -52,7 +52,7 @@ class StreamSettings:
         weight: its share: with 4 it may run four times as many requests as a stream with 1, while both have them.
         max_fps: most requests begun a second; None for no limit.
         in_flight: most requests that are run at a time, of a stream that keeps the newest.
-        newest: while a request waits, a newer one takes its place; else all of them are run, in order.
+        newest: while a request waits, a newer one supersedes it; else all of them are run, in order.
 
     Raises:
         ValueError: if one of them is out of its range.

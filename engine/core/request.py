@@ -6,7 +6,7 @@
     Step             a launch: rows of sequences, and the windows of a prefill
 
 `RequestMaker` makes the windows of a request and, once they are over, its result. What a request costs before it is
-run, reading its prompts and cutting its image, is done for a frame that a newer one may replace only once it is
+run, reading its prompts and cutting its image, is done for a frame that a newer one may supersede only once it is
 admitted.
 """
 
@@ -210,7 +210,7 @@ class Request(Generic[ImageT]):
         reads: a prefix that is there already, in place of an image.
         keeps: what its image's prefix is kept as; it has no prompts then.
         has_prefix: whether the prompts stand behind an image's prefix.
-        frame: while it waits, a newer frame of its stream takes its place; nothing is done for it before its turn.
+        frame: while it waits, a newer frame of its stream supersedes it; nothing is done for it before its turn.
         tasks: what is asked.
         image: its pixels, or what gives them: called once, when it is to be cut.
         size: width and height of the image in pixels, once it is read.
