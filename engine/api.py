@@ -10,14 +10,14 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,9 @@ from saccade.engine.image import Image, LazyImage, Pixels, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import LoadedAdapters
-from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelCosts, ModelLimits, Ref
+from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelLimits, Ref
 from saccade.engine.results import Detections, Points, Result, Text
-from saccade.engine.runtime.executor import Progress
+from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
@@ -48,6 +48,7 @@ from saccade.engine.tasks.task import OnText, Task
 from saccade.engine.tasks.tiles import Window
 from saccade.engine.vocabulary import Vocabulary
 
+T = TypeVar("T")
 _NEWEST = StreamSettings()
 _CPU_SECONDS_PER_PIXEL = 10e-9
 """Before any is measured. A 48-megapixel image takes 20 ns a pixel to cut on an idle server core, 40 on a busy one."""
@@ -334,30 +335,14 @@ class Engine:
         """The model's sizes."""
         return self._loaded.model.limits
 
-    @property
-    def costs(self) -> ModelCosts:
-        """What the model's steps cost at least, for benchmarks."""
-        return self._loaded.costs
-
-    def time_step(self, rows: int, position: int, repeats: int = 100) -> list[float] | None:
-        """Seconds on a GPU's clock of decode steps of `rows` sequences at `position`; None on a CPU, which has none.
+    def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
+        """Run work with the executor while no step is in flight, for benchmarks; returns what it returns.
 
         Raises:
-            EngineError: unless the engine is idle and keeps no encoded images: it overwrites their pages. Likewise for
-                the two that follow.
+            EngineError: unless the engine is idle and keeps no encoded images, whose pages the work may write over.
         """
         self._require_process()
-        return self._loop.run_idle(lambda: self._executor.time_step(rows, position, repeats))
-
-    def time_sampling(self, rows: int) -> float | None:
-        """Seconds on a GPU's clock of a step's sampling; None on a CPU."""
-        self._require_process()
-        return self._loop.run_idle(lambda: self._executor.time_sampling(rows))
-
-    def experts_used(self, rows: int) -> float | None:
-        """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known."""
-        self._require_process()
-        return self._loop.run_idle(lambda: self._executor.experts_used(rows))
+        return self._loop.run_idle(lambda: work(self._executor))
 
     def tracing(self) -> AbstractContextManager[Trace]:
         """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.

@@ -178,17 +178,6 @@ class PackedRunner:
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
         return None if prompts is None else add_layernorm(ops.x, ops.before, None, bias=ops.bias)
 
-    def experts_used(self, rows: int) -> float | None:
-        """As `plain_runner.Runner.experts_used`; None without experts."""
-        if not self._blocks.top:
-            return None
-        used = []
-        for layer in self._blocks.layers:
-            if layer.experts is not None:
-                chosen = self._logits[layer.number, :rows].topk(self._blocks.top).indices
-                used.append(len(chosen.unique()))
-        return sum(used) / len(used)
-
     def sample_regions(
         self,
         hidden: torch.Tensor,

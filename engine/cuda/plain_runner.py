@@ -96,13 +96,6 @@ class Runner(Protocol):
         """
         ...
 
-    def experts_used(self, rows: int) -> float | None:
-        """Experts that the latest `forward_tokens` of so many rows used, the mean of layers; None if that is not kept.
-
-        Waits for the device.
-        """
-        ...
-
 
 class PlainRunner(PlainSampling):
     """The model's own modules over a paged cache; any device, any dtype.
@@ -163,7 +156,3 @@ class PlainRunner(PlainSampling):
         count = len(images)
         self._text(0, count).write_kv(images, PagedRows(self._cache, prefixes.long()))
         return None if prompts is None else self._forward(self._text(count), prompts, positions, owners, tables)
-
-    def experts_used(self, rows: int) -> float | None:
-        """None: it keeps no choices."""
-        return None

@@ -358,29 +358,6 @@ class Model(Protocol):
         ...
 
 
-class ModelCosts(Protocol):
-    """The least that a model's steps must do, for benchmarks to compare with."""
-
-    def decode_bytes(
-        self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
-    ) -> int:
-        """Bytes that a decode step of so many sequences of `keys` keys reads.
-
-        Args:
-            sequences: of the step.
-            keys: of each sequence.
-            dtype: of the weights, as `model_loader.DTYPES` names it.
-            experts: that the step uses, the mean of a model's mixtures of experts; None for as many as sequences that
-                choose at random and apart use.
-            kv_dtype: of keys and values, see `EngineConfig.kv_dtype`.
-        """
-        ...
-
-    def prefill_flops(self, height: int, width: int, prompt: int) -> int:
-        """Operations of the prefill of an image and a prompt of so many tokens; a multiply-add is two."""
-        ...
-
-
 @dataclass(slots=True, frozen=True)
 class LoadedModel:
     """What an architecture makes of a model folder.
@@ -390,7 +367,6 @@ class LoadedModel:
         prompts: its prompts and tokenizer.
         classes: the only names that may be asked for; None for any words.
         synonyms: phrases that stand for one or several of the classes.
-        costs: what its steps cost at least.
         family: which published model it is and what its file holds, a line for people; "" if there is nothing to say.
     """
 
@@ -398,5 +374,4 @@ class LoadedModel:
     prompts: Prompts
     classes: tuple[str, ...] | None
     synonyms: dict[str, list[str]]
-    costs: ModelCosts
     family: str = ""

@@ -180,18 +180,6 @@ class CpuExecutor:
         self.wait(slot, step)
         return with_scores(self._host[slot], self._scores[1, slot], step)
 
-    def time_step(self, rows: int, position: int, repeats: int) -> list[float] | None:
-        """None: a CPU has no clock of its own."""
-        return None
-
-    def time_sampling(self, rows: int) -> float | None:
-        """None: the trace shows it by itself."""
-        return None
-
-    def experts_used(self, rows: int) -> float | None:
-        """None: no step was timed."""
-        return None
-
     def close(self) -> None:
         """End the streams."""
         self._compute.close()

@@ -177,45 +177,6 @@ class CudaExecutor:
         for part in (self._images, self._compute, self._copy):
             part.close()
 
-    # ---- what a step costs
-
-    @torch.inference_mode()
-    def time_step(self, rows: int, position: int, repeats: int) -> list[float]:
-        """Seconds on the GPU's clock of decode steps that sample coordinates, while nothing else runs.
-
-        Args:
-            rows: sequences, with pages of their own as far as there are any.
-            position: where each continues.
-            repeats: steps to time.
-        """
-        bucket = bucket_of(self._batch_sizes, rows)
-        own = -(-(position + 1 + self.cache.gap) // self.cache.page_size)
-        pages = torch.arange(bucket * own, dtype=torch.int32, device=self._device) % (self.cache.n_pages - 1) + 1
-        self._tables[:bucket, :own] = pages.view(bucket, own)
-        host = self._steps.host[0]
-        for name in ("batch_slots", "outs"):
-            host[name][:bucket] = np.arange(bucket)
-        host["phases"].fill(Phase.X_OR_EOS)
-        host["positions"].fill(position)
-        # Rows that differ, as a step's do: with experts, how many are read depends on it.
-        states = torch.randn_like(self._state[:bucket])
-        job = self._decode_job(self._slots[0], bucket, _COORDS)
-        times = self._compute.time(lambda: self.graphs.run(*job), repeats, lambda: self._state[:bucket].copy_(states))
-        self._tables.zero_()
-        torch.cuda.synchronize(self._device)  # not on the compute stream: the next prefill must not come before it
-        return times
-
-    def time_sampling(self, rows: int) -> float:
-        """Median seconds on the GPU's clock of a step's sampling of coordinates, while nothing else runs."""
-        self._steps.device["outs"].fill_(self._spare)
-        self._steps.device["phases"].fill_(Phase.X_OR_EOS)
-        job = self._first_job(self._slots[0], bucket_of(self._batch_sizes, rows), _COORDS)
-        return float(np.median(self._compute.time(lambda: self.graphs.run(*job), repeats=100)))
-
-    def experts_used(self, rows: int) -> float | None:
-        """See `Runner.experts_used`."""
-        return self._runner.experts_used(bucket_of(self._batch_sizes, rows))
-
     # ---- decode
 
     def _decode(self, slot: int, step: Step[PreparedImage]) -> None:

@@ -135,26 +135,6 @@ class Executor(Protocol[ImageT]):
         """
         ...
 
-    def time_step(self, rows: int, position: int, repeats: int) -> list[float] | None:
-        """Seconds on the device's clock of decode steps that sample coordinates; None where it has no clock.
-
-        Only while no step is in flight: it overwrites page tables.
-
-        Args:
-            rows: sequences of a step.
-            position: where each continues.
-            repeats: steps to time.
-        """
-        ...
-
-    def time_sampling(self, rows: int) -> float | None:
-        """Median seconds of sampling where it is part of the forward's graph; None where the trace shows it."""
-        ...
-
-    def experts_used(self, rows: int) -> float | None:
-        """Experts that the latest `time_step` of so many rows used, the mean of layers; None if not known."""
-        ...
-
     def close(self) -> None:
         """Wait for the work on the streams, and end them."""
         ...

@@ -14,26 +14,19 @@ if TYPE_CHECKING:
     from saccade.pipeline.bench.analytics.track import time_tracks
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.cameras import time_cameras
-    from saccade.pipeline.bench.decode import time_decode
-    from saccade.pipeline.bench.drafts import time_drafts, time_scripted
     from saccade.pipeline.bench.frame import time_frames
     from saccade.pipeline.bench.ingest import time_ingest
     from saccade.pipeline.bench.pipeline import time_pipeline
-    from saccade.pipeline.bench.prompts import time_prompts
     from saccade.pipeline.bench.throughput import time_throughput
     from saccade.pipeline.bench.webrtc import time_webrtc
 
 __all__ = [
     "time_bubble",
     "time_cameras",
-    "time_decode",
-    "time_drafts",
     "time_events",
     "time_frames",
     "time_ingest",
     "time_pipeline",
-    "time_prompts",
-    "time_scripted",
     "time_throughput",
     "time_tracks",
     "time_webrtc",
@@ -46,12 +39,9 @@ __getattr__ = lazy_attributes(
         "analytics.track": ["time_tracks"],
         "bubble": ["time_bubble"],
         "cameras": ["time_cameras"],
-        "decode": ["time_decode"],
-        "drafts": ["time_drafts", "time_scripted"],
         "frame": ["time_frames"],
         "ingest": ["time_ingest"],
         "pipeline": ["time_pipeline"],
-        "prompts": ["time_prompts"],
         "throughput": ["time_throughput"],
         "webrtc": ["time_webrtc"],
     },

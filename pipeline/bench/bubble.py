@@ -162,18 +162,16 @@ def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, se
     """Measure one number of streams with an engine of depth 1 and one of depth 2."""
     block, pipe = Measured(), Measured()
     wait_for_rest(engines[1])
-    sampling = engines[1].time_sampling(streams)
     for _ in range(_ROUNDS):
         for engine, measured in zip(engines, (block, pipe), strict=True):
             run_closed_loop(engine, jobs, streams, seconds / _ROUNDS, measured)
     blocking, piped = block.full(streams), pipe.full(streams)
-    taken = 0.0 if sampling is None else sampling
     return BubbleRow(
         streams=streams,
         rows_block=block.mean_rows,
         rows_pipe=pipe.mean_rows,
-        forward_ms=1e3 * (statistics.median(step.forward for step in piped) - taken),
-        sampling_ms=1e3 * (statistics.median(step.sampling for step in piped) + taken),
+        forward_ms=1e3 * statistics.median(step.forward for step in piped),
+        sampling_ms=1e3 * statistics.median(step.sampling for step in piped),
         bookkeeping_ms=1e3 * statistics.median(step.host for step in piped),
         idle_block_ms=1e3 * statistics.median(s.period - s.forward - s.sampling for s in blocking),
         idle_pipe_ms=1e3 * statistics.median(s.period - s.forward - s.sampling for s in piped),

@@ -17,10 +17,9 @@ from saccade.pipeline.config import RunConfig
 from saccade.pipeline.runtime.tasks import tasks_for
 
 if TYPE_CHECKING:
-    from saccade.engine import Engine
+    pass
 
 WARM_UP = 20  # a CPU records what it does by then, see `engine.cpu.replay`
-_PROMPT_TOKENS = 8  # about
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +33,6 @@ class FrameBench:
         median_ms, p99_ms: from handing the image over to having its boxes.
         prefill_ms, decode_ms: medians of the engine's own split.
         boxes: mean number on an image, or the length that answers were given.
-        floor_ms: the image's operations and the answer's bytes at the GPU's measured rates; None on a CPU.
     """
 
     model: str
@@ -48,7 +46,6 @@ class FrameBench:
     prefill_ms: float
     decode_ms: float
     boxes: float
-    floor_ms: float | None = None
 
     def as_json(self) -> str:
         """All fields as a JSON object."""
@@ -56,12 +53,11 @@ class FrameBench:
 
     def as_text(self) -> str:
         """Two lines for people."""
-        floor = "" if self.floor_ms is None else f"; floor {self.floor_ms:.1f}"
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} images, "
             f"{self.boxes:.1f} boxes each\n"
             f"median {self.median_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; "
-            f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}{floor}"
+            f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}"
         )
 
 
@@ -109,21 +105,4 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
             prefill_ms=statistics.median(prefill),
             decode_ms=statistics.median(decode),
             boxes=objects or boxes / frames,
-            floor_ms=_floor_ms(engine, width, height, objects or boxes / frames),
         )
-
-
-def _floor_ms(engine: Engine, width: int, height: int, boxes: float) -> float | None:
-    if not engine.model.device.startswith("cuda"):
-        return None
-    import torch
-
-    from saccade.pipeline.bench.device_peaks import bandwidth, operations
-
-    device, dtype, costs = torch.device(engine.model.device), engine.model.dtype, engine.costs
-    flops = costs.prefill_flops(height, width, _PROMPT_TOKENS)
-    step = costs.decode_bytes(1, engine.limits.prefix_length + 3 * round(boxes), dtype, kv_dtype=engine.config.kv_dtype)
-    rate = bandwidth(device)
-    whole = costs.decode_bytes(1000, 0, dtype)  # a prefill reads all weights, experts too
-    prefill = max(flops / operations(device, dtype), whole / rate)
-    return 1e3 * (prefill + 3 * boxes * step / rate)

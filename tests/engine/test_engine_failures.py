@@ -323,7 +323,7 @@ def test_waiting_in_the_engine_s_own_thread_is_refused(tiny: Engine) -> None:
             lambda: tiny.stream(IMAGE, Query("?", 5)).answer,
             lambda: next(tiny.stream(IMAGE, Query("?", 5))),
             lambda: tiny.encode(IMAGE),
-            lambda: tiny.time_step(1, 1),
+            lambda: tiny.run_idle(lambda _: None),
         ):
             try:
                 waits()
@@ -355,32 +355,31 @@ def test_callbacks_run_for_what_a_closing_engine_finishes(folder: Path) -> None:
 # Processes and threads
 
 
-def test_steps_are_timed_only_while_the_engine_is_idle(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(tiny._executor, "time_step", lambda *sizes: called.append("step") or [0.5])
-    monkeypatch.setattr(tiny._executor, "time_sampling", lambda rows: called.append("sampling") or 0.25)
+def test_benchmarks_run_only_while_the_engine_is_idle(tiny: Engine) -> None:
+    called: list[object] = []
+
+    def timed(executor: object) -> float:
+        called.append(executor)
+        return 0.5
+
     held = Held(tiny, IMAGE)
     waiting = tiny.submit(IMAGE, [GOOD])
-    with ThreadPoolExecutor(2) as pool:
-        timing = [pool.submit(tiny.time_step, 4, 20, 3), pool.submit(tiny.time_sampling, 4)]
+    with ThreadPoolExecutor(1) as pool:
+        timing = pool.submit(tiny.run_idle, timed)
         latest = time.monotonic() + WAIT_S
-        while len(tiny._loop._inbox) < 3 and time.monotonic() < latest:
+        while len(tiny._loop._inbox) < 2 and time.monotonic() < latest:
             time.sleep(0.002)
         held.release()
-        for one in timing:
-            with pytest.raises(EngineError, match="idle"):
-                one.result(WAIT_S)
+        with pytest.raises(EngineError, match="idle"):
+            timing.result(WAIT_S)
     assert called == []
     waiting.result(WAIT_S)
     assert at_rest(tiny)
-    assert (tiny.time_step(4, 20, 3), tiny.time_sampling(4)) == ([0.5], 0.25)
-    called.clear()
-    with tiny.encode(IMAGE):  # whose pages it would write over
-        for timed in (lambda: tiny.time_step(4, 20, 3), lambda: tiny.time_sampling(4)):
-            with pytest.raises(EngineError, match="keeps encoded images"):
-                timed()
-    assert called == []
-    assert tiny.time_step(4, 20, 3) == [0.5]
+    assert tiny.run_idle(timed) == 0.5
+    with tiny.encode(IMAGE), pytest.raises(EngineError, match="keeps encoded images"):  # whose pages it may write over
+        tiny.run_idle(timed)
+    assert called == [tiny._executor]
+    assert tiny.run_idle(timed) == 0.5
 
 
 # Deadlines of large images

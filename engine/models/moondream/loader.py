@@ -9,7 +9,6 @@ import torch
 
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.model_files import read_synonyms
-from saccade.engine.models.moondream.costs import MoondreamCosts
 from saccade.engine.models.moondream.model import load
 from saccade.engine.models.moondream.prompts import PUBLISHED, MoondreamPrompts, tokenizer_of
 from saccade.engine.models.nano.detector_tower import DetectorTower
@@ -34,7 +33,7 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
             if prompts.can(skill)
             for number, name in enumerate(config.classes or ())
         }
-    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), MoondreamCosts(config), model.family)
+    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), model.family)
 
 
 def _refuse_older_prompts(folder: Path) -> None:

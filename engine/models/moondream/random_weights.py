@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from saccade.engine.models.moondream.config import MoondreamConfig
-from saccade.engine.models.moondream.costs import MoondreamCosts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
 from saccade.engine.models.moondream.text import rotation_table
@@ -28,7 +27,7 @@ def random_moondream(
     config = config or MoondreamConfig()
     model = random_model(config, device, dtype, seed)
     prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer())
-    return LoadedModel(model, prompts, None, {}, MoondreamCosts(config))
+    return LoadedModel(model, prompts, None, {})
 
 
 def random_moondream_3(

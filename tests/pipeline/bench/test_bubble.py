@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.prompts import PromptsBench, measure_prompts
 from saccade.engine import Engine
 from saccade.engine.golden.random_model import random_engine
 from saccade.engine.models.moondream.random_weights import random_model
@@ -24,7 +25,6 @@ from saccade.pipeline.bench.load_generator import (
     run_closed_loop,
     step_times,
 )
-from saccade.pipeline.bench.prompts import PromptsBench, measure_prompts
 from saccade.pipeline.cli.trace_file import check_file, traced
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import RgbImage

@@ -56,8 +56,6 @@ BAD_INPUT = {
     "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a pipeline": (["bench", "pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a bubble": (["bench", "bubble", "--dtype", "int4"], "bfloat16, float16, fp8"),
-    "unknown dtype of prompts": (["bench", "prompts", "--dtype", "int4"], "bfloat16, float16, fp8"),
-    "unknown dtype of steps": (["bench", "decode", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of streams": (["bench", "throughput", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),
     "unknown key": (["run", "--config", "typo.yaml", *OUTPUTS], "typo.yaml:2:1: unknown key 'detct'; did you mean"),
@@ -261,7 +259,6 @@ def test_one_frame_is_timed(tmp_path: Path, saccade: Command) -> None:
     [
         ["frame", "--frames", "2"],
         ["throughput", "--streams", "1", "--seconds", "0.5"],
-        ["prompts", "--prompts", "1", "--rounds", "1"],
     ],
 )
 def test_benches_compute_in_the_dtype_given_and_report_it(

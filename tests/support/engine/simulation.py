@@ -1,6 +1,6 @@
 """The real scheduler and loop in simulated time: cameras that offer frames, and a device as slow as an H200.
 
-A device's times are those that `saccade bench decode`, `frame` and `throughput` have measured of Moondream 2's
+A device's times are those that `python -m benchmarks decode`, `frame` and `throughput` have measured of Moondream 2's
 dimensions. What is simulated is exact and the same each time; what a host takes for its own work is one number a tick.
 """
 

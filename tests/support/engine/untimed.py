@@ -18,14 +18,5 @@ class Untimed:
 
     def wait(self, slot: int, step: Any) -> None: ...
 
-    def time_step(self, rows: int, position: int, repeats: int) -> None:
-        return None
-
-    def time_sampling(self, rows: int) -> None:
-        return None
-
-    def experts_used(self, rows: int) -> None:
-        return None
-
     def close(self) -> None:
         pass

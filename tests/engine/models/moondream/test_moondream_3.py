@@ -17,7 +17,6 @@ from saccade.engine import AdapterError, ModelFilesError, UnknownModelError
 from saccade.engine.models import model_files
 from saccade.engine.models.lora import AdapterBank, load_adapter
 from saccade.engine.models.moondream.config import ExpertsConfig, ModelConfigError, MoondreamConfig
-from saccade.engine.models.moondream.costs import MoondreamCosts
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.random_weights import MOONDREAM_3
@@ -231,15 +230,3 @@ def test_adapters_leave_experts_alone(tmp_path: Path) -> None:
     save_file({f"text.blocks.1.mlp.fc1.{k}": v for k, v in pair.items()}, tmp_path / "b")
     with pytest.raises(AdapterError, match="mixture of experts"):
         load_adapter("b", tmp_path / "b", text, 4)
-
-
-def test_a_step_reads_the_experts_that_its_rows_use() -> None:
-    costs = MoondreamCosts(MoondreamConfig.from_dict({"text": {"moe": {}}}))
-    one = costs.decode_bytes(1, 760, "bfloat16")
-    assert one == costs.decode_bytes(1, 760, "bfloat16", 8) == pytest.approx(3.27e9, rel=0.02)
-    cache = 760 * 24 * 2 * 2048 * 2
-    assert costs.decode_bytes(8, 760, "bfloat16", 8) == one + 7 * cache
-    assert one - costs.decode_bytes(1, 760, "bfloat16", kv_dtype="fp8") == cache - 760 * 24 * 2 * 32 * (64 + 2)
-    more = costs.decode_bytes(32, 760, "bfloat16") - costs.decode_bytes(32, 760, "bfloat16", 8)
-    assert more == pytest.approx(20 * 55.1 * 3 * 2048 * 1024 * 2, rel=0.01)
-    assert costs.prefill_flops(360, 640, 8) > MoondreamCosts(MoondreamConfig()).prefill_flops(360, 640, 8)

@@ -1,4 +1,4 @@
-"""`saccade bench drafts`: what it saves to begin an answer with the last frame's.
+"""`python -m benchmarks drafts`: what it saves to begin an answer with the last frame's.
 
 On clips: the decode steps of each frame's answers, one after another, plainly and drafted. And with scripted answers,
 which need no trained model: the latency of a frame while some of the objects have moved and the others have not.

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.drafts import ClipRow, ScriptedRow, time_drafts, time_scripted
 from saccade.pipeline.bench.common import parse_small
-from saccade.pipeline.bench.drafts import ClipRow, ScriptedRow, time_drafts, time_scripted
 from saccade.pipeline.errors import ConfigError
 from tests.support import REPO
 

@@ -1,4 +1,4 @@
-"""`saccade bench decode`: a decode step on the GPU, by its own clock, beside the time to read its bytes once."""
+"""`python -m benchmarks decode`: a decode step on the GPU, by its own clock, beside the time to read its bytes once."""
 
 from __future__ import annotations
 
@@ -76,12 +76,14 @@ def time_decode(
     import numpy as np
     import torch
 
-    from saccade.pipeline.bench.device_peaks import bandwidth
+    from benchmarks.costs import MoondreamCosts
+    from benchmarks.device_peaks import bandwidth
+    from benchmarks.steps import experts_used, time_sampling, time_step
     from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
 
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
-        if engine.time_step(1, engine.limits.prefix_length, 1) is None:
-            raise EngineError("bench decode times a GPU's own clock, and there is none here; see `saccade bench frame`")
+        time_step(engine, 1, engine.limits.prefix_length, 1)
+        costs = MoondreamCosts(engine._loaded.model.config)  # type: ignore[attr-defined]
         least, most = engine.limits.prefix_length + 1, engine.limits.max_context
         if not least <= length <= most:
             raise EngineError(f"--keys: {engine.model.name} has room for {least} to {most}")
@@ -89,15 +91,15 @@ def time_decode(
         rate = bandwidth(place)
         rows = []
         for count in counts:
-            times = [1e3 * second for second in engine.time_step(count, length - 1, steps) or ()]
-            used = engine.experts_used(count)
+            times = [1e3 * second for second in time_step(engine, count, length - 1, steps)]
+            used = experts_used(engine, count)
             rows.append(
                 DecodeRow(
                     count,
                     float(np.median(times)),
                     float(np.percentile(times, 99)),
-                    1e3 * (engine.time_sampling(count) or 0.0),
-                    1e3 * engine.costs.decode_bytes(count, length, engine.model.dtype, used, kv_dtype) / rate,
+                    1e3 * time_sampling(engine, count),
+                    1e3 * costs.decode_bytes(count, length, engine.model.dtype, used, kv_dtype) / rate,
                     used,
                 )
             )

@@ -1,4 +1,4 @@
-"""`saccade bench prompts`: several prompts on one image, beside the same prompts on images of their own.
+"""`python -m benchmarks prompts`: several prompts on one image, beside the same prompts on images of their own.
 
 The prompts of an image share its prefill and its pages.
 """

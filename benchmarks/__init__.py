@@ -1,0 +1,1 @@
+"""What developers time: steps, drafts and prompts. `python -m benchmarks --help`; not in the wheel."""

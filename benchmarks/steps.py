@@ -1,0 +1,87 @@
+"""What a decode step takes on a GPU's own clock, and its sampling, while nothing else runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.engine import Engine, EngineError
+from saccade.engine.phase import Phase
+from saccade.engine.runtime.cuda_executor import _COORDS, CudaExecutor
+from saccade.engine.runtime.image_encoder import bucket_of
+
+
+def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> list[float]:
+    """Seconds of decode steps that sample coordinates.
+
+    Args:
+        engine: on CUDA, and idle.
+        rows: sequences, with pages of their own as far as there are any.
+        position: where each continues.
+        repeats: steps to time.
+
+    Raises:
+        EngineError: if the engine is on a CPU, or not idle.
+    """
+    return engine.run_idle(lambda executor: _step(_cuda(executor), rows, position, repeats))
+
+
+def time_sampling(engine: Engine, rows: int) -> float:
+    """Median seconds of a step's sampling of coordinates; raises as `time_step`."""
+    return engine.run_idle(lambda executor: _sampling(_cuda(executor), rows))
+
+
+def experts_used(engine: Engine, rows: int) -> float | None:
+    """Experts that the latest step of so many rows used, the mean of layers; None without. Raises as `time_step`."""
+    return engine.run_idle(lambda executor: _experts(_cuda(executor), rows))
+
+
+def _cuda(executor: Any) -> CudaExecutor:
+    if not isinstance(executor, CudaExecutor):
+        raise EngineError("this times a GPU's own clock, and there is none here; see `saccade bench frame`")
+    return executor
+
+
+@torch.inference_mode()
+def _step(executor: CudaExecutor, rows: int, position: int, repeats: int) -> list[float]:
+    cache, device = executor.cache, executor.model.device
+    bucket = bucket_of(executor._batch_sizes, rows)
+    own = -(-(position + 1 + cache.gap) // cache.page_size)
+    pages = torch.arange(bucket * own, dtype=torch.int32, device=device) % (cache.n_pages - 1) + 1
+    executor._tables[:bucket, :own] = pages.view(bucket, own)
+    host = executor._steps.host[0]
+    for name in ("batch_slots", "outs"):
+        host[name][:bucket] = np.arange(bucket)
+    host["phases"].fill(Phase.X_OR_EOS)
+    host["positions"].fill(position)
+    # Rows that differ, as a step's do: with experts, how many are read depends on it.
+    states = torch.randn_like(executor._state[:bucket])
+    job = executor._decode_job(executor._slots[0], bucket, _COORDS)
+    times = executor._compute.time(
+        lambda: executor.graphs.run(*job), repeats, lambda: executor._state[:bucket].copy_(states)
+    )
+    executor._tables.zero_()
+    torch.cuda.synchronize(device)  # not on the compute stream: the next prefill must not come before it
+    return times
+
+
+@torch.inference_mode()
+def _sampling(executor: CudaExecutor, rows: int) -> float:
+    executor._steps.device["outs"].fill_(executor._spare)
+    executor._steps.device["phases"].fill_(Phase.X_OR_EOS)
+    job = executor._first_job(executor._slots[0], bucket_of(executor._batch_sizes, rows), _COORDS)
+    return float(np.median(executor._compute.time(lambda: executor.graphs.run(*job), repeats=100)))
+
+
+def _experts(executor: CudaExecutor, rows: int) -> float | None:
+    from saccade.engine.cuda.decoder import PackedRunner  # needs Triton
+
+    runner = executor._runner
+    if not isinstance(runner, PackedRunner) or not runner._blocks.top:
+        return None
+    bucket, top = bucket_of(executor._batch_sizes, rows), runner._blocks.top
+    layers = [layer.number for layer in runner._blocks.layers if layer.experts is not None]
+    used = [len(runner._logits[number, :bucket].topk(top).indices.unique()) for number in layers]
+    return sum(used) / len(used)
