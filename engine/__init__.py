@@ -30,8 +30,19 @@ if TYPE_CHECKING:
     from saccade.engine.image import Image
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
-    from saccade.engine.results import Box, Detections, Grounding, Points, Reasoning, Result, Spot, Text, Timings
-    from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, register_task
+    from saccade.engine.results import (
+        Box,
+        Detections,
+        Grounding,
+        Outline,
+        Points,
+        Reasoning,
+        Result,
+        Spot,
+        Text,
+        Timings,
+    )
+    from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, Segment, register_task
     from saccade.engine.tasks.task import Task
 
 limit_spinning()  # here, as torch is loaded by whatever is imported next
@@ -54,12 +65,23 @@ _HOMES = {
     ),
     "model_loader": ("ModelInfo",),
     "models.model_files": ("EMBEDDED", "ModelEntry"),
-    "results": ("Box", "Detections", "Grounding", "Points", "Reasoning", "Result", "Spot", "Text", "Timings"),
+    "results": (
+        "Box",
+        "Detections",
+        "Grounding",
+        "Outline",
+        "Points",
+        "Reasoning",
+        "Result",
+        "Spot",
+        "Text",
+        "Timings",
+    ),
     "futures": ("TextStream",),
     "config": ("EngineConfig",),
     "core.admission": ("StreamSettings",),
     "tasks.task": ("Task",),
-    "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "register_task"),
+    "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "Segment", "register_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
@@ -82,6 +104,7 @@ __all__ = [
     "ModelEntry",
     "ModelFilesError",
     "ModelInfo",
+    "Outline",
     "Point",
     "Points",
     "PromptError",
@@ -89,6 +112,7 @@ __all__ = [
     "Reasoning",
     "RequestTooLargeError",
     "Result",
+    "Segment",
     "Spot",
     "StreamSettings",
     "SupersededError",

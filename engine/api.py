@@ -39,11 +39,11 @@ from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import LoadedAdapters
 from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelLimits, Ref
-from saccade.engine.results import Detections, Points, Result, Text
+from saccade.engine.results import Detections, Outline, Points, Result, Text
 from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.trace import Trace
-from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query
+from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query, Segment
 from saccade.engine.tasks.task import OnText, Task
 from saccade.engine.tasks.tiles import Window
 from saccade.engine.vocabulary import Vocabulary
@@ -250,12 +250,12 @@ class Engine:
     def stream(
         self,
         image: Image | EncodedImage | None,
-        task: Query | Caption,
+        task: Query | Caption | Segment,
         *,
         deadline_s: float | None = None,
         adapter: str | None = None,
     ) -> TextStream:
-        """Queue a question or a caption, and get its text piece by piece while it is written.
+        """Queue a question, a caption or an outline, and get it piece by piece while it is written; see `Segment`.
 
         The pieces joined are the text that `submit` gives. The rest is as for `submit`.
 
@@ -309,6 +309,10 @@ class Engine:
         """Centre points of everything that `label` means, among `refs` if there are any. Waits for the answer."""
         tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
+
+    def segment(self, image: Image | EncodedImage, object: str, refs: Sequence[Ref] = (), **options: Any) -> Outline:
+        """The outline of one object; `options` are those of `Segment`: grammar, max_tokens, … Waits for it."""
+        return self.submit(image, [Segment(object, tuple(refs), **options)]).result().segments[0]
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
         """The answer to a question; `options` are those of `Query`: choices, reasoning, refs, … Waits for it."""
@@ -372,7 +376,7 @@ class Engine:
             UnknownClassError: if the vocabulary is closed and has no such name.
         """
         if not isinstance(task, Task):
-            raise ValueError(f"a task is one of Detect, Point, Gaze, Query, Caption; got {task!r}")
+            raise ValueError(f"a task is one of Detect, Point, Gaze, Segment, Query, Caption; got {task!r}")
         if task.skill not in self._info.skills:
             able = f"{self._info.name} can {' and '.join(self._info.skills)}"
             raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")

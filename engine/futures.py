@@ -157,7 +157,12 @@ class TextStream(Iterator[str]):
             EngineError: if it has failed.
             CancelledError: if it was dropped.
         """
-        return self._future.result().texts[0]
+        return self.result.texts[0]
+
+    @property
+    def result(self) -> Result:
+        """All that was found; as `answer`."""
+        return self._future.result()
 
     def close(self) -> None:
         """Drop what is not written yet. Any thread may call it; a second time, or at the end, it does nothing."""

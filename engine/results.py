@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.distribution import install_command
+from saccade.engine.outline import TOLERANCE, Mask, Polygon, coco_rle, fill, parse_path, placed
 
 if TYPE_CHECKING:
     import supervision
@@ -185,6 +186,53 @@ class ExtraPart(Protocol):
         ...
 
 
+@dataclass(slots=True, frozen=True)
+class Outline:
+    """The outline of one object, found by a `Segment` task.
+
+    Attributes:
+        label: what was asked for.
+        path: SVG path data with M, L, C and Z, whose coordinates are fractions of the box.
+        box: (x1, y1, x2, y2) as fractions of the image.
+        complete: whether all of the answer was a path; else `path` is what was good of it.
+        refined: whether a refiner has redrawn the path.
+        tokens: of the path.
+        polygon: whether a record lists the polygons.
+    """
+
+    key: ClassVar[str] = "segments"
+    label: str
+    path: str
+    box: tuple[float, float, float, float]
+    complete: bool
+    refined: bool = False
+    tokens: int = field(default=0, compare=False)
+    polygon: bool = field(default=False, compare=False)
+
+    def polygons(self, tolerance: float = TOLERANCE) -> list[Polygon]:
+        """Closed polygons (corners, 2) as fractions of the image; a curve is off by `tolerance` of the box at most."""
+        return placed(parse_path(self.path, tolerance)[0], self.box)
+
+    def mask(self, width: int, height: int) -> Mask:
+        """The mask (height, width) on an image of that size."""
+        return fill(self.polygons(), width, height)
+
+    def to_record(self, width: int, height: int) -> Mapping[str, object]:
+        """Path, box, COCO's run lengths of the mask, and the polygons if they are wanted."""
+        names = ("x_min", "y_min", "x_max", "y_max")
+        record: dict[str, object] = {
+            "label": self.label,
+            "path": self.path,
+            "bbox": {name: round(value, 5) for name, value in zip(names, self.box, strict=True)},
+            "complete": self.complete,
+            "refined": self.refined,
+            "rle": coco_rle(self.mask(width, height)),
+        }
+        if self.polygon:
+            record["polygon"] = [corners.round(5).tolist() for corners in self.polygons()]
+        return record
+
+
 _NO_DRAFTS: Mapping[Hashable, object] = {}
 ResultPart = Box | Spot | Text | ExtraPart
 """What one task contributes to a result."""
@@ -205,6 +253,11 @@ class Result:
     timings: Timings = field(default_factory=Timings)
     extras: Mapping[str, tuple[ExtraPart, ...]] = field(default_factory=dict)
     drafts: Mapping[Hashable, object] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def segments(self) -> tuple[Outline, ...]:
+        """Outlines in the order of the tasks."""
+        return tuple(part for part in self.extras.get(Outline.key, ()) if isinstance(part, Outline))
 
     @classmethod
     def of(

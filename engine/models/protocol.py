@@ -6,8 +6,8 @@ know an architecture may run it in a faster form; the engine itself uses nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,6 +48,40 @@ class ReasoningTokens:
     coord: int
     grounds: frozenset[int]
     end: int = -1
+
+
+@dataclass(slots=True, frozen=True)
+class PathTokens:
+    """The tokens that spell outlines, see `tasks.segment`.
+
+    Attributes:
+        eos: ends a path.
+        commands: letters by their ids.
+        minus: ids of the minus sign.
+        numbers: integers from 0 to 960 by their ids.
+        decode: text of one id, for those that are none of these.
+        sets: ids that may begin a path; that may follow where no number is due; where one is due; and behind a minus.
+    """
+
+    eos: int
+    commands: Mapping[int, str]
+    minus: frozenset[int]
+    numbers: Mapping[int, int]
+    decode: Callable[[int], str]
+    sets: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = tuple(token for token, letter in self.commands.items() if letter == "M")
+        number = (*self.minus, *self.numbers)
+        object.__setattr__(self, "sets", (first, (self.eos, *self.commands), number, tuple(self.numbers)))
+
+    def symbol(self, token: int) -> str | int | None:
+        """A command letter, '-', an integer, or None for anything else."""
+        found = self.commands.get(token, self.numbers.get(token, "-" if token in self.minus else None))
+        if found is None:
+            text = self.decode(token).strip()
+            return int(text) if text.isascii() and text.isdigit() else None
+        return found
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,6 +152,15 @@ class Prompts(Protocol):
     @property
     def reasoning(self) -> ReasoningTokens | None:
         """The tokens by which the model reasons; None if it has not learned it."""
+        ...
+
+    def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
+        """Ids that ask for the outline of an object."""
+        ...
+
+    @property
+    def path_tokens(self) -> PathTokens:
+        """The tokens that spell outlines."""
         ...
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:

@@ -41,6 +41,9 @@ class TokenSampler:
         return logits.index_select(0, self.rows.contiguous()).float().log_softmax(-1).gather(1, self.scored)
 
 
+_FEW, _MOST_KEPT = 64, 64  # allowed tokens whose mask is not kept; masks that are: 51 KB each
+
+
 class SamplingInputs:
     """Pinned and device buffers for `depth` slots of `n_rows` rows, at fixed addresses."""
 
@@ -48,6 +51,7 @@ class SamplingInputs:
         self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
         self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 4)  # its seed, step, whether grounded, its row
         self._masks = _PinnedBuffer(device, torch.bool, depth, n_rows, vocab)
+        self._kept: dict[int, tuple[Sequence[int], torch.Tensor]] = {}
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | None:
@@ -100,10 +104,23 @@ class SamplingInputs:
             self._scored.device[slot, :count, :n_scored] if n_scored else None,
         )
 
+    def _mask_of(self, allowed: Sequence[int]) -> torch.Tensor:
+        """The mask (vocab,) of many allowed tokens; a grammar gives the same few sequences at every step."""
+        kept = self._kept.get(id(allowed))
+        if kept is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            mask = torch.zeros(self._masks.host.shape[-1], dtype=torch.bool)
+            mask[list(allowed)] = True
+            kept = self._kept[id(allowed)] = allowed, mask  # which keeps the sequence, and so its id
+        return kept[1]
+
     def _fill_masks(self, slot: int, rules: Sequence[TokenRule]) -> None:
         mask = self._masks.host[slot, : len(rules)].fill_(True)
         for row, rule in zip(mask, rules, strict=True):
-            if rule.allowed is not None:
+            if rule.allowed is not None and len(rule.allowed) > _FEW:
+                row.copy_(self._mask_of(rule.allowed))
+            elif rule.allowed is not None:
                 row.fill_(False)[list(rule.allowed)] = True
             elif rule.forbidden:
                 row[list(rule.forbidden)] = False

@@ -1,9 +1,10 @@
-"""What can be asked of an image: detect, point, gaze, query, caption, and the table of all tasks.
+"""What can be asked of an image: detect, point, gaze, segment, query, caption, and the table of all tasks.
 
 A new task subclasses `Task` in a file of its own and is made known with `register_task`.
 """
 
 from saccade.engine.tasks.objects import Detect, Gaze, ObjectsTask, Point
+from saccade.engine.tasks.segment import Segment
 from saccade.engine.tasks.task import TASKS, register_task
 from saccade.engine.tasks.text import Caption, CaptionLength, Query, TextTask
 
@@ -16,6 +17,7 @@ __all__ = [
     "ObjectsTask",
     "Point",
     "Query",
+    "Segment",
     "TextTask",
     "register_task",
 ]

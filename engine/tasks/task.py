@@ -123,6 +123,16 @@ def require_conf(value: object) -> None:
         raise ValueError(f"conf is a number from 0 to 1; got {value!r}")
 
 
+def require_sampling(temperature: object, top_p: object, seed: object) -> None:
+    """Raise ValueError unless tokens can be sampled so."""
+    if not isinstance(temperature, int | float) or not is_number(temperature) or not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature is 0 or more; got {temperature!r}")
+    if not isinstance(top_p, int | float) or not is_number(top_p) or not 0 < top_p <= 1:
+        raise ValueError(f"top_p is above 0 and at most 1; got {top_p!r}")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise ValueError(f"seed is a whole number; got {seed!r}")
+
+
 def require_refs(refs: Any) -> tuple[Ref, ...]:
     """Points (x, y) and boxes (x1, y1, x2, y2) as tuples; raise ValueError for anything else."""
     try:

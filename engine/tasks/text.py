@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ from saccade.engine.tasks.task import (
     Answers,
     OnText,
     Task,
-    is_number,
     register_task,
     require_count,
     require_refs,
+    require_sampling,
     require_text,
     shorten,
 )
@@ -52,15 +51,10 @@ class TextTask(Task):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature is 0 or more; got {self.temperature!r}")
-        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is above 0 and at most 1; got {self.top_p!r}")
+        require_sampling(self.temperature, self.top_p, self.seed)
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         for one in self.stop:
             require_text("a stop string", one)
-        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
-            raise ValueError(f"seed is a whole number; got {self.seed!r}")
 
     def sampling(self) -> Sampling:
         """How its tokens are sampled, with a seed of its own if none was given."""

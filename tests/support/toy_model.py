@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.models.protocol import Cache, ImageCrops, LoadedModel, ModelLimits, Ref, Tiling
+from saccade.engine.models.protocol import Cache, ImageCrops, LoadedModel, ModelLimits, PathTokens, Ref, Tiling
 from saccade.engine.models.registry import register_architecture
 
 EOS, BOS, FIRST = 0, 1, 10
@@ -184,6 +184,13 @@ class ToyPrompts:
         return self.wrap("query", question)
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
+        raise NotImplementedError
+
+    def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
+        raise NotImplementedError
+
+    @property
+    def path_tokens(self) -> PathTokens:
         raise NotImplementedError
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:

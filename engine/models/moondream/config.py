@@ -258,7 +258,7 @@ class MoondreamConfig:
             text=_section(TextConfig, "text", values, _heads(text, unsaid)),
             vision=_section(VisionConfig, "vision", values, unsaid),
             region=_section(RegionConfig, "region", values, unsaid),
-            tokenizer=_section(TokenizerConfig, "tokenizer", values, unsaid),
+            tokenizer=_outlining(_section(TokenizerConfig, "tokenizer", values, unsaid), text),
             classes=None if classes is None else tuple(classes),
             repeat_iou=repeat_iou,
         )
@@ -350,6 +350,7 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
     for skill, parts in (
         ("detect", ("prefix", "suffix")),
         ("point", ("prefix", "suffix")),
+        ("segment", ("prefix", "suffix")),
         ("query", ("prefix", "suffix", *_REASONING)),
         ("caption", ("short", "normal", "long")),
     ):
@@ -417,6 +418,18 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
             raise ModelConfigError(f"field '{name}.{key}' is {'negative' if value < 0 else 'not finite'}")
         read[key] = value
     return kind(**read)
+
+
+def _outlining(tokenizer: TokenizerConfig, text: Any) -> TokenizerConfig:
+    """With Moondream 3's template for outlines, where a configuration has experts and does not speak of it."""
+    if not isinstance(text, Mapping) or text.get("moe") is None or "segment" in tokenizer.templates:
+        return tokenizer
+    if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small one of a test
+        return tokenizer
+    return dataclasses.replace(tokenizer, templates={**tokenizer.templates, "segment": _SEGMENT})
+
+
+_SEGMENT = {"prefix": [1, 17374, 2], "suffix": [3]}
 
 
 def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:

@@ -25,7 +25,9 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
     model = load(folder, device, dtype)
     config = model.config
     tokenizer = tokenizer_of(folder, config)
-    prompts = MoondreamPrompts(config.tokenizer, tokenizer, closed=config.classes is not None)
+    prompts = MoondreamPrompts(
+        config.tokenizer, tokenizer, closed=config.classes is not None, vocab_size=config.text.vocab_size
+    )
     if isinstance(model.vision, DetectorTower):
         model.vision.asked = {
             tuple(prompts.objects(skill, name)): number

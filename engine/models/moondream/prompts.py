@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from saccade.engine.errors import ModelFilesError, PromptError, UnknownModelError
 from saccade.engine.models.model_files import fetch_file
 from saccade.engine.models.moondream.config import MoondreamConfig, TokenizerConfig
-from saccade.engine.models.protocol import ReasoningTokens, Ref
+from saccade.engine.models.protocol import PathTokens, ReasoningTokens, Ref
 
 FIRST_CODE_POINT = 100
 PUBLISHED = "moondream/starmie-v1"
@@ -23,6 +23,8 @@ _TEMPLATE_WORDS = {
     "caption": ("describe", "caption"),
 }
 """What the templates' ids stand for, now and with `TokenizerConfig.in_words`."""
+_LAST_MARK = 20  # token ids up to this are marks, not text
+_COMMANDS, _LARGEST = ("M", "L", "C", "Z"), 960  # of a path, and the largest of its numbers
 _SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
 
 
@@ -125,16 +127,19 @@ class CodePointTokenizer:
 class MoondreamPrompts:
     """Prompts of one model: the config's templates around encoded words; a `closed` one knows names only."""
 
-    __slots__ = ("_closed", "_config", "_templates", "_tokenizer", "eos_id")
+    __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")
 
-    def __init__(self, config: TokenizerConfig, tokenizer: TextTokenizer, closed: bool = False) -> None:
-        self._closed = closed
+    def __init__(
+        self, config: TokenizerConfig, tokenizer: TextTokenizer, closed: bool = False, vocab_size: int = 51200
+    ) -> None:
+        self._closed, self._vocab_size = closed, vocab_size
+        self._path_tokens: PathTokens | None = None
         self._config, self._templates = config, config.templates
         self.eos_id = config.eos_id
         self._tokenizer = tokenizer
 
     def can(self, skill: str) -> bool:
-        """Whether the model has a template for 'detect', 'point', 'query' or 'caption'.
+        """Whether the model has a template for 'detect', 'point', 'segment', 'query' or 'caption'.
 
         For 'gaze' there is none: it is asked in words, of every model that points at what words say.
         """
@@ -167,6 +172,28 @@ class MoondreamPrompts:
         last = template.get("reasoning_prefix", [config.thinking_id]) if reasoning else template["suffix"]
         before = (config.query_suffixes - 1) * template["suffix"]
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
+
+    def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
+        """Ids that ask for the outline of an object: references, and the name without a space before it."""
+        template = self._templates["segment"]
+        return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
+
+    @property
+    def path_tokens(self) -> PathTokens:
+        """Every token of the vocabulary that is a command, a minus sign or an integer, whatever space it has."""
+        if self._path_tokens is None:
+            commands, minus, numbers = dict[int, str](), list[int](), dict[int, int]()
+            for token in range(_LAST_MARK + 1, self._vocab_size):
+                text = self._tokenizer.decode([token]).strip()
+                if text in _COMMANDS:
+                    commands[token] = text
+                elif text == "-":
+                    minus.append(token)
+                elif text.isascii() and text.isdigit() and len(text) < 4 and int(text) <= _LARGEST:
+                    numbers[token] = int(text)
+            eos = self.eos_id
+            self._path_tokens = PathTokens(eos, commands, frozenset(minus), numbers, lambda one: self.text([one]))
+        return self._path_tokens
 
     def _marks(self, refs: Sequence[Ref]) -> list[int]:
         """Tokens in whose place the values of references stand: two of a point, three of a box."""

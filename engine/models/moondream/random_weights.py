@@ -26,7 +26,7 @@ def random_moondream(
     """A loaded model of some shape, by default Moondream 2's. Any name may be asked for; a character is a token."""
     config = config or MoondreamConfig()
     model = random_model(config, device, dtype, seed)
-    prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer())
+    prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer(), vocab_size=config.text.vocab_size)
     return LoadedModel(model, prompts, None, {})
 
 

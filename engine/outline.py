@@ -1,0 +1,204 @@
+"""Outlines: SVG path data to polygons, polygons to masks and back, and COCO's run lengths. Knows numpy alone.
+
+Coordinates of a path are fractions of its own box; of a polygon, of the image.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Polygon = NDArray[np.float64]
+"""(corners, 2) x and y, closed: the last corner is joined to the first."""
+Mask = NDArray[np.bool_]
+"""(height, width)."""
+
+TOLERANCE = 0.002
+"""Largest distance between a curve and its polygon, as a fraction of the path's box."""
+_TOKENS = re.compile(r"([A-Za-z])|([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|[\s,]+|(.)", re.DOTALL)
+_NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
+_MOST_PIECES = 64  # of a curve
+
+
+def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], bool]:
+    """Polygons of SVG path data with M, L, C and Z, in absolute or relative coordinates, with or without spaces.
+
+    Args:
+        text: such as `M 0.500 0.300 L 0.100 0.900 Z` or `M.5,.3L.1.9z`.
+        tolerance: as `TOLERANCE`.
+
+    Returns:
+        The polygons of at least three corners, and whether all of the text could be read. What stands before a
+        mistake is kept.
+    """
+    found: list[list[tuple[float, float]]] = []
+    at = start = (0.0, 0.0)
+    command, numbers, used, drawing = "", list[float](), True, False
+
+    def ended(good: bool) -> tuple[list[Polygon], bool]:
+        good = good and not numbers and used
+        return [np.array(corners) for corners in found if len(corners) > 2], good
+
+    for letter, number, other in _TOKENS.findall(text):
+        if letter:
+            if letter.upper() not in _NUMBERS or numbers or not used:
+                return ended(False)
+            command, used = letter, letter.upper() == "Z"
+            if used:
+                at, drawing = start, False
+            continue
+        if other:
+            return ended(False)
+        if not number:
+            continue
+        value = float(number)
+        needed = _NUMBERS.get(command.upper(), 0)
+        if not needed or not math.isfinite(value):  # a command is due
+            return ended(False)
+        numbers.append(value)
+        if len(numbers) < needed:
+            continue
+        offset = at if command.islower() else (0.0, 0.0)
+        points = [(numbers[i] + offset[0], numbers[i + 1] + offset[1]) for i in range(0, needed, 2)]
+        if command.upper() == "M":
+            start, drawing = points[0], True
+            found.append([start])
+            command = "l" if command.islower() else "L"  # as SVG repeats it
+        else:
+            if not found:
+                return ended(False)
+            if not drawing:  # behind Z another subpath begins where the last one did
+                found.append([at])
+                drawing = True
+            found[-1] += (
+                points if command.upper() == "L" else _flattened(at, points[0], points[1], points[2], tolerance)
+            )
+        at, numbers, used = points[-1], [], True
+    return ended(True)
+
+
+def _flattened(
+    a: tuple[float, float], b: tuple[float, float], c: tuple[float, float], d: tuple[float, float], tolerance: float
+) -> list[tuple[float, float]]:
+    """Points of a cubic Bézier curve behind its first one."""
+    bend = max(math.hypot(p[0] - 2 * q[0] + r[0], p[1] - 2 * q[1] + r[1]) for p, q, r in ((a, b, c), (b, c, d)))
+    pieces = math.ceil(math.sqrt(0.75 * bend / tolerance)) if math.isfinite(bend) else _MOST_PIECES
+    count = min(_MOST_PIECES, max(1, pieces))
+    points = []
+    for number in range(1, count + 1):
+        t = number / count
+        shares = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
+        points.append(
+            (
+                sum(s * p[0] for s, p in zip(shares, (a, b, c, d), strict=True)),
+                sum(s * p[1] for s, p in zip(shares, (a, b, c, d), strict=True)),
+            )
+        )
+    return points
+
+
+def placed(polygons: Sequence[Polygon], box: tuple[float, float, float, float]) -> list[Polygon]:
+    """Polygons of a path in the image: fractions of the box (x1, y1, x2, y2) become fractions of the image."""
+    x1, y1, x2, y2 = box
+    return [corners * (x2 - x1, y2 - y1) + (x1, y1) for corners in polygons]
+
+
+def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
+    """The mask of polygons by the even-odd rule: pixels whose centres lie inside."""
+    flips = np.zeros((height, width + 1), np.int32)
+    for corners in polygons:
+        x, y = corners[:, 0] * width - 0.5, corners[:, 1] * height - 0.5
+        for x0, y0, x1, y1 in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
+            if not (math.isfinite(x0 + y0 + x1 + y1) and y0 != y1):
+                continue
+            low, high = min(y0, y1), max(y0, y1)
+            first, last = max(0, math.ceil(low)), min(height, math.ceil(high))
+            if first >= last:
+                continue
+            rows = np.arange(first, last)
+            crossed = x0 + (rows - y0) * ((x1 - x0) / (y1 - y0))
+            np.add.at(flips, (rows, np.clip(np.ceil(crossed), 0, width).astype(np.int64)), 1)
+    mask: Mask = (flips.cumsum(axis=1)[:, :width] & 1).astype(bool)
+    return mask
+
+
+def trace(mask: Mask) -> list[Polygon]:
+    """Polygons around a mask along its pixels' edges, holes too: `fill` of them is the mask."""
+    height, width = mask.shape
+    padded = np.zeros((height + 2, width + 2), bool)
+    padded[1:-1, 1:-1] = mask
+    # Each edge has the mask on its right: from a corner (x, y) to the next one.
+    following: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    across, down = padded[1:, 1:-1].astype(np.int8) - padded[:-1, 1:-1], None
+    for y, x in np.argwhere(across):
+        a, b = (int(x), int(y)), (int(x) + 1, int(y))
+        start, end = (a, b) if across[y, x] > 0 else (b, a)
+        following.setdefault(start, []).append(end)
+    down = padded[1:-1, 1:].astype(np.int8) - padded[1:-1, :-1]
+    for y, x in np.argwhere(down):
+        a, b = (int(x), int(y)), (int(x), int(y) + 1)
+        start, end = (b, a) if down[y, x] > 0 else (a, b)
+        following.setdefault(start, []).append(end)
+    polygons = []
+    while following:
+        first = next(iter(following))
+        corners, at, before = [first], first, None
+        while True:
+            options = following[at]
+            chosen = options[0]
+            if before is not None and len(options) > 1:  # two pixels touch at a corner: turn right, stay with this one
+                dx, dy = at[0] - before[0], at[1] - before[1]
+                chosen = next((one for one in options if (one[0] - at[0], one[1] - at[1]) == (-dy, dx)), options[0])
+            options.remove(chosen)
+            if not options:
+                del following[at]
+            before, at = at, chosen
+            if at == first:
+                break
+            corners.append(at)
+        polygons.append(_straightened(np.array(corners, np.float64)) / (width, height))
+    return polygons
+
+
+def _straightened(corners: Polygon) -> Polygon:
+    """Without the corners at which nothing turns."""
+    before, after = corners - np.roll(corners, 1, 0), np.roll(corners, -1, 0) - corners
+    turns: Polygon = corners[before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]]
+    return turns
+
+
+def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple[float, float, float, float]]:
+    """SVG path data of polygons in an image, and the box (x1, y1, x2, y2) that its coordinates are fractions of."""
+    if not polygons:
+        return "", (0.0, 0.0, 0.0, 0.0)
+    points = np.concatenate(polygons)
+    (x1, y1), (x2, y2) = points.min(0), points.max(0)
+    spread = np.maximum((x2 - x1, y2 - y1), 1e-12)
+    pieces = []
+    for corners in polygons:
+        scaled = (corners - (x1, y1)) / spread
+        words = [f"{x:.{digits}f} {y:.{digits}f}" for x, y in scaled]
+        pieces.append(f"M {words[0]} " + " ".join(f"L {word}" for word in words[1:]) + " Z")
+    return " ".join(pieces), (float(x1), float(y1), float(x2), float(y2))
+
+
+def coco_rle(mask: Mask) -> dict[str, object]:
+    """COCO's compressed run lengths of a mask: `size` [height, width], and `counts` as pycocotools writes it."""
+    flat = mask.ravel(order="F")
+    changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    edges = np.concatenate([[0] if not flat.size or not flat[0] else [0, 0], changes, [flat.size]])
+    runs = np.diff(edges).tolist()
+    text = []
+    for number, run in enumerate(runs):
+        value = int(run) - (int(runs[number - 2]) if number > 2 else 0)
+        while True:
+            bits, value = value & 31, value >> 5
+            more = value != (-1 if bits & 16 else 0)
+            text.append(chr(48 + bits + (32 if more else 0)))
+            if not more:
+                break
+    return {"size": [mask.shape[0], mask.shape[1]], "counts": "".join(text)}

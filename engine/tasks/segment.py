@@ -1,0 +1,288 @@
+"""The task that outlines one object: a box, and inside it a path that is written token by token.
+
+An answer is two coordinates and a size, which are forced, then text tokens that spell SVG path data: command letters,
+minus signs, and integers in 1/960 of the box. Knows no devices and no threads.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from saccade.engine.errors import PromptError
+from saccade.engine.outline import parse_path
+from saccade.engine.phase import Phase
+from saccade.engine.results import Outline, ResultPart
+from saccade.engine.tasks.output_state import ANY_TOKEN, OutputState, Sampled, Sampling, TokenRule
+from saccade.engine.tasks.task import (
+    Answers,
+    OnText,
+    Task,
+    register_task,
+    require_count,
+    require_refs,
+    require_sampling,
+    require_text,
+)
+
+if TYPE_CHECKING:
+    from saccade.engine.models.protocol import ModelLimits, PathTokens, Prompts, Ref
+
+SCALE = 960
+"""An integer of a path is a fraction of the box in this many parts."""
+_FORCED = (Phase.Y, Phase.Y, Phase.SIZE)
+_NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
+_LAST_MARK = 20  # token ids up to this are marks, not text
+
+
+@register_task
+@dataclass(slots=True, frozen=True)
+class Segment(Task):
+    """Outline one `object`.
+
+    A stream's first piece is the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`); the others are pieces of the path.
+
+    Attributes:
+        object: what to outline, one name or phrase.
+        refs: where it is: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        max_tokens: most tokens of the path.
+        grammar: only tokens that continue a path are sampled; without, the answer ends where it is no path.
+        temperature, top_p, seed: as for `TextTask`.
+        polygon: also list the path's polygons in records.
+
+    Raises:
+        ValueError: if one of them is of another type or out of its range.
+    """
+
+    skill = "segment"
+
+    object: str
+    refs: tuple[Ref, ...] = ()
+    max_tokens: int = 768
+    grammar: bool = True
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    polygon: bool = False
+
+    def __post_init__(self) -> None:
+        require_text("object", self.object)
+        object.__setattr__(self, "refs", require_refs(self.refs))
+        require_count("max_tokens", self.max_tokens)
+        require_sampling(self.temperature, self.top_p, self.seed)
+
+    @classmethod
+    def parse(cls, text: str, max_objects: int, conf: float) -> Self:
+        """The task for a name."""
+        return cls(text)
+
+    @property
+    def asked(self) -> str:
+        """The name."""
+        return self.object
+
+    @property
+    def empty(self) -> bool:
+        """Whether no path is wanted."""
+        return self.max_tokens == 0
+
+    def prompt(self, prompts: Prompts) -> list[int]:
+        """Token ids that ask for it."""
+        return prompts.segment(self.object, self.refs)
+
+    def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
+        """The references."""
+        return prompts.ref_values(self.skill, self.refs) if self.refs else {}
+
+    def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
+        """A box, then a path."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
+        sampling = Sampling(self.temperature, self.top_p, seed)
+        tokens = prompts.path_tokens
+        if not tokens.numbers or "M" not in tokens.commands.values():
+            raise PromptError("this model's tokenizer has no tokens for outlines")
+        return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
+
+    def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
+        """The outline."""
+        found = []
+        for output, _ in answers:
+            assert isinstance(output, SegmentOutput)
+            path = output.writer.text
+            complete = output.complete and parse_path(path)[1]
+            found.append(Outline(self.object, path, output.box, complete, tokens=output.n_tokens, polygon=self.polygon))
+        return found
+
+
+class PathWriter:
+    """Path data from symbols as they come: numbers pair up, and a command is written with its first pair.
+
+    Attributes:
+        broken: whether a symbol came that cannot stand there; nothing is written from then on.
+    """
+
+    __slots__ = ("_command", "_minus", "_number", "_pieces", "_waiting", "broken")
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._command = ""
+        self._waiting = False  # whether the command is not written yet
+        self._minus = False
+        self._number: str | None = None  # the first of a pair
+        self.broken = False
+
+    @property
+    def text(self) -> str:
+        """All that is written."""
+        return "".join(self._pieces)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a command lacks numbers, or a number its pair."""
+        return self._minus or self._waiting or self._number is not None
+
+    def add(self, symbol: str | int | None) -> str:
+        """Take a command letter, '-', an integer, or None for anything else; the piece that it completes."""
+        if self.broken:
+            return ""
+        if isinstance(symbol, int):
+            if not _NUMBERS.get(self._command, 0):  # a command is due
+                self.broken = True
+                return ""
+            number, self._minus = f"{(-symbol if self._minus else symbol) / SCALE:.3f}", False
+            if self._number is None:
+                self._number = number
+                return ""
+            before, self._number = self._number, None
+            command = f"{self._command} " if self._waiting else ""
+            self._waiting = False
+            return self._write(f"{command}{before} {number}")
+        if symbol is None or self._minus:
+            self.broken = True
+            return ""
+        if symbol == "-":
+            self._minus = True
+            return ""
+        self._number, self._command, self._waiting = None, symbol, symbol != "Z"  # an odd number is dropped
+        return "" if self._waiting else self._write("Z")
+
+    def _write(self, piece: str) -> str:
+        self._pieces.append(f" {piece}" if self._pieces else piece)
+        return self._pieces[-1]
+
+
+class PathGrammar:
+    """What may follow in a path: M and two numbers, then L, C, M with their numbers or Z, and the end.
+
+    Args:
+        tokens: that spell paths.
+    """
+
+    __slots__ = ("_begun", "_left", "_minus", "_sets")
+
+    def __init__(self, tokens: PathTokens) -> None:
+        self._sets = tokens.sets
+        self._begun, self._left, self._minus = False, 0, False
+
+    @property
+    def allowed(self) -> Sequence[int]:
+        """Ids of the tokens that may come."""
+        first, later, number, digits = self._sets
+        if self._minus:
+            return digits
+        return number if self._left else later if self._begun else first
+
+    def add(self, symbol: str | int | None) -> None:
+        """Take a symbol."""
+        if symbol == "-":
+            self._minus = True
+        elif isinstance(symbol, int):
+            self._minus, self._left = False, max(0, self._left - 1)
+        elif symbol is not None:
+            self._begun, self._left = True, _NUMBERS.get(symbol, 0)
+
+
+class SegmentOutput(OutputState):
+    """A forced coordinate, coordinate and size, then tokens of a path until the end token.
+
+    Args:
+        tokens: that spell paths.
+        max_tokens: most of them, the end token not among them.
+        max_steps: most steps that the context has room for.
+        grammar: whether only such tokens may be sampled.
+        sampling: how they are.
+        on_text: called with the box as JSON, then with each piece of the path.
+
+    Attributes:
+        box: (x1, y1, x2, y2) as fractions of the image, inside of it.
+        writer: of the path.
+        complete: whether the answer ended by itself, as a path may.
+        n_tokens: of the path.
+    """
+
+    __slots__ = ("_committed", "_grammar", "_on_text", "_tokens", "_values", "box", "complete", "n_tokens", "writer")
+    phases = (*_FORCED, Phase.LATER_TOKEN)
+
+    def __init__(
+        self,
+        tokens: PathTokens,
+        max_tokens: int,
+        max_steps: int,
+        grammar: bool,
+        sampling: Sampling,
+        on_text: OnText | None = None,
+    ) -> None:
+        super().__init__(min(len(_FORCED) + max_tokens + 1, max_steps) if max_steps > len(_FORCED) else 0, sampling)
+        self._tokens, self._on_text = tokens, on_text
+        self._grammar = PathGrammar(tokens) if grammar else None
+        self._committed = self.n_tokens = 0
+        self._values: list[float] = []
+        self.box = (0.0, 0.0, 0.0, 0.0)
+        self.writer, self.complete = PathWriter(), False
+
+    def next_phase(self) -> Phase | None:
+        """Y, Y and SIZE, then LATER_TOKEN."""
+        number = self._launched
+        phase = super().next_phase()
+        return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
+
+    def vocabulary(self) -> Iterable[int]:
+        """Every token that spells a path."""
+        return {token for ids in self._tokens.sets for token in ids} if self._grammar is not None else ()
+
+    def rule(self) -> TokenRule:
+        """What continues the path."""
+        return ANY_TOKEN if self._grammar is None else TokenRule(allowed=self._grammar.allowed)
+
+    def commit(self, sampled: Sampled) -> bool:
+        """Take one step's values; True at the end of the path, or where it is none."""
+        number, self._committed = self._committed, self._committed + 1
+        if number < len(_FORCED):
+            self._values += sampled[: 2 if _FORCED[number] is Phase.SIZE else 1]
+            if number == len(_FORCED) - 1:
+                self._bound()
+            return False
+        token = int(sampled[0])
+        if token == self._tokens.eos:
+            self.complete = not self.writer.broken and not self.writer.unfinished
+            return True
+        self.n_tokens += 1
+        if token > _LAST_MARK:
+            symbol = self._tokens.symbol(token)
+            if self._grammar is not None:
+                self._grammar.add(symbol)
+            piece = self.writer.add(symbol)
+            if piece and self._on_text is not None:
+                self._on_text(piece)
+        return self.writer.broken or self._committed == self.steps
+
+    def _bound(self) -> None:
+        x, y, width, height = self._values
+        corners = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+        x1, y1, x2, y2 = (min(1.0, max(0.0, value)) for value in corners)
+        self.box = x1, y1, x2, y2
+        if self._on_text is not None:
+            self._on_text(json.dumps({"x_min": x1, "y_min": y1, "x_max": x2, "y_max": y2}))
