@@ -77,6 +77,7 @@ class Scheduler(Generic[ImageT]):
         resources: what is held, and free.
         speculation: what drafts have done.
         zombies: steps of sequences that were over when these were committed.
+        soonest: no deadline is before this.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Scheduler(Generic[ImageT]):
         self._decodes = config.decodes_quiet  # steps since the last prefill
         self._launched = 0
         self._timed: dict[Request[ImageT], None] = {}  # with a deadline and not over, in order of arrival
-        self._soonest = math.inf  # no deadline is before this
+        self.soonest = math.inf
         self._complete: list[Request[ImageT]] = []  # whose `done` is to be called yet
         self.zombies = 0
 
@@ -135,7 +136,7 @@ class Scheduler(Generic[ImageT]):
 
     def wake_at(self, now: float) -> float:
         """When a step may be possible, or a deadline passes, if nothing is possible at `now` and nothing happens."""
-        return min(self._soonest, self.admission.wake_at(now))
+        return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
 
@@ -146,7 +147,7 @@ class Scheduler(Generic[ImageT]):
         self.admission.offer(request, stream, self._clock())
         if request.deadline < math.inf:
             self._timed[request] = None
-            self._soonest = min(self._soonest, request.deadline)
+            self.soonest = min(self.soonest, request.deadline)
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
         """End a request now: no more steps are launched for it; those in flight drain as zombies."""
@@ -159,13 +160,13 @@ class Scheduler(Generic[ImageT]):
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed; a single comparison while there are none."""
-        if now < self._soonest:
+        if now < self.soonest:
             return
         for request in [one for one in self._timed if one.deadline <= now]:
             begun = request.state is State.ADMITTED
             self.admission.late += not begun
             self.cancel(request, DeadlineError(begun=begun))
-        self._soonest = min((request.deadline for request in self._timed), default=math.inf)
+        self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
         """End every request of which no window is admitted yet."""

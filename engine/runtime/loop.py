@@ -302,8 +302,10 @@ class StepLoop(Generic[ImageT]):
                     step = scheduler.next_step(early=True)
                 else:
                     until = launch_at
-        if self._calls:  # it costs nothing to look at what comes from outside meanwhile
+        if self._calls and free:  # what comes from outside may make a step possible
             until, wanted = min(until, scheduler.wake_at(now)), 1
+        elif self._calls:  # on a CPU a step may take seconds
+            until = min(until, scheduler.soonest)
         return step, until, wanted
 
     def _launch(self, step: Step[ImageT], now: float) -> None:

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from itertools import count
+from threading import Event
 from typing import Any
 
 import pytest
@@ -251,6 +252,37 @@ def outcomes(loop: StepLoop[int], count: int) -> dict[int, BaseException | None]
             assert time.monotonic() < latest, "the loop stands still"
             time.sleep(1e-4)
     return ended
+
+
+def test_a_deadline_is_not_awaited_behind_a_step() -> None:
+    """On a CPU a prefill may take seconds: whoever waits for one hears of a deadline when it passes."""
+    config = replace(sizes(PAGE, 4, 1), depth=1)
+    scheduler: Scheduler[int] = Scheduler(config, PagePool(60), PREFIX)
+    executor = StandIn(1, 4, 60, random.Random(0), slowest_s=0.0)
+    executor._calls = True
+    gate, late, done = Event(), Event(), Event()
+    executor.streams["compute"].run(lambda: assert_set(gate))
+    loop = StepLoop(executor, scheduler, config)
+    loop.start()
+    errors: list[BaseException | None] = []
+
+    def ended(request: Request[int], error: BaseException | None) -> None:
+        errors.append(error)
+        (late if len(errors) == 1 else done).set()
+
+    loop.submit(request_of(0, [Sequence[int]((1,), BoxesOutput(1, 0.0, ROOM))], ended))
+    loop.submit(request_of(1, [Sequence[int]((1,), BoxesOutput(1, 0.0, ROOM))], ended, time.monotonic() + 0.05))
+    assert late.wait(WAIT_S)
+    assert isinstance(errors[0], DeadlineError)
+    gate.set()
+    assert done.wait(WAIT_S)
+    assert errors[1] is None
+    loop.close(EngineClosedError("closed"))
+    assert scheduler.at_rest
+
+
+def assert_set(event: Event) -> None:
+    assert event.wait(WAIT_S)
 
 
 class GoneError(BaseException):
