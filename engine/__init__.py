@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, Segment, register_task
     from saccade.engine.tasks.task import Task
+    from saccade.engine.tasks.tiles import Window
 
 limit_spinning()  # here, as torch is loaded by whatever is imported next
 
@@ -81,6 +82,7 @@ _HOMES = {
     "config": ("EngineConfig",),
     "core.admission": ("StreamSettings",),
     "tasks.task": ("Task",),
+    "tasks.tiles": ("Window",),
     "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "Segment", "register_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -123,6 +125,7 @@ __all__ = [
     "UnknownClassError",
     "UnknownModelError",
     "UnsupportedTaskError",
+    "Window",
     "register_task",
 ]
 

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.admission import StreamSettings
@@ -34,7 +33,7 @@ from saccade.engine.errors import (
     UnsupportedTaskError,
 )
 from saccade.engine.futures import CallbackThread, ResultFuture, TextStream
-from saccade.engine.image import Image, LazyImage, Pixels, as_array, as_pixels
+from saccade.engine.image import Image, LazyImage, Pixels, YuvImage, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import LoadedAdapters
@@ -197,6 +196,7 @@ class Engine:
         adapter: str | None = None,
         stream: Hashable = None,
         previous: Result | None = None,
+        windows: Sequence[Window] = (),
     ) -> ResultFuture:
         """Queue tasks on an image; all of them share its prefill.
 
@@ -217,6 +217,8 @@ class Engine:
             previous: the result of an image that is nearly this one, by the same model. Of the same tasks its answers
                 are checked instead of being written again: they come out the same as without it, see `drafts`.
                 It is used in place of what the stream remembers.
+            windows: `Detect` tasks are asked of these parts of the image as well, each at the cost of an image; what is
+                found there and in the whole image becomes one list. They are prefilled with the image in one step.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -225,11 +227,20 @@ class Engine:
             UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
             AdapterError: if there is no such adapter.
             EngineClosedError: after `close`.
-            ValueError: if the image is not what it should be, a task needs one, `tiles` is not 1 or more, or not 1 with
-                an encoded image, `deadline_s` is no number, or `previous` no result.
+            ValueError: if the image is not what it should be, a task needs one, `tiles` is not 1 or more, or there
+                are tiles or windows of an encoded image, `deadline_s` is no number, or `previous` no result.
             EngineError: in a forked child: threads and devices do not survive a fork.
         """
-        return self._submit(image, tasks, tiles, deadline_s, adapter, stream, previous)
+        return self._submit(image, tasks, tiles, deadline_s, adapter, stream, previous, windows=windows)
+
+    def input_size(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of pixels in which the model sees a `width` × `height` image: smaller details are lost."""
+        vision = self._loaded.model.vision
+        rows, columns = vision.tiling_of(height, width)
+        if rows * columns > 1:
+            return columns * vision.crop_size, rows * vision.crop_size
+        _, rows, columns, _ = vision.make_crops(np.zeros((height, width, 3), np.uint8)).pixels.shape
+        return columns, rows
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
         """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs.
@@ -401,6 +412,7 @@ class Engine:
         previous: Result | None = None,
         on_text: OnText | None = None,
         keeps: KeptPrefix | None = None,
+        windows: Sequence[Window] = (),
     ) -> ResultFuture:
         """Make a request, and queue it; see `submit`, `stream` and `encode`."""
         self._require_process()
@@ -418,8 +430,8 @@ class Engine:
         pixels: Pixels | LazyImage | None = None
         size = 0, 0
         if isinstance(image, EncodedImage):
-            if tiles != 1:
-                raise ValueError("an encoded image has no tiles: submit the image itself")
+            if tiles != 1 or windows:
+                raise ValueError("an encoded image has no tiles and no windows: submit the image itself")
             chosen, reads, size = image.adapter_for(self._loop, chosen), image.kept, (image.width, image.height)
         elif image is None:
             if lacking := next((task.asked for task in expanded if task.needs_image), None):
@@ -443,6 +455,7 @@ class Engine:
             image=pixels,
             size=size,
             tiles=tiles,
+            looks=tuple(windows),
             previous=None if previous is None else previous.drafts,
             on_text=on_text,
             future=future,
@@ -474,10 +487,11 @@ class Engine:
             raise EngineError("this engine was made before a fork: load one in the child process")
 
 
-def _part_of(image: Pixels, window: Window) -> NDArray[np.uint8]:
-    """A copy of what is in a window of an image."""
-    array = as_array(image)
-    return array[window.y : window.y + window.height, window.x : window.x + window.width].copy()
+def _part_of(image: Pixels, window: Window) -> Pixels:
+    """A copy of what is in a window of an image; of a decoder's planes where they are, from even pixels on."""
+    if isinstance(image, YuvImage):
+        return image.part(window.x, window.y, window.width, window.height)
+    return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
 
 
 def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:

@@ -214,7 +214,8 @@ class Request(Generic[ImageT]):
         tasks: what is asked.
         image: its pixels, or what gives them: called once, when it is to be cut.
         size: width and height of the image in pixels, once it is read.
-        tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well.
+        tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well,
+        looks: and of these windows.
         previous: `PrefillWindow.drafts` of an earlier result; None for nothing.
         on_text: called with each piece of its texts as it comes, in the loop's thread.
         future: of the result.
@@ -238,6 +239,7 @@ class Request(Generic[ImageT]):
     image: Pixels | LazyImage | None = None
     size: tuple[int, int] = (0, 0)
     tiles: int = 1
+    looks: tuple[Window, ...] = ()
     previous: abc.Mapping[abc.Hashable, object] | None = None
     on_text: OnText | None = None
     future: ResultFuture | None = None
@@ -403,11 +405,12 @@ class RequestMaker(Generic[ImageT]):
             PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
         """
         asked = [i for i, task in enumerate(request.tasks) if not task.empty]
-        tiled = [i for i in asked if request.tasks[i].tiled] if request.tiles > 1 and request.image is not None else []
-        source = None if request.image is None else _Source(request, self, as_array=bool(tiled))
+        closer = (request.tiles**2 if request.tiles > 1 else 0) + len(request.looks)
+        tiled = [i for i in asked if request.tasks[i].tiled] if closer and request.image is not None else []
+        source = None if request.image is None else _Source(request, self, as_array=bool(tiled) and request.tiles > 1)
         made: list[PrefillWindow[ImageT]] = []
         most = self.config.max_sequences
-        for number in range(1 + request.tiles**2 if tiled else 1):
+        for number in range(1 + closer if tiled else 1):
             chosen = tiled if number else asked
             sequences = [self._sequence(request, i) for i in chosen]
             crops = source.crops(number) if source is not None and (chosen or request.keeps is not None) else None
@@ -439,7 +442,7 @@ class RequestMaker(Generic[ImageT]):
                 assert request.image is not None
                 whole = self.read(request.image() if callable(request.image) else request.image, True)
                 request.image, (height, width, _) = whole, whole.shape
-                pixels = sum(one.pixels for one in windows(width, height, request.tiles))
+                pixels = sum(one.pixels for one in windows(width, height, request.tiles, request.looks))
             self.pace.require_time(pixels, request.deadline - time.monotonic())
         for window in made:
             if window.prepare is not None:
@@ -529,7 +532,7 @@ class RequestMaker(Generic[ImageT]):
     def _result(self, request: Request[ImageT]) -> Result:
         width, height = request.size
         answers: list[list[tuple[OutputState, Window]]] = [[] for _ in request.tasks]
-        places = windows(width, height, request.tiles) if request.tiles > 1 else [Window(0, 0, width, height)]
+        places = windows(width, height, request.tiles, request.looks)
         for window in request.windows:
             for i, sequence in zip(window.tasks, window.sequences, strict=False):  # behind them branches
                 sequence.output.finish()
@@ -565,7 +568,7 @@ class _Source(Generic[ImageT]):
             assert image is not None, "the request is over"
             request.image = pixels = maker.read(image() if callable(image) else image, self._as_array)
             request.size = width, height = pixels.shape[1], pixels.shape[0]
-        window = windows(width, height, request.tiles)[number] if number else None
+        window = windows(width, height, request.tiles, request.looks)[number] if number else None
         area = width * height if window is None else window.pixels
         read = time.monotonic()
         maker.pace.require_time(area, request.deadline - read)

@@ -35,7 +35,8 @@ GazeForm = Literal["words", "reference"]
 
 _EDGE = 0.02  # an object this close to a window's inner edge was cut by it, and is whole in another window
 _MERGE_IOU = 0.5  # above it two objects of different windows are one
-_INSIDE = 0.8  # so are two of which the smaller lies in the larger by this part: the halves of a cut object
+_INSIDE = 0.8  # so are two of which the smaller lies in the larger by this part, if an edge may have cut the smaller
+_NEAR_EDGE = 0.08  # an object this close to a window's inner edge may be a part of what goes on behind it
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,12 +101,9 @@ class Detect(ObjectsTask):
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Boxes: those of one answer, without repetitions where the model has a limit; those of all windows merged."""
-        found = _placed(answers, width, height)
-        if len(answers) > 1:
-            found = merge(found)[: self.max_objects]
-        elif limits.repeat_iou is not None:
-            found = distinct(found, limits.repeat_iou)
+        """Boxes: those of one answer, without repetitions where the model has a limit; those of all windows fused."""
+        views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
+        found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
         return [_box(self.label, one) for one in found]
 
 
@@ -140,7 +138,7 @@ class Point(ObjectsTask):
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """Points in the order of the answer."""
-        return [Spot(self.label, one.score, one.x, one.y) for one in _placed(answers, width, height)]
+        return [Spot(self.label, one.score, one.x, one.y) for one in _points(answers)]
 
 
 @register_task
@@ -205,19 +203,17 @@ class Gaze(Task):
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """The point, if there is one."""
-        return [Spot(self.skill, one.score, one.x, one.y) for one in _placed(answers, width, height)]
+        return [Spot(self.skill, one.score, one.x, one.y) for one in _points(answers)]
 
 
-def _placed(answers: Answers, width: int, height: int) -> list[DecodedObject]:
-    found: list[DecodedObject] = []
-    for output, window in answers:
-        assert isinstance(output, ObjectsOutput)
-        if (window.width, window.height) == (width, height):
-            found += output.objects
-            continue
-        placed = (place(one, window, width, height) for one in output.objects)
-        found += [one for one in placed if one is not None]
-    return found
+def _objects(output: OutputState, repeat_iou: float | None) -> list[DecodedObject]:
+    assert isinstance(output, ObjectsOutput)
+    return list(output.objects) if repeat_iou is None else distinct(output.objects, repeat_iou)
+
+
+def _points(answers: Answers) -> list[DecodedObject]:
+    """What was found in the whole image: points are asked of no window."""
+    return [one for output, _ in answers for one in _objects(output, None)]
 
 
 def _box(label: str, found: DecodedObject) -> Box:
@@ -226,6 +222,66 @@ def _box(label: str, found: DecodedObject) -> Box:
     if x1 < 0 or y1 < 0 or x2 > 1 or y2 > 1:
         x1, y1, x2, y2 = (min(1.0, max(0.0, value)) for value in (x1, y1, x2, y2))
     return Box(label, found.score, x1, y1, x2, y2)
+
+
+def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, height: int) -> list[DecodedObject]:
+    """Each object once, best score first, with the score that the model gave it.
+
+    Two boxes of different windows are one object if they overlap much: the better one stays. A box that a window's edge
+    has cut, or may have cut, yields to one that contains it and reaches out of the window. Boxes of one window stay
+    beside each other: the model saw both.
+
+    Args:
+        found: what was found in each window, in fractions of the window.
+        width: of the image in pixels.
+        height: likewise.
+
+    Returns:
+        Objects in fractions of the image.
+    """
+    views = [
+        _View(placed, window, number, _near_edge(one, window, width, height))
+        for number, (window, objects) in enumerate(found)
+        for one in objects
+        if (placed := place(one, window, width, height)) is not None
+    ]
+    views.sort(key=lambda view: (view.cut, -view.object.score))
+    kept: list[_View] = []
+    for view in views:
+        if not any(view.repeats(other) for other in kept):
+            kept.append(view)
+    return sorted((view.object for view in kept), key=lambda one: -one.score)
+
+
+@dataclass(slots=True, frozen=True)
+class _View:
+    """An object in the image, as one window shows it; `cut`: it is close to an inner edge of the window."""
+
+    object: DecodedObject
+    window: Window
+    number: int
+    cut: bool
+
+    def repeats(self, other: _View) -> bool:
+        """Whether it is the same object as one that is kept."""
+        if self.number == other.number:
+            return False
+        shared = _intersection(self.object, other.object)
+        if shared <= 0:
+            return False
+        if _iou(self.object, other.object) > _MERGE_IOU:
+            return True
+        return self.cut and shared > _INSIDE * self.object.width * self.object.height
+
+
+def _near_edge(found: DecodedObject, window: Window, width: int, height: int) -> bool:
+    """Whether a window's object is close to an edge of the window that is none of the image."""
+    return (
+        (found.x - found.width / 2 < _NEAR_EDGE and window.x > 0)
+        or (found.x + found.width / 2 > 1 - _NEAR_EDGE and window.x + window.width < width)
+        or (found.y - found.height / 2 < _NEAR_EDGE and window.y > 0)
+        or (found.y + found.height / 2 > 1 - _NEAR_EDGE and window.y + window.height < height)
+    )
 
 
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
@@ -246,11 +302,6 @@ def place(found: DecodedObject, window: Window, width: int, height: int) -> Deco
         found.width * window.width / width,
         found.height * window.height / height,
     )
-
-
-def merge(objects: Iterable[DecodedObject]) -> list[DecodedObject]:
-    """Each object once, best score first: of two that overlap much, the better one stays."""
-    return _first_of(sorted(objects, key=lambda one: -one.score), _same)
 
 
 def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
@@ -276,12 +327,6 @@ def _iou(a: DecodedObject, b: DecodedObject) -> float:
         return 0.0
     shared = _intersection(a, b)
     return shared / (a.width * a.height + b.width * b.height - shared) if shared > 0 else 0.0
-
-
-def _same(a: DecodedObject, b: DecodedObject) -> bool:
-    shared = _intersection(a, b)
-    smaller = min(a.width * a.height, b.width * b.height)
-    return shared > 0 and (_iou(a, b) > _MERGE_IOU or shared > _INSIDE * smaller)
 
 
 def _intersection(a: DecodedObject, b: DecodedObject) -> float:

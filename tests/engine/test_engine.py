@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from saccade.engine import (
     UnknownClassError,
     UnknownModelError,
     UnsupportedTaskError,
+    Window,
 )
 from saccade.engine.image import YuvImage
 from tests.support import REPO
@@ -334,6 +336,29 @@ def test_a_question_longer_than_the_context_is_one_clear_line(tiny: Engine) -> N
 
 
 # Tiles
+
+
+def test_windows_find_what_is_too_small_in_the_whole_image() -> None:
+    """The picture of a person in a corner of a large one; what is found there has its place in the large one."""
+    with Engine.load("nano") as engine:
+        there, first = cv2.VideoCapture(str(REPO / "pipeline/assets/demo.mp4")).read()
+        assert there
+        person = cv2.resize(first[:, :, ::-1], (640, 360))
+        (whole,) = [box for box in engine.detect(person, "person").boxes if box.score > 0.9][:1]
+        large = np.full((1440, 2560, 3), 128, np.uint8)
+        large[1000:1120, 2000:2213] = cv2.resize(person, (213, 120), interpolation=cv2.INTER_AREA)
+        windows = [Window(1900, 920, 416, 276)]
+        plain = engine.submit(large, [Detect("person")]).result(WAIT_S).detections.boxes
+        closer = engine.submit(large, [Detect("person")], windows=windows).result(WAIT_S).detections.boxes
+        later = engine.submit(lambda: large, [Detect("person")], windows=windows, stream="camera").result(WAIT_S)
+        assert not [box for box in plain if box.x1 > 0.7]
+        (found,) = closer
+        assert (found.x1, found.y1) == pytest.approx(
+            ((2000 + 213 * whole.x1) / 2560, (1000 + 120 * whole.y1) / 1440), abs=0.01
+        )
+        assert later.detections.boxes == closer
+        with engine.encode(large) as encoded, pytest.raises(ValueError, match="no windows"):
+            engine.submit(encoded, [Detect("person")], windows=windows)
 
 
 @pytest.mark.parametrize("tiles", [0, -1])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from saccade.engine.tasks.objects import distinct, merge, place
+from saccade.engine.tasks.objects import distinct, fuse, place
 from saccade.engine.tasks.output_state import DecodedObject
 from saccade.engine.tasks.tiles import Window, windows
 
@@ -82,20 +82,73 @@ def test_what_an_inner_edge_has_cut_is_left_to_the_next_window(
     assert (place(found, window, 800, 600) is not None) == kept
 
 
-@given(st.lists(finds, max_size=12))
-def test_merging_keeps_the_best_of_each_and_is_done_once(many: list[DecodedObject]) -> None:
-    kept = merge(many)
-    assert merge(kept) == kept
+WHOLE = Window(0, 0, 800, 600)
+PARTS = [WHOLE, Window(0, 0, 400, 300), Window(200, 100, 300, 200), Window(500, 300, 300, 300)]
+
+
+@given(st.lists(st.lists(finds, max_size=5), min_size=4, max_size=4))
+def test_fusing_keeps_the_best_of_each_object_with_its_score(views: list[list[DecodedObject]]) -> None:
+    kept = fuse(zip(PARTS, views, strict=True), 800, 600)
+    placed = [
+        one for part, view in zip(PARTS, views, strict=True) for each in view if (one := place(each, part, 800, 600))
+    ]
     assert [one.score for one in kept] == sorted((one.score for one in kept), reverse=True)
-    assert all(one in many for one in kept)
-    if many:
-        assert kept[0].score == max(one.score for one in many)
+    assert all(one in placed for one in kept)
+    assert bool(kept) == bool(placed)
+    assert len(kept) <= len(placed)
 
 
-def test_two_views_of_one_object_merge_and_neighbours_stay() -> None:
-    better, worse = DecodedObject(0.9, 0.5, 0.5, 0.2, 0.2), DecodedObject(0.6, 0.51, 0.5, 0.2, 0.2)
-    beside, half = DecodedObject(0.3, 0.75, 0.5, 0.2, 0.2), DecodedObject(0.5, 0.45, 0.5, 0.1, 0.2)
-    assert merge([half, worse, beside, better]) == [better, beside]
+@given(st.lists(finds, max_size=12))
+def test_what_one_window_shows_stays_beside_each_other(many: list[DecodedObject]) -> None:
+    kept = fuse([(WHOLE, many)], 800, 600)
+    assert [one.score for one in kept] == sorted((one.score for one in many), reverse=True)
+
+
+# In 800 x 600: a glance, and a window of 400 x 300 at (200, 150) that shows the middle twice as large.
+CLOSER = Window(200, 150, 400, 300)
+
+
+@pytest.mark.parametrize(
+    ("glance", "closer", "kept"),
+    [
+        # The same object twice: the better view stays, with its score.
+        ([(0.6, 0.5, 0.5, 0.1, 0.2)], [(0.9, 0.5, 0.5, 0.2, 0.4)], [0.9]),
+        ([(0.9, 0.5, 0.5, 0.1, 0.2)], [(0.6, 0.5, 0.5, 0.2, 0.4)], [0.9]),
+        # An object that only one of them has found.
+        ([], [(0.7, 0.5, 0.5, 0.2, 0.4)], [0.7]),
+        ([(0.8, 0.1, 0.1, 0.1, 0.1)], [(0.7, 0.5, 0.5, 0.2, 0.4)], [0.8, 0.7]),
+        # The window's left edge has cut the person whom the glance shows whole.
+        ([(0.6, 0.25, 0.5, 0.1, 0.4)], [(0.9, 0.05, 0.5, 0.1, 0.8)], [0.6]),
+        # The part of an object, not quite at an edge, lies in the whole, whichever scores better.
+        ([(0.9, 0.3, 0.5, 0.3, 0.4)], [(0.5, 0.14, 0.5, 0.2, 0.8)], [0.9]),
+        ([(0.5, 0.3, 0.5, 0.3, 0.4)], [(0.9, 0.14, 0.5, 0.2, 0.8)], [0.5]),
+        # Someone far away whose box lies in that of someone near.
+        ([(0.9, 0.5, 0.5, 0.6, 0.9)], [(0.8, 0.5, 0.5, 0.1, 0.2)], [0.9, 0.8]),
+        # A child in front of an adult: both views have both, and both stay.
+        (
+            [(0.9, 0.5, 0.5, 0.2, 0.4), (0.8, 0.5, 0.55, 0.08, 0.2)],
+            [(0.95, 0.5, 0.5, 0.4, 0.8), (0.85, 0.5, 0.6, 0.16, 0.4)],
+            [0.95, 0.85],
+        ),
+    ],
+)
+def test_a_glance_and_a_window_give_one_box_for_each_object(
+    glance: list[tuple[float, ...]], closer: list[tuple[float, ...]], kept: list[float]
+) -> None:
+    views = [(WHOLE, [DecodedObject(*one) for one in glance]), (CLOSER, [DecodedObject(*one) for one in closer])]
+    assert [one.score for one in fuse(views, 800, 600)] == kept
+
+
+def test_chosen_windows_follow_the_tiles_and_are_clipped_to_the_image() -> None:
+    chosen = [Window(700, 500, 300, 300), Window(2000, 0, 10, 10)]
+    assert windows(800, 600, 1, chosen) == [WHOLE, Window(700, 500, 100, 100), Window(799, 0, 1, 10)]
+    assert len(windows(800, 600, 2, chosen)) == 7
+
+
+@pytest.mark.parametrize("window", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 0, 5), (0, 0, 5, 0)])
+def test_a_window_without_pixels_is_refused(window: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="1 pixel or more"):
+        Window(*window)
 
 
 def test_a_box_that_repeats_an_earlier_one_is_dropped() -> None:
