@@ -1,0 +1,220 @@
+"""Small objects that were found: where each is expected now, how surely, and when it was last found or looked for.
+
+The model does not see a small object on every frame, but only where a window is. Between two looks the object is
+expected: one that moves for a moment where its speed takes it, one that stands still as long as nothing moves there.
+Plain numbers; boxes are in pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from saccade.pipeline.analytics.association import Floats, assign, iou
+
+Rect = tuple[float, float, float, float]
+"""x1, y1, x2, y2."""
+
+MOVING_S = 0.7  # after motion at its place an object counts as moving
+HELD_MOVING_S = 0.8  # for which a moving object is expected without being found
+KEPT_S = 1.5  # for which a moving object is looked for
+_CONFIRMED = 2  # finds after which an object is believed while nobody looks
+_MISSES = 2  # looks in a row without a find that end an object which stands still
+_BRIDGED, _BRIDGED_S = 1, 0.35  # a look that misses a well-known object does not hide it, for this time
+EDGE = 0.06  # of a window, in which an object may be cut: a look shows what lies within
+_GAIN = 0.5  # of a measured speed that is taken over by each find
+_LEAST_LIKENESS = 0.15
+_GROWTH = 0.6  # by which boxes are enlarged, in their own size, before their overlap is measured
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """A box that the model has found.
+
+    Attributes:
+        label: its class.
+        score: of the model, 0 to 1.
+        box: in pixels.
+    """
+
+    label: str
+    score: float
+    box: Rect
+
+
+@dataclass(slots=True)
+class Known:
+    """A small object.
+
+    Attributes:
+        found: as it was found last.
+        speed: of its centre, in pixels a second.
+        first_s, found_s: when it was first and last found.
+        looked_s: when a window was last put on it.
+        moved_s: when something last moved at its place.
+        finds: how often it was found.
+        misses: looks since then that did not find it.
+    """
+
+    found: Found
+    speed: tuple[float, float]
+    first_s: float
+    found_s: float
+    looked_s: float
+    moved_s: float
+    finds: int = 1
+    misses: int = 0
+
+    def box_at(self, seconds: float) -> Rect:
+        """Where it is expected."""
+        x1, y1, x2, y2 = self.found.box
+        if not self.moves(seconds):
+            return self.found.box
+        passed = min(max(0.0, seconds - self.found_s), HELD_MOVING_S)
+        dx, dy = self.speed[0] * passed, self.speed[1] * passed
+        return x1 + dx, y1 + dy, x2 + dx, y2 + dy
+
+    def moves(self, seconds: float) -> bool:
+        """Whether it moves, or did shortly before."""
+        return seconds - self.moved_s < MOVING_S
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether it was found more than once."""
+        return self.finds >= _CONFIRMED
+
+
+class Memory:
+    """The small objects of one stream.
+
+    Args:
+        still_s: for how many seconds an object that stands still is expected without being found.
+    """
+
+    def __init__(self, still_s: float) -> None:
+        self._still_s = still_s
+        self.known: list[Known] = []
+
+    def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
+        """Something moves in these rectangles."""
+        for one in self.known:
+            if any(overlap(one.found.box, blob) > 0 for blob in blobs):
+                one.moved_s = seconds
+
+    def note_look(self, window: Rect, seconds: float) -> None:
+        """A window is put here; its result comes later."""
+        for one in self.known:
+            if inside(one.box_at(seconds), _core(window)):
+                one.looked_s = seconds
+
+    def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
+        """Take what was found on a frame; return the objects that are expected where nobody has looked.
+
+        Args:
+            found: the small objects that were found.
+            looked: the windows of the frame.
+            seconds: its time.
+        """
+        expected = [one.box_at(seconds) for one in self.known]
+        cores = [_core(window) for window in looked]
+        pairs = self._pair(found, expected)
+        for row, column in pairs.items():
+            _take(self.known[row], found[column], seconds)
+        held, kept = [], []
+        for row, (one, box) in enumerate(zip(self.known, expected, strict=True)):
+            if row not in pairs:
+                missed = any(inside(box, window) for window in cores)
+                one.misses += missed
+                if self._ended(one, seconds):
+                    continue
+                if one.confirmed and one.misses <= _BRIDGED and self._held(one, seconds, missed=one.misses > 0):
+                    held.append(replace(one.found, box=box))
+            kept.append(one)
+        taken = set(pairs.values())
+        new = [one for column, one in enumerate(found) if column not in taken]
+        kept += [Known(one, (0.0, 0.0), seconds, seconds, seconds, -math.inf) for one in new]
+        self.known = kept
+        return [one for one in held if all(_apart(one, other) for other in found)]
+
+    def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
+        """Which known object each find is: row to column."""
+        if not found or not expected:
+            return {}
+        likeness = iou(_grown(expected), _grown([one.box for one in found]))
+        for row, one in enumerate(self.known):
+            for column, other in enumerate(found):
+                if one.found.label != other.label:
+                    likeness[row, column] = 0
+        rows, columns = assign(likeness, _LEAST_LIKENESS)
+        return dict(zip(rows.tolist(), columns.tolist(), strict=True))
+
+    def _held(self, one: Known, seconds: float, *, missed: bool) -> bool:
+        age = seconds - one.found_s
+        if missed:
+            return age <= _BRIDGED_S and one.finds > _CONFIRMED
+        return age <= (HELD_MOVING_S if one.moves(seconds) else self._still_s)
+
+    def _ended(self, one: Known, seconds: float) -> bool:
+        age = seconds - one.found_s
+        if age < 0:  # a clock that began again
+            return True
+        if one.moves(seconds):
+            return age > KEPT_S
+        return age > self._still_s or one.misses >= (_MISSES if one.confirmed else 1)
+
+
+def inside(box: Rect, window: Rect) -> bool:
+    """Whether a window shows the whole of a box."""
+    return box[0] >= window[0] and box[1] >= window[1] and box[2] <= window[2] and box[3] <= window[3]
+
+
+def overlap(a: Rect, b: Rect) -> float:
+    """The area that two rectangles share."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def area(box: Rect) -> float:
+    """Width times height."""
+    return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
+
+
+def _core(window: Rect) -> Rect:
+    """A window without its edges. What sticks out of the frame there counts as cut, too: it is looked at again."""
+    x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
+    return window[0] + x, window[1] + y, window[2] - x, window[3] - y
+
+
+def _take(one: Known, found: Found, seconds: float) -> None:
+    passed = seconds - one.found_s
+    if passed > 0:
+        new, old = _centre(found.box), _centre(one.found.box)
+        measured = ((new[0] - old[0]) / passed, (new[1] - old[1]) / passed)
+        gain = 1.0 if one.finds == 1 else _GAIN
+        one.speed = (
+            one.speed[0] + gain * (measured[0] - one.speed[0]),
+            one.speed[1] + gain * (measured[1] - one.speed[1]),
+        )
+    one.found, one.found_s, one.looked_s, one.misses = found, seconds, max(one.looked_s, seconds), 0
+    one.finds += 1
+
+
+def _apart(one: Found, other: Found) -> bool:
+    """Whether two boxes of a label are two objects."""
+    shared = overlap(one.box, other.box)
+    return one.label != other.label or shared < 0.4 * min(area(one.box), area(other.box))
+
+
+def _centre(box: Rect) -> tuple[float, float]:
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+
+
+def _grown(boxes: Sequence[Rect]) -> Floats:
+    """Boxes (n, 4), enlarged about their centres: small ones move by more than their width between two finds."""
+    corners = np.array(boxes, np.float64)
+    size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
+    corners[:, :2] -= size
+    corners[:, 2:] += size
+    return corners

@@ -1,0 +1,340 @@
+"""Chooses the windows of each frame: where something moves, where small objects are, and where nobody looked for long.
+
+Every wish for a look has an urgency, 1 or more, that grows with the time since the last look. The most urgent wish
+gets the first window; other wishes that fit share it. A wish for motion at a place where looks found nothing is
+made less and less often. Where more than a third of the frame moves, nothing is chosen: the camera moves, it rains
+heavily, or the exposure has jumped. Plain numbers; the caller computes the motion and runs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.pipeline.analytics.saccades.memory import EDGE, Found, Known, Memory, Rect, area, inside, overlap
+from saccade.pipeline.analytics.saccades.sweep import Sweep
+
+Reason = Literal["motion", "track", "unsure", "sweep"]
+
+MOST_MOVING = 1 / 3  # of the frame
+_FLAT = 1.5  # width by height of a window of a landscape frame: the model sees it in as many rows as the frame
+# Height of an object in the model's pixels at which it is found well: of persons of 80 pixels nano found .97 in windows
+# of 1:1, .96 of 1:1.25, .92 of 1:1.5, .62 of 1:1.75 and .35 of 1:2.
+_GOOD_ROWS = 90.0
+_SWEEP_SCALES = (1.25, 1.1)  # pixels of the frame in one of the model's, for the passes of the sweep
+_SMALL_ROWS = 28.0  # height in the model's pixels below which an object is missed by the glance
+_MOST_SCALE = 2.0  # a window is at most twice as wide as the model's input, unless its object is large
+_SHARED_SCALE = 1.25  # up to which a window is enlarged for others to share it
+_LEAST_GAIN = 1.3  # a window must show an object this much larger than the glance does
+_MARGIN = 0.3  # of an object's size, that a window leaves around it
+_UNSURE = 0.6  # below this score a find is looked at again
+_SURE_S = 0.25  # a find this recent explains motion
+_MOVING_S = 0.05  # after how many seconds without a find a moving object is looked at again,
+_UNSURE_S = 0.1  # an unsure find,
+_MOTION_S = 0.1  # and a place that moves, for which the time doubles with each look that finds nothing,
+_MOST_FRUITLESS = 5.0  # up to 2 to the power of this
+_FORGET_S = 20.0  # in which half of the looks that found nothing are forgotten
+_MOST_URGENT = 10.0
+_MOST_BLOBS = 32
+_LEAST_BLOB = 3  # cells of the motion map
+_CELL_ROWS = 36  # of the grid of places where motion was looked at
+
+
+@dataclass(slots=True, frozen=True)
+class Look:
+    """A window of a frame.
+
+    Attributes:
+        x, y, width, height: in pixels.
+        reason: of the most urgent wish for it.
+    """
+
+    x: int
+    y: int
+    width: int
+    height: int
+    reason: Reason
+
+    @property
+    def rect(self) -> Rect:
+        """Its corners."""
+        return float(self.x), float(self.y), float(self.x + self.width), float(self.y + self.height)
+
+
+@dataclass(slots=True, frozen=True)
+class _Wish:
+    box: Rect
+    reason: Reason
+    urgency: float
+
+
+class Planner:
+    """Chooses windows for one stream. Not thread-safe.
+
+    Args:
+        width, height: of the frames in pixels.
+        columns, rows: of the model's input, for a frame of this shape.
+        sweep_s: within how many seconds each part of the frame is looked at.
+        thrifty: whether windows are left unused while all small objects that are known stand still.
+
+    Raises:
+        ValueError: if a size or the time is not above 0.
+    """
+
+    def __init__(
+        self, width: int, height: int, columns: int, rows: int, sweep_s: float = 5.0, *, thrifty: bool = False
+    ) -> None:
+        if min(width, height, columns, rows) <= 0:
+            raise ValueError(f"sizes should be above 0, got {width}x{height} and {columns}x{rows}")
+        if not 0 < sweep_s < float("inf"):
+            raise ValueError(f"sweep_s should be a number of seconds above 0, got {sweep_s}")
+        self._width, self._height = width, height
+        self._columns = float(columns)
+        self._rows = float(rows) if columns <= rows else min(float(rows), columns / _FLAT)
+        self._glance = max(width / columns, height / rows)  # pixels of the frame in one of the model's
+        self._memory = Memory(still_s=3 * sweep_s)
+        self._thrifty = thrifty
+        self._even = False  # of every other frame
+        self._new_last = False  # whether the last window went to something new: the next one may go to the sweep
+        self._sweep: Sweep | None = None
+        if self._glance >= _LEAST_GAIN * _SWEEP_SCALES[0]:
+            self._sweep = Sweep(width, height, [self._size(scale) for scale in _SWEEP_SCALES], sweep_s)
+        grid = _CELL_ROWS, max(1, round(_CELL_ROWS * width / height))
+        self._tried: NDArray[np.float64] = np.full(grid, -np.inf)
+        self._fruitless: NDArray[np.float64] = np.zeros(grid)
+        self._forgot_s = 0.0
+        self._recent: list[tuple[Rect, float]] = []  # boxes of the last frames, large ones among them
+
+    @property
+    def useful(self) -> bool:
+        """Whether a window can show more than the glance: the frame is larger than the model's input."""
+        return self._glance >= _LEAST_GAIN
+
+    @property
+    def expected(self) -> Sequence[Known]:
+        """The small objects that are known."""
+        return self._memory.known
+
+    def choose(
+        self, seconds: float, most: int, changed: NDArray[np.bool_] | None = None, moving: float = 0.0
+    ) -> list[Look]:
+        """The windows of a frame, at most `most`, the most urgent first.
+
+        Args:
+            seconds: time of the frame.
+            most: how many windows.
+            changed: (rows, n) bool, where something moves; None for nowhere.
+            moving: which fraction of the frame that is.
+        """
+        if not self.useful:
+            return []
+        if moving > MOST_MOVING:
+            return []
+        blobs = [] if changed is None else self._blobs(changed)
+        self._memory.note_motion(blobs, seconds)
+        if self._sweep:
+            self._sweep.pass_time(seconds)
+        wishes = [*self._wishes_of_motion(blobs, seconds), *self._wishes_of_objects(seconds)]
+        wishes = sorted((one for one in wishes if one.urgency >= 1), key=lambda one: -one.urgency)
+        looks: list[Look] = []
+        self._even = not self._even
+        while len(looks) < most:
+            look = self._sweep_look(seconds) if not wishes or self._sweeps(most - len(looks), most, wishes) else None
+            if look is None:
+                if not wishes:
+                    break
+                look, wishes = self._share(wishes)
+            looks.append(look)
+            self._new_last = look.reason not in ("sweep", "track")
+            self._note_asked(look.rect, seconds)
+            core = _enlarged(look.rect, -EDGE)
+            wishes = [one for one in wishes if not inside(one.box, core)]
+        return looks
+
+    def note(self, seconds: float, looks: Sequence[Look], found: Sequence[Found]) -> list[Found]:
+        """Take the result of a frame; return the small objects that are expected where nobody has looked on it.
+
+        Args:
+            seconds: time of the frame.
+            looks: its windows.
+            found: every box that the model has found on it, once.
+        """
+        windows = [look.rect for look in looks]
+        if self._sweep:
+            for window in windows:
+                self._sweep.note_seen(window, seconds)
+        for look in looks:
+            self._note_fruit(look, found, seconds)
+        small = [one for one in found if self._is_small(one.box)]
+        if self._sweep:
+            for one in small:
+                self._sweep.note_found(one.box)
+        held = self._memory.update(small, windows, seconds)
+        self._recent = [(box, at) for box, at in self._recent if 0 <= seconds - at < _SURE_S]
+        self._recent += [(one.box, seconds) for one in found]
+        return held
+
+    def _is_small(self, box: Rect) -> bool:
+        return box[3] - box[1] < _SMALL_ROWS * self._glance
+
+    # ---- wishes
+
+    def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
+        """Motion that no box explains."""
+        recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
+        boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
+        boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
+        wishes = []
+        for blob in blobs:
+            if any(overlap(blob, box) > 0.5 * area(blob) for box in boxes):
+                continue
+            row, column = self._cell_of(blob)
+            patience = _MOTION_S * 2 ** min(self._fruitless[row, column], _MOST_FRUITLESS)
+            waited = seconds - self._tried[row, column]
+            urgency = _MOST_URGENT if waited < 0 else min(_MOST_URGENT, waited / patience)
+            wishes.append(_Wish(blob, "motion", urgency))
+        return wishes
+
+    def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
+        """Small objects that the glance does not find by itself: those that move, and finds that are unsure."""
+        wishes = []
+        for one in self._memory.known:
+            waited = seconds - max(one.found_s, one.looked_s)
+            unsure = not one.confirmed or one.found.score < _UNSURE
+            if one.moves(seconds):
+                urgency = waited / _MOVING_S
+            elif unsure:
+                urgency = waited / (_UNSURE_S * 2**one.misses if not one.confirmed else 10 * _UNSURE_S)
+            elif self._thrifty:
+                continue  # it stands still: the sweep looks after it
+            else:
+                urgency = min(1.5, waited / _MOVING_S)  # behind all others
+            reason: Reason = "unsure" if unsure else "track"
+            box = self._clipped(one.box_at(seconds))
+            if area(box) > 0:
+                wishes.append(_Wish(box, reason, min(_MOST_URGENT, urgency)))
+        return wishes
+
+    def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
+        """Whether the next window is the sweep's: the last of a frame where it is due.
+
+        In its first pass the sweep has all windows of every other frame. The only window of a frame goes to something
+        new first.
+        """
+        if self._sweep is None or not self._sweep.due:
+            return False
+        if most == 1:
+            return wishes[0].reason == "track" or self._new_last
+        return left == 1 or (self._sweep.first_pass and self._even)
+
+    def _sweep_look(self, seconds: float) -> Look | None:
+        if self._sweep is None or not self._sweep.due:
+            return None
+        chosen = self._sweep.choose(seconds)
+        return None if chosen is None else self._look(chosen, "sweep")
+
+    # ---- windows
+
+    def _share(self, wishes: Sequence[_Wish]) -> tuple[Look, list[_Wish]]:
+        """A window for the first wish and for those of the others that fit; and the wishes that are left."""
+        first = wishes[0]
+        whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
+        for wish in wishes[1:]:
+            joined, needed = _union(whole, _enlarged(wish.box, _MARGIN)), max(scale, self._scale(wish.box))
+            limit = self._size(max(needed, _SHARED_SCALE))
+            if joined[2] - joined[0] <= limit[0] and joined[3] - joined[1] <= limit[1]:
+                whole = joined
+                scale = max(needed, (joined[2] - joined[0]) / self._columns, (joined[3] - joined[1]) / self._rows)
+            else:
+                left.append(wish)
+        width, height = self._size(scale)
+        x, y = (whole[0] + whole[2] - width) / 2, (whole[1] + whole[3] - height) / 2
+        return self._look((x, y, x + width, y + height), first.reason), left
+
+    def _scale(self, box: Rect) -> float:
+        """Pixels of the frame in one of the model's, for an object."""
+        width, height = box[2] - box[0], box[3] - box[1]
+        best = min(_MOST_SCALE, max(1.0, height / _GOOD_ROWS))
+        return max(best, 2 * width / self._columns, 2 * height / self._rows)
+
+    def _size(self, scale: float) -> tuple[float, float]:
+        """Width and height of a window in pixels of the frame."""
+        return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
+
+    def _look(self, window: Rect, reason: Reason) -> Look:
+        """A window within the frame, at even pixels: chroma has half of them."""
+        width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
+        x = int(min(max(0.0, window[0]), self._width - width)) & ~1
+        y = int(min(max(0.0, window[1]), self._height - height)) & ~1
+        return Look(x, y, max(2, width), max(2, height), reason)
+
+    # ---- motion
+
+    def _blobs(self, changed: NDArray[np.bool_]) -> list[Rect]:
+        """The rectangles in which something small moves, in pixels, largest first."""
+        rows, columns = changed.shape
+        joined = cv2.dilate(changed.view(np.uint8), _KERNEL)
+        count, _, stats, _ = cv2.connectedComponentsWithStats(joined, connectivity=8, ltype=cv2.CV_16U)
+        if count < 2:
+            return []
+        stats = stats[1:]
+        stats = stats[stats[:, cv2.CC_STAT_AREA] >= _LEAST_BLOB + 9]  # of the dilated blob
+        stats = stats[np.argsort(-stats[:, cv2.CC_STAT_AREA])][:_MOST_BLOBS]
+        across, down = self._width / columns, self._height / rows
+        blobs: list[Rect] = []
+        for x, y, w, h, _ in stats.tolist():
+            box = (x + 1) * across, (y + 1) * down, (x + w - 1) * across, (y + h - 1) * down
+            if self._scale(box) * _LEAST_GAIN <= self._glance:
+                blobs.append(box)
+        return blobs
+
+    def _cell_of(self, box: Rect) -> tuple[int, int]:
+        rows, columns = self._tried.shape
+        x, y = (box[0] + box[2]) / 2 / self._width, (box[1] + box[3]) / 2 / self._height
+        return min(rows - 1, max(0, int(y * rows))), min(columns - 1, max(0, int(x * columns)))
+
+    def _cells(self, window: Rect) -> tuple[slice, slice]:
+        rows, columns = self._tried.shape
+        return (
+            slice(int(window[1] / self._height * rows), int(np.ceil(window[3] / self._height * rows))),
+            slice(int(window[0] / self._width * columns), int(np.ceil(window[2] / self._width * columns))),
+        )
+
+    def _note_asked(self, window: Rect, seconds: float) -> None:
+        self._tried[self._cells(window)] = seconds
+        self._memory.note_look(window, seconds)
+        if self._sweep:
+            self._sweep.note_asked(window, seconds)
+
+    def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
+        """Learn where looks find nothing, and forget it by and by."""
+        if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
+            self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
+            self._forgot_s = seconds
+        if look.reason != "motion":
+            return
+        if any(overlap(one.box, look.rect) > 0.5 * area(one.box) for one in found):
+            self._fruitless[self._cells(look.rect)] = 0
+        else:
+            self._fruitless[self._cells(look.rect)] += 1
+
+    def _clipped(self, box: Rect) -> Rect:
+        return max(0.0, box[0]), max(0.0, box[1]), min(float(self._width), box[2]), min(float(self._height), box[3])
+
+
+_KERNEL = np.ones((3, 3), np.uint8)
+
+
+def _enlarged(box: Rect, by: float) -> Rect:
+    """A box with `by` of its size more on each side."""
+    x, y = by * (box[2] - box[0]), by * (box[3] - box[1])
+    return box[0] - x, box[1] - y, box[2] + x, box[3] + y
+
+
+def _union(a: Rect, b: Rect) -> Rect:
+    return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
