@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.error_report import guarded
-from saccade.pipeline.cli.options import Json, Settings, with_settings
+from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
-bench = typer.Typer(help="Time parts of the engine.")
+bench = typer.Typer(help="Time parts of Saccade.")
 
 
 @bench.command("prompts")
@@ -87,6 +88,90 @@ def bench_drafts(
     else:
         counts = parse_small(moved, "--moved", objects)
         result = time_scripted(model, device, objects, counts, dtype=dtype, size=parse_size(size), frames=frames)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("ingest")
+@with_settings("rtsp_transport")
+def bench_ingest(
+    given: Settings,
+    source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream.")],
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Time how old the frames of a live stream are when they are decoded, beside PyAV's own loop at the same time.
+
+    The age is read from a clock burnt into the frames, if there is one, or else from the sender's RTCP reports.
+    """
+    from benchmarks.ingest import time_ingest
+
+    result = time_ingest(source, seconds=seconds, transport=given.get("rtsp_transport", "tcp"))
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("webrtc")
+def bench_webrtc(
+    codec: Annotated[str, typer.Option(metavar="NAME", help="VP8 or H264.")] = "VP8",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Time how old a WebRTC peer's frames are when they are decoded, beside stock aiortc at the same time."""
+    from benchmarks.webrtc import time_webrtc
+
+    result = time_webrtc(codec, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("pipeline")
+@with_settings("vid_stride", "detect", "model", "device", "dtype")
+def bench_pipeline(
+    given: Settings,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """Time a frame from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
+
+    The frames are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
+    """
+    from benchmarks.pipeline import time_pipeline
+
+    settings = load_settings({"source": str(DEMO_CLIP), "detect": "person", **given})
+    result = time_pipeline(settings, seconds=seconds)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("track")
+def bench_track(
+    objects: Annotated[str, typer.Option(metavar="N,N,…", help="Objects on a frame: some rows each.")] = "1,10,50",
+    frames: Annotated[int, typer.Option(min=10, max=100_000, help="How many frames to time.")] = 2000,
+    as_json: Json = False,
+) -> None:
+    """Time following objects, zones, lines and rules in CPU time a frame, without a model: median and 99th percentile.
+
+    The objects walk about and pass each other; some are missed, some are found with a low score.
+    """
+    from benchmarks.track import time_tracks
+    from saccade.pipeline.bench.common import parse_counts
+
+    result = time_tracks(parse_counts(objects, "--objects"), frames)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("events")
+@with_settings("detect", "rtsp_transport", "model", "device", "dtype")
+def bench_events(
+    given: Settings,
+    source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream in which someone moves.")],
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Time how long after its frame an event begins, at a WebSocket client, and where that time goes.
+
+    Each way through the image begins many events; they are stored, with their clips, in a temporary folder.
+    """
+    from benchmarks.events import time_events
+
+    result = time_events({"detect": "person", **given, "source": source}, seconds=seconds)
     print(result.as_json() if as_json else result.as_text())
 
 

@@ -25,7 +25,11 @@ def test_prompts_are_timed() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["prompts", "--dtype", "int4"], "bfloat16, float16, fp8"), (["decode", "--device", "cpu"], "a GPU's own clock")],
+    [
+        (["prompts", "--dtype", "int4"], "bfloat16, float16, fp8"),
+        (["pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
+        (["decode", "--device", "cpu"], "a GPU's own clock"),
+    ],
 )
 def test_what_cannot_be_timed_is_one_line(arguments: list[str], said: str) -> None:
     done = benchmarks(*arguments)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ingest import burnt_in_age_ms
 from saccade.engine.results import Box, Detections, Points, Result
-from saccade.pipeline.bench.ingest import burnt_in_age_ms
 from saccade.sinks import Latency, RecordingSink, open_sink
 from saccade.sources import FileSource, LiveSource, open_source
 from tests.support import REPO, cameras

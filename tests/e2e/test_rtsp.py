@@ -1,6 +1,6 @@
 """RTSP against real servers: latency, faults and bad targets. SACCADE_LONG=1 runs in full what is shortened here.
 
-Nothing asserts milliseconds, which are the machine's; `saccade bench ingest` prints them.
+Nothing asserts milliseconds, which are the machine's; `python -m benchmarks ingest` prints them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.pipeline.bench.ingest import burnt_in_age_ms, time_ingest
+from benchmarks.ingest import burnt_in_age_ms, time_ingest
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed
 from saccade.sources import Frame, LiveError, LiveSource, open_source

@@ -16,7 +16,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 from numpy.typing import NDArray
 
-from saccade.pipeline.bench.ingest import burnt_in_age_ms
+from benchmarks.ingest import burnt_in_age_ms
 from saccade.sources.frame import Frame
 from saccade.sources.webrtc.peer import choose_addresses
 from saccade.sources.webrtc.source import WebRtcSource

@@ -30,15 +30,15 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def start_saccade(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+def start_saccade(*arguments: object, module: str = "saccade", **options: Any) -> subprocess.Popen[str]:
     """Start the command in a process of its own, its output in pipes; `options` are those of `Popen`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
-    return subprocess.Popen([sys.executable, "-m", "saccade", *map(str, arguments)], text=True, **{**pipes, **options})
+    return subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], text=True, **{**pipes, **options})
 
 
-def run_saccade(*arguments: object, **options: Any) -> Done:
-    """Run the command in a process of its own to its end; `options` are those of `Popen`."""
-    with start_saccade(*arguments, **options) as process:
+def run_saccade(*arguments: object, module: str = "saccade", **options: Any) -> Done:
+    """Run the command, or that of another module, in a process to its end; `options` are those of `Popen`."""
+    with start_saccade(*arguments, module=module, **options) as process:
         try:
             stdout, stderr = process.communicate(timeout=LONG_S)
         finally:

@@ -54,7 +54,6 @@ BAD_INPUT = {
     "unknown dtype of a demo": (["demo", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a reference": (["golden", GOLDEN, "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
-    "unknown dtype of a pipeline": (["bench", "pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a bubble": (["bench", "bubble", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of streams": (["bench", "throughput", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),

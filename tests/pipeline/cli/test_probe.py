@@ -1,4 +1,4 @@
-"""`saccade probe` and `saccade bench ingest` on what needs no camera: a file, the burnt-in clock, wrong words."""
+"""`saccade probe` and the bench `ingest` on what needs no camera: a file, the burnt-in clock, wrong words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.pipeline.bench.ingest import burnt_in_age_ms, time_ingest
+from benchmarks.ingest import burnt_in_age_ms, time_ingest
 from saccade.pipeline.cli.commands.probe import examine
 from saccade.pipeline.errors import ConfigError
 from saccade.sinks import SinkError

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import pytest
 
-from saccade.pipeline.bench.ingest import burnt_in_age_ms
+from benchmarks.ingest import burnt_in_age_ms
 from saccade.sources import Frame, LiveSource, RgbImage
 
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -1,4 +1,4 @@
-"""`saccade bench track`: what following objects and watching rules costs, in CPU time a frame, without a model.
+"""`python -m benchmarks track`: what following objects and watching rules costs, in CPU time a frame, without a model.
 
 Objects walk about at random and pass each other; one in thirty is missed on a frame, one in thirty is found with a low
 score. The time is that of the thread alone, so other work on the machine counts only by what it does to the caches.

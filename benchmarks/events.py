@@ -1,4 +1,4 @@
-"""`saccade bench events`: how long after its frame an event begins, and where that time goes.
+"""`python -m benchmarks events`: how long after its frame an event begins, and where that time goes.
 
 The image is divided into zones, so that each way through it begins many events. Each is timed at a WebSocket
 client of this process, by the capture clock of the frame that began it; events, clips and snapshots are stored as well.

@@ -9,8 +9,8 @@ import os
 
 import pytest
 
+from benchmarks.events import time_events
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.bench.analytics.begin import time_events
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 
 pytestmark = pytest.mark.e2e

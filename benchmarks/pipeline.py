@@ -1,4 +1,4 @@
-"""`saccade bench pipeline`: what a frame costs besides the model, from the decoder to its record on a WebSocket.
+"""`python -m benchmarks pipeline`: what a frame costs besides the model, from the decoder to its record on a WebSocket.
 
 The demo clip is played at the pace of a camera, through a real run on the real model, to a real client in this process.
 """

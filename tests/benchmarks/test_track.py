@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from saccade.pipeline.bench import time_tracks
+from benchmarks.track import time_tracks
 
 
 def test_every_step_is_timed_for_every_number_of_objects() -> None:

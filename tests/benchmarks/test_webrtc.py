@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.pipeline.bench.webrtc import time_webrtc
+from benchmarks.webrtc import time_webrtc
 from saccade.sources import SourceError
 
 

@@ -1,4 +1,4 @@
-"""`saccade bench webrtc`: how old the frames of a WebRTC peer are when decoded, beside stock aiortc.
+"""`python -m benchmarks webrtc`: how old the frames of a WebRTC peer are when decoded, beside stock aiortc.
 
 One sender in this process burns its clock into the frames and encodes them once; both receive them at the same time,
 over 127.0.0.1, so that the load of the machine is the same for both.
@@ -22,7 +22,7 @@ import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
 from aiortc.mediastreams import MediaStreamError
 
-from saccade.pipeline.bench.ingest import CLOCK_BITS, burnt_in_age_ms
+from benchmarks.ingest import CLOCK_BITS, burnt_in_age_ms
 from saccade.sources import SourceError
 from saccade.sources.webrtc.listener import WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses

@@ -1,4 +1,4 @@
-"""`saccade bench ingest`: how old the frames of a live stream are when decoded, beside PyAV's own loop.
+"""`python -m benchmarks ingest`: how old the frames of a live stream are when decoded, beside PyAV's own loop.
 
 Both watch at the same time, so that the load of the machine is the same for both.
 """

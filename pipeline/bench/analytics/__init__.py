@@ -1,1 +1,0 @@
-"""What is measured of everything after the model: tracks, rules and events."""
