@@ -215,7 +215,7 @@ class Engine:
             adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
             stream: what the frames of one camera have in common, anything hashable; None for an image by itself.
             previous: the result of an image that is nearly this one, by the same model. Of the same tasks its answers
-                are checked instead of being written again: they come out the same as without it, see `drafts`.
+                are checked instead of being written again: they come out the same, see `core.speculative`.
                 It is used in place of what the stream remembers.
             windows: `Detect` tasks are asked of these parts of the image as well, each at the cost of an image; what is
                 found there and in the whole image becomes one list. They are prefilled with the image in one step.

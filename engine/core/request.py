@@ -602,7 +602,8 @@ def _timings(request: Request[ImageT]) -> Timings:
     if not first.launched_at:  # nothing was asked
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)
     return Timings(
-        queue_ms=(first.launched_at - request.submitted_at - request.crops_s) * 1e3,
+        # Later windows are cut while the first is run.
+        queue_ms=max(0.0, first.launched_at - request.submitted_at - request.crops_s) * 1e3,
         prefill_ms=(request.crops_s + first.prefilled_at - first.launched_at) * 1e3,
         decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,
         crops_ms=request.crops_s * 1e3,

@@ -126,7 +126,7 @@ class OutputState(ABC):
 
     @property
     def draftable(self) -> bool:
-        """Whether the next answer to the same prompt may be begun with the values of this one; see `drafts`."""
+        """Whether the next answer to its prompt may be drafted with the values of this one, see `core.speculative`."""
         return False
 
     @property

@@ -145,7 +145,7 @@ def drop_in_child(stream: TextStream) -> None:
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("name", ["depth", "n_pages", "images_per_prefill", "max_sequences"])
+@pytest.mark.parametrize("name", ["depth", "n_pages", "images_per_prefill", "max_sequences", "draft_misses"])
 @pytest.mark.parametrize("value", [0, 1.5, "4"])
 def test_a_configuration_refuses_values_out_of_range(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):

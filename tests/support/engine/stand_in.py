@@ -224,7 +224,7 @@ class StandIn:
             self.guard.write(slot, number)
             self._sampled[slot] = []
             for one, output, rule in zip(rows, outputs, rules, strict=True):
-                values = decide(self._states[one.owner, one.at], one.row.phase, output.sampling, one.at, rule)
+                values = decide(self._state(one, one.at), one.row.phase, output.sampling, one.at, rule)
                 if one.row.alone:
                     self._last[one.batch_slot] = fed(output, one.row.phase, values)
                 self._sampled[slot].append(values)
@@ -301,9 +301,13 @@ class StandIn:
                 raise ViolationError("the pages of a sequence have been taken while they were written")
             self._feed(fed, fed.row.value or self._last[fed.batch_slot])
 
+    def _state(self, fed: _Fed, at: int) -> int:
+        """What a sequence's keys and values hold up to a position."""
+        return self._states[fed.owner, at]
+
     def _feed(self, fed: _Fed, value: tuple[float, ...]) -> None:
         """Write a position behind the one before it; those behind it are of no use any more."""
-        self._states[fed.owner, fed.at] = carry_on(self._states[fed.owner, fed.at - 1], value)
+        self._states[fed.owner, fed.at] = carry_on(self._state(fed, fed.at - 1), value)
         self._states.pop((fed.owner, fed.at + 1), None)
 
 
@@ -336,6 +340,10 @@ class Faulty(StandIn):
     def _forward(self, rows: list[_Fed], kind: StepKind) -> None:
         # What a failed prefill was to fill is not there for the decode step that is on the stream behind it already.
         super()._forward([fed for fed in rows if fed.image not in self._unfilled], kind)
+
+    def _state(self, fed: _Fed, at: int) -> int:
+        # Nor is what a failed step was to write: a device computes something, which nobody reads.
+        return self._states.get((fed.owner, at), 0) if fed.image in self.hit else super()._state(fed, at)
 
     def _struck(self, step: Step[int]) -> bool:
         if self._faults.random() >= self._rate:
