@@ -184,7 +184,20 @@ def demo(
 
 @app.command()
 @with_settings(
-    "detect", "point", "query", "task", "model", "device", "dtype", "kv_dtype", "imgsz", "conf", "max_objects", "tiles"
+    "detect",
+    "point",
+    "segment",
+    "polygons",
+    "query",
+    "task",
+    "model",
+    "device",
+    "dtype",
+    "kv_dtype",
+    "imgsz",
+    "conf",
+    "max_objects",
+    "tiles",
 )
 def image(
     given: Settings,

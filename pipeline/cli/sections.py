@@ -10,7 +10,19 @@ from saccade.pipeline.events.settings import EventSettings
 _SECTIONS = {
     "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "loop", "realtime", "hwaccel"],
     "how cameras are reached": ["rtsp_transport", "loss", "tls"],
-    "what to find": ["detect", "point", "query", "task", "conf", "max_objects", "tiles", "stages", "gates"],
+    "what to find": [
+        "detect",
+        "point",
+        "segment",
+        "polygons",
+        "query",
+        "task",
+        "conf",
+        "max_objects",
+        "tiles",
+        "stages",
+        "gates",
+    ],
     "over time": list(AnalyticsSettings.model_fields),
     "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
     "with what": [

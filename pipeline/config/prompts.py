@@ -28,6 +28,14 @@ class Prompts(NullIsUnset):
     point: Names = setting(
         [], "Names to find as points at their centres; with commas, or the flag again, for more.", metavar="NAME"
     )
+    segment: Names = setting(
+        [],
+        "Names to outline, one object each; with commas, or the flag again, for more.",
+        more="For models that outline (Moondream 3). Records list `segments` with the path, its box and the mask's run "
+        "lengths.",
+        metavar="NAME",
+    )
+    polygons: bool = setting(False, "List the polygons of outlines in records, too.")
     query: Questions = setting(
         [],
         "Questions to answer in text on every frame, for models that can read and write.",
@@ -38,7 +46,7 @@ class Prompts(NullIsUnset):
     task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
         [],
         "Any other task by its skill, such as caption=short; the flag again for more.",
-        more="For what `detect`, `point` and `query` do not cover: captions, and tasks that a program registers.",
+        more="For what the other settings do not cover: captions, and tasks that a program registers.",
         metavar="SKILL=TEXT",
     )
     conf: float = setting(
@@ -64,7 +72,7 @@ class Prompts(NullIsUnset):
     @property
     def asked(self) -> list[tuple[str, str]]:
         """Every task as its skill and what is asked."""
-        named = [(skill, text) for skill in ("detect", "point", "query") for text in getattr(self, skill)]
+        named = [(skill, text) for skill in ("detect", "point", "segment", "query") for text in getattr(self, skill)]
         others = (one.partition("=") for one in self.task)
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 

@@ -53,7 +53,7 @@ from saccade.pipeline.runtime.streams import Streams
 
 log = logging.getLogger(__name__)
 
-_ASKING = frozenset({"detect", "point", "query", "task"})
+_ASKING = frozenset({"detect", "point", "polygons", "query", "segment", "task"})
 
 Edit = Callable[[RunConfig], RunConfig]
 """Makes the next desired configuration of the last one. Both are resolved: a list of named streams."""

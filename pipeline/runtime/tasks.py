@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import EngineError
-from saccade.engine.tasks import TASKS
+from saccade.engine.tasks import TASKS, Segment
 from saccade.engine.tasks.task import Task
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.errors import ConfigError
@@ -34,6 +35,8 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
             task = TASKS[skill].parse(text, prompts.max_objects, prompts.conf)
         except ValueError as error:
             raise ConfigError(f"task {skill}={text}: {error}") from error
+        if isinstance(task, Segment) and prompts.polygons:
+            task = replace(task, polygon=True)
         tasks |= dict.fromkeys(engine.expand(task))
     return list(tasks)
 

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.engine.results import Box, Result, Spot
+from saccade.engine.results import Box, Outline, Result, Spot
 from saccade.sinks.overlay.drawings import draw_extras
 from saccade.sinks.overlay.scene import draw_scene, label_scene
 from saccade.sinks.overlay.style import (
@@ -29,6 +29,7 @@ from saccade.sinks.overlay.text import Bitmap, joined, label, note, panel, paste
 
 _RADIUS_PX = 5.0
 _DOT_PX = 4.5
+_FILL = 0.35  # of an outline's colour inside of it
 _TOP = 0.3  # of an object's height
 
 
@@ -51,6 +52,8 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     draw_scene(canvas, result, scale)
     for box in boxes:
         _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale * (0.5 if box.predicted else 1))
+    for outline in result.segments:
+        _draw_outline(canvas, outline, color_of(outline.label), scale)
     spots = result.points.points
     for spot in spots:
         _draw_dot(canvas, spot.pixels(width, height), color_of(spot.label), scale)
@@ -69,6 +72,10 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
         _label_box(canvas, box, scale, taken, tops)
     for spot in spots:
         _label_spot(canvas, spot, scale, taken)
+    for outline in result.segments:
+        bitmap = label(outline.label, color_of(outline.label), font_px(scale))
+        x, y = outline.box[0] * width, outline.box[1] * height - bitmap.height
+        taken.append(paste(canvas, bitmap, round(x), max(0, round(y))))
     label_scene(canvas, result, scale, taken)
     return canvas
 
@@ -104,6 +111,30 @@ def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArr
         quarter = quarter @ turn.T
     outline: NDArray[np.int32] = np.round(np.concatenate(corners) * 2**SHIFT).astype(np.int32)
     return outline.reshape(-1, 1, 2)
+
+
+def _draw_outline(canvas: NDArray[np.uint8], outline: Outline, color: Rgb, scale: float) -> None:
+    """Filled, holes by the even-odd rule, with a line around it."""
+    height, width = canvas.shape[:2]
+    size = np.array([width, height], np.float64)
+    pieces = [
+        np.round((corners.clip(-1, 2) * size) * 2**SHIFT).astype(np.int32).reshape(-1, 1, 2)
+        for corners in outline.polygons()
+    ]
+    if not pieces:
+        return
+    points = np.concatenate(pieces).reshape(-1, 2) >> SHIFT
+    (x1, y1), (x2, y2) = points.min(0).clip(0), points.max(0) + 2
+    part = canvas[y1:y2, x1:x2]
+    if part.size:
+        filled = part.copy()
+        offset = np.array([x1, y1], np.int32) << SHIFT
+        cv2.fillPoly(filled, [piece - offset for piece in pieces], color, cv2.LINE_AA, SHIFT)
+        cv2.addWeighted(filled, _FILL, part, 1 - _FILL, 0, part)
+        canvas[y1:y2, x1:x2] = part
+    line = max(1, round(LINE_PX * scale))
+    cv2.polylines(canvas, pieces, True, INK, line + 2 * max(1, round(CASING_PX * scale)), cv2.LINE_AA, SHIFT)
+    cv2.polylines(canvas, pieces, True, color, line, cv2.LINE_AA, SHIFT)
 
 
 def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, scale: float) -> None:

@@ -41,6 +41,10 @@ class ProcessedImage:
         for spot in self.result.points.points:
             x, y = spot.pixels(width, height)
             lines.append(f"{spot.label} {spot.score:.0%}  point {x:.0f} {y:.0f}")
+        for one in self.result.segments:
+            x1, y1, x2, y2 = one.box[0] * width, one.box[1] * height, one.box[2] * width, one.box[3] * height
+            cut = "" if one.complete else "  (incomplete)"
+            lines.append(f"{one.label}  outline {x1:.0f} {y1:.0f} {x2:.0f} {y2:.0f}  {one.path}{cut}")
         lines += [f"{text.prompt}: {text.text}{_shares(text)}" for text in self.result.texts]
         return "\n".join(lines) or "nothing found"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.results import Box, Detections, Points, Result, Spot, Text
+from saccade.engine.results import Box, Detections, Outline, Points, Result, Spot, Text, Timings
 from saccade.sinks import color_of, draw
 from saccade.sinks.overlay import PALETTE
 from tests.support import REPO
@@ -102,6 +102,18 @@ def test_labels_of_neighbours_do_not_cover_each_other() -> None:
         assert alone > 100
         # Where a label joins a line of its colour, a little more is left.
         assert label_area(together, color_of(box.label)) >= 0.6 * alone
+
+
+def test_an_outline_is_filled_with_a_hole_in_it() -> None:
+    square = "M 0 0 L 1 0 L 1 1 L 0 1 Z M 0.3 0.3 L 0.7 0.3 L 0.7 0.7 L 0.3 0.7 Z"
+    parts = [Outline("cat", square, (0.2, 0.2, 0.8, 0.8), True), Outline("dog", "M 0 0", (0.0, 0.0, 0.1, 0.1), False)]
+    drawn = draw(np.zeros((360, 640, 3), np.uint8), Result.of(parts, 640, 360, Timings()))
+    middle, ring, outside = drawn[180, 320], drawn[180, 170], drawn[350, 20]
+    assert ring.tolist() == [round(0.35 * value) for value in color_of("cat")]
+    assert not middle.any()
+    assert not outside.any()
+    far = Outline("cat", "M -9 -9 L 9 -9 L 9 9 Z", (0.0, 0.0, 1.0, 1.0), True)
+    assert draw(np.zeros((36, 64, 3), np.uint8), Result.of([far], 64, 36, Timings())).any()
 
 
 def test_latency_and_answers_are_in_their_corners() -> None:
