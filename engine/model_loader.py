@@ -43,6 +43,7 @@ class ModelInfo:
         dtype: what it computes in: the name it was loaded by, or its own; 'float32 with bfloat16 products' of nano on a
             CPU that has these, unless a dtype was asked for.
         fallbacks: what runs slower than it could on this device, and why, each a line; none as a rule.
+        reasons: whether questions may ask for reasoning.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ModelInfo:
     device: str
     dtype: str
     fallbacks: tuple[str, ...] = ()
+    reasons: bool = False
 
     @property
     def gpu(self) -> int | None:
@@ -72,6 +74,7 @@ class ModelInfo:
             skills=tuple(skill for skill in TASKS if loaded.prompts.can(skill)),
             device=str(model.device),
             dtype=dtype or str(model.dtype).removeprefix("torch."),
+            reasons=loaded.prompts.can("query") and loaded.prompts.reasoning is not None,
         )
 
 

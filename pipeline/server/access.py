@@ -51,7 +51,7 @@ _ROUTES: dict[Role, dict[str, tuple[str, ...]]] = {
         "PUT": (f"{_STREAM}/zones", f"{_STREAM}/rules"),
         "POST": (
             *(f"{_STREAM}/restart", f"{_STREAM}/rules/check", "/whip", "/v1/chat/completions"),
-            *("/v1/detect", "/v1/point", "/v1/query", "/v1/caption"),
+            *("/v1/detect", "/v1/point", "/v1/segment", "/v1/query", "/v1/caption"),
         ),
         "DELETE": (f"{_STREAM}/zones", f"{_STREAM}/rules", _EVENT, "/whip/{session}"),
     },

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ValidationError
 
 from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError
-from saccade.engine.results import Result, Text
-from saccade.engine.tasks import Caption, Query
+from saccade.engine.results import Result
+from saccade.engine.tasks import Caption, Query, Segment
 from saccade.engine.tasks.task import Task
 from saccade.pipeline.config.file import explain, first_mistake
 from saccade.pipeline.server.streams_api import parse_json
@@ -99,21 +99,24 @@ class Asker:
             raise as_http(error) from None
 
     async def pieces(
-        self, image: RgbImage | None, task: Query | Caption, done: Callable[[Text], object] = lambda text: None
+        self,
+        image: RgbImage | None,
+        task: Query | Caption | Segment,
+        done: Callable[[Result], object] = lambda result: None,
     ) -> AsyncGenerator[str]:
         """The pieces of a text as they are written; closing it drops the rest. Raises an HTTP error where it cannot.
 
-        At the end `done` is called with the whole text.
+        At the end `done` is called with the whole result.
         """
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[str | Exception | Text] = asyncio.Queue()
+        queue: asyncio.Queue[str | Exception | Result] = asyncio.Queue()
 
         def pump(stream: TextStream) -> None:
-            end: Exception | Text
+            end: Exception | Result
             try:
                 for piece in stream:
                     loop.call_soon_threadsafe(queue.put_nowait, piece)
-                end = stream.answer
+                end = stream.result
             except (Exception, CancelledError) as error:  # the latter when it is closed early
                 end = error
             loop.call_soon_threadsafe(queue.put_nowait, end)

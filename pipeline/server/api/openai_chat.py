@@ -163,7 +163,7 @@ class OpenAiApi:
             else:
                 task = _query(chat)
                 answer.prompt_tokens = self._prompt_tokens(task)
-                pieces = self._talker.pieces(image, task, answer.take)
+                pieces = self._talker.pieces(image, task, lambda result: answer.take(result.texts[0]))
             if not chat.stream:
                 try:
                     text = "".join([piece async for piece in pieces])

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.command import run_saccade
-from tests.support.engine import TINY_3, noise, random_model, write_model
-
-CONFIG = dataclasses.replace(
-    TINY_3,
-    text=dataclasses.replace(TINY_3.text, vocab_size=1100, max_context=200),
-    region=dataclasses.replace(TINY_3.region, reads="ln"),
-    tokenizer=dataclasses.replace(
-        TINY_3.tokenizer,
-        templates={**TINY_3.tokenizer.templates, "segment": {"prefix": [1, 17, 2], "suffix": [3]}},
-    ),
-)
+from tests.support.engine.material import noise, write_outlining_model
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model whose words are a few commands, a minus sign and numbers."""
-    found = write_model(tmp_path / "tiny", CONFIG, random_model(CONFIG))
-    words = {21: "M", 22: "L", 23: "C", 24: "Z", 25: "-", **{30 + number: str(number) for number in range(961)}}
-    tokenizer = Tokenizer(models.WordLevel({words.get(n, f"o{n}"): n for n in range(1100)}, unk_token="o11"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.Fuse()
-    tokenizer.save(str(found / "tokenizer.json"))
-    return found
+    return write_outlining_model(tmp_path / "tiny")
 
 
 def test_records_of_a_file_have_segments(folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from saccade.engine import Detect, Engine, Result
 from saccade.engine.models.moondream.config import (
@@ -83,6 +84,18 @@ TINY_3 = replace(
 """The same as Moondream 3 has it: experts behind a dense layer, attention with a temperature, linear region heads."""
 
 
+OUTLINING = replace(
+    TINY_3,
+    text=replace(TINY_3.text, vocab_size=1100, max_context=200),
+    region=replace(TINY_3.region, reads="ln"),
+    tokenizer=replace(
+        TINY_3.tokenizer,
+        templates={**TINY_3.tokenizer.templates, "segment": {"prefix": [1, 17, 2], "suffix": [3]}},
+    ),
+)
+"""One that outlines; `write_outlining_model` gives it words."""
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Tensors of a few hundred numbers: several threads only wait for each other, most of all on a busy machine."""
@@ -112,6 +125,17 @@ def write_model(folder: Path, config: MoondreamConfig, model: Moondream | None =
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
     state = (model or random_model(config)).state_dict()
     save_file({f"model.{name}": tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    return folder
+
+
+def write_outlining_model(folder: Path) -> Path:
+    """A model whose words are the commands of a path, a minus sign and the numbers up to 960."""
+    write_model(folder, OUTLINING, random_model(OUTLINING))
+    words = {21: "M", 22: "L", 23: "C", 24: "Z", 25: "-", **{30 + number: str(number) for number in range(961)}}
+    vocabulary = {words.get(number, f"other{number}"): number for number in range(1100)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="other11"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -15,7 +15,7 @@ from saccade.pipeline.control.local import Local
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from tests.support.control import controller_of
-from tests.support.engine.material import TINY, write_model
+from tests.support.engine.material import TINY, write_model, write_outlining_model
 
 TOKEN = "sesame"
 
@@ -32,6 +32,16 @@ def finder() -> Iterator[str]:
     """The address of a server whose model is nano."""
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
         server = HttpServer(controller_of(streams), port=0, token=TOKEN)
+        yield server.url
+        server.close()
+
+
+@pytest.fixture(scope="package")
+def outliner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server whose model outlines, though its paths mean nothing."""
+    folder = write_outlining_model(tmp_path_factory.mktemp("models") / "outlining")
+    with Engine.load(str(folder), device="cpu") as engine, Streams(engine) as streams:
+        server = HttpServer(controller_of(streams), port=0)
         yield server.url
         server.close()
 

@@ -48,13 +48,82 @@ def test_its_own_client_finds_boxes_and_points(finder: str, photo: Image.Image) 
 def test_its_own_client_reads_texts_whole_and_streamed(talker: str, photo: Image.Image) -> None:
     moondream = pytest.importorskip("moondream")
     client = moondream.vl(endpoint=f"{talker}/v1")
-    few = {"max_tokens": 6}
+    few = {"max_tokens": 6, "temperature": 0}
     answer = client.query(photo, "what is it?", settings=few)["answer"]
     assert answer
     pieces = list(client.query(photo, "what is it?", stream=True, settings=few)["answer"])
     assert ("".join(pieces), len(pieces) > 3) == (answer, True)
     caption = client.caption(photo, length="short", settings=few)["caption"]
     assert "".join(client.caption(photo, length="short", stream=True, settings=few)["caption"]) == caption
+
+
+def test_its_own_client_outlines_and_refers(outliner: str, photo: Image.Image) -> None:
+    moondream = pytest.importorskip("moondream")
+    client = moondream.vl(endpoint=f"{outliner}/v1")
+    refs, few = [[0.2, 0.3], [0.1, 0.4, 0.5, 0.8]], {"max_tokens": 20}
+    found = client.segment(photo, "cat", settings=few)
+    assert sorted(found) == ["bbox", "path"]
+    assert sorted(found["bbox"]) == ["x_max", "x_min", "y_max", "y_min"]
+    assert found["path"].startswith("M ")
+    referred = client.segment(photo, "cat", spatial_refs=refs, settings=few)
+    assert referred["path"].startswith("M ")
+    assert referred != found
+    first, *chunks, last = client.segment(photo, "cat", stream=True, settings=few)
+    assert first == {"bbox": found["bbox"]}
+    assert "".join(one["chunk"] for one in chunks) == found["path"]
+    assert last == {"path": found["path"], "bbox": found["bbox"], "completed": True}
+    points = client.point(photo, "cat", spatial_refs=refs, settings={"max_objects": 2, "conf": 0})["points"]
+    assert len(points) == 2
+    assert points != client.point(photo, "cat", settings={"max_objects": 2, "conf": 0})["points"]
+    answer = client.query(photo, "why?", reasoning=True, spatial_refs=refs, settings=few)
+    assert sorted(answer) == ["answer", "reasoning"]
+
+
+def test_events_of_an_outline_are_in_the_documented_order(outliner: str, photo: Image.Image) -> None:
+    asked = {"image_url": data_url(photo), "object": "cat", "stream": True, "settings": {"max_tokens": 20}}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{outliner}/v1/segment", json.dumps(asked).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        events = [json.loads(line[6:]) for line in response.read().decode().splitlines() if line.startswith("data: {")]
+    kinds = [event["type"] for event in events]
+    assert kinds == ["bbox", *["path_delta"] * (len(kinds) - 2), "final"]
+    assert len(kinds) > 2
+    assert all(event["completed"] is False for event in events[1:-1])
+    assert (events[-1]["completed"], events[-1]["refined"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"object": ""}, "object"),
+        ({"spatial_refs": [[1, 2]]}, "a ref is a point"),
+        ({"image_url": "data:image/png;base64,AAAA"}, "image"),
+        ({"settings": {"max_tokens": 0}}, "max_tokens"),
+    ],
+)
+def test_a_wrong_request_for_an_outline_is_one_line(
+    outliner: str, photo: Image.Image, change: dict[str, Any], words: str
+) -> None:
+    status, answer = post(f"{outliner}/v1/segment", {"image_url": data_url(photo), "object": "cat", **change})
+    message = answer["error"]["message"]
+    assert (status, words in message, "\n" in message) == (400, True, False)
+
+
+def test_nano_cannot_outline(finder: str, photo: Image.Image) -> None:
+    status, answer = post(f"{finder}/v1/segment", {"image_url": data_url(photo), "object": "person"})
+    assert (status, "nano can detect and point, not segment" in answer["error"]["message"]) == (400, True)
+
+
+def test_texts_are_sampled_unless_a_temperature_of_0_is_given(talker: str, photo: Image.Image) -> None:
+    asked = {"image_url": data_url(photo), "question": "why?", "reasoning": False}
+    sampled = {post(f"{talker}/v1/query", {**asked, "settings": {"max_tokens": 12}})[1]["answer"] for _ in range(4)}
+    greedy = {
+        post(f"{talker}/v1/query", {**asked, "settings": {"max_tokens": 12, "temperature": 0}})[1]["answer"]
+        for _ in range(3)
+    }
+    assert len(sampled) > 1
+    assert len(greedy) == 1
 
 
 def test_optional_fields_may_be_null(finder: str, talker: str, photo: Image.Image) -> None:
@@ -80,7 +149,9 @@ def test_optional_fields_may_be_null(finder: str, talker: str, photo: Image.Imag
 
 def test_questions_reason_point_and_choose(talker: str, photo: Image.Image) -> None:
     asked = {"image_url": data_url(photo), "question": "why?", "settings": {"max_tokens": 6}}
-    status, plain = post(f"{talker}/v1/query", asked)
+    status, found = post(f"{talker}/v1/query", asked)  # reasons by default, as the makers' engine
+    assert (status, sorted(found)) == (200, ["answer", "reasoning", "request_id"])
+    status, plain = post(f"{talker}/v1/query", {**asked, "reasoning": False})
     assert (status, sorted(plain)) == (200, ["answer", "request_id"])
     refs = [[0.2, 0.3], [0, 0, 0.5, 1]]
     status, found = post(f"{talker}/v1/query", {**asked, "reasoning": True, "spatial_refs": refs})
