@@ -323,11 +323,11 @@ class FfmpegConnection:
     def _read_jpegs(self, file: HttpFile) -> NoReturn:
         """Hand over each image of Motion JPEG as soon as it is there, until the connection ends; or a single image."""
         what = redact(self._address.target)
-        single = file.content_type.startswith("image/") and file.length is not None
-        if not single:
+        is_image = file.content_type.startswith("image/")
+        if not is_image or file.length is None:
             file.read_without_end()
         decoder = Decoder("mjpeg", hwaccel=self._hwaccel, gpu=self._gpu)
-        splitter, pts, lost = JpegSplitter(), 0, 0
+        splitter, pts, lost, seen = JpegSplitter(), 0, 0, 0
         self._codec = "mjpeg"
         while data := file.read(_READ):
             self._heard_at = time.monotonic()
@@ -336,6 +336,7 @@ class FfmpegConnection:
             except NoJpegError:
                 raise LiveError("codec unsupported", f"{what} sends no images") from None
             for image, arrived_at in images:
+                seen += 1
                 pts = max(pts + 1, round(arrived_at / LIVE_BASE))
                 try:
                     frames = decoder.decode(image, pts)
@@ -349,7 +350,7 @@ class FfmpegConnection:
                     lost = 0
                 if self.on_packet is not None:
                     self.on_packet(CodedPacket("mjpeg", b"", image, pts, arrived_at, True))
-        if single and self._opened:
+        if self._opened and is_image and (file.length is not None or seen == 1):
             raise StreamEndedError
         raise LiveError("connection failed", f"{what}: the stream has ended")
 

@@ -33,6 +33,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _SKIPPED = 256 << 10  # bytes: so far ahead, reading on is faster than another request
 _MAX_PLAYLIST = 4 << 20
 _MAX_DISCARDED = 64 << 20  # bytes of a file that is sent whole although a part was asked for
+_HEAD = 4096  # bytes that are read ahead to know an MP4
 _PLAYLISTS = ("application/vnd.apple.mpegurl", "application/x-mpegurl", "audio/mpegurl", "audio/x-mpegurl")
 _URI = re.compile(r'(URI=")([^"]*)"')
 _SAFE = "/%:=&?~+!$,;'@()*[]|{}^<>`"
@@ -343,8 +344,15 @@ class HttpFile:
         return True
 
     def seekable(self) -> bool:
-        """Whether the server sends parts."""
-        return self._text is not None or (self._seekable and self._length is not None)
+        """Whether the server sends parts, or the file is an MP4 that is small enough to be fetched again.
+
+        Most cameras write an MP4's index at its end, and simple servers send no parts.
+        """
+        if self._text is not None or self._length is None:
+            return self._text is not None
+        return self._seekable or (
+            not self._nested and self._length <= _MAX_DISCARDED and self.peek(_HEAD)[4:8] == b"ftyp"
+        )
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes; none at the end.
@@ -425,7 +433,7 @@ class HttpFile:
                 self._asked, self._begin + self._wanted, self._end
             )
             if self._response.status != 206:
-                raise LiveError("connection failed", f"{redact(self.url)}: the server sends no parts any more")
+                self._skip(self._begin + self._wanted, _MAX_DISCARDED)
         self._at = self._wanted
 
     def _skip(self, count: int, most: int) -> None:

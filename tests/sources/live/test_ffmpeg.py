@@ -146,12 +146,14 @@ def test_a_slow_camera_is_waited_for_and_a_frozen_one_is_noticed(monkeypatch: py
         frozen.set()
 
 
-def test_a_photo_behind_an_address_is_one_frame() -> None:
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_photo_behind_an_address_is_one_frame(sized: bool) -> None:
     def answer(request: BaseHTTPRequestHandler) -> None:
         data = jpeg(5)
         request.send_response(200)
         request.send_header("Content-Type", "image/jpeg")
-        request.send_header("Content-Length", str(len(data)))
+        if sized:
+            request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         request.wfile.write(data)
 

@@ -116,10 +116,11 @@ def test_a_part_is_all_that_is_read_of_it(files: HttpFiles, whole: bool) -> None
         assert b"".join(iter(lambda: part.read(7), b"")) == DATA[1000:1300]
 
 
-def test_a_film_with_its_index_at_the_end_is_played(make_clip: MakeClip) -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
+def test_a_film_with_its_index_at_the_end_is_played(whole: bool, make_clip: MakeClip) -> None:
     film = make_clip("clip.mp4", frames=30, noise=True).read_bytes()
     assert film.index(b"moov") > film.index(b"mdat")
-    with http(parts(film)) as url, live(f"{url}/film") as source:
+    with http((lambda request: send(request, film)) if whole else parts(film)) as url, live(f"{url}/film") as source:
         assert [number_of(frame.image) for frame in source] == list(range(30))
 
 
