@@ -259,6 +259,28 @@ class Result:
         """Outlines in the order of the tasks."""
         return tuple(part for part in self.extras.get(Outline.key, ()) if isinstance(part, Outline))
 
+    def segments_to_supervision(self) -> supervision.Detections:
+        """The outlines as supervision's detections with masks, in pixels.
+
+        Raises:
+            ImportError: if supervision is not installed.
+        """
+        try:
+            import supervision
+        except ImportError as error:
+            raise ImportError(f"supervision is not installed: {install_command('supervision')}") from error
+
+        found, width, height = self.segments, self.detections.width, self.detections.height
+        names = sorted({one.label for one in found})
+        corners = np.array([one.box for one in found], dtype=np.float32).reshape(-1, 4)
+        masks = [one.mask(width, height) for one in found]
+        return supervision.Detections(
+            xyxy=corners * np.array([width, height, width, height], dtype=np.float32),
+            mask=np.stack(masks) if masks else np.zeros((0, height, width), dtype=bool),
+            class_id=np.array([names.index(one.label) for one in found], dtype=int),
+            data={"class_name": np.array([one.label for one in found], dtype=str)},
+        )
+
     @classmethod
     def of(
         cls,

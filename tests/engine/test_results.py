@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from saccade.engine import Box, Detections, Points, Result, Spot, Timings
+from saccade.engine import Box, Detections, Outline, Points, Result, Spot, Timings
 
 BOXES = (
     Box("dog", 0.75, 0.1, 0.2, 0.5, 0.6),
@@ -37,6 +37,18 @@ def test_supervision_gets_pixels_scores_and_names() -> None:
     assert out.class_id.tolist() == [1, 0, 1]
     assert out.data["class_name"].tolist() == ["dog", "cat", "dog"]
     assert out[out.class_id == 1].data["class_name"].tolist() == ["dog", "dog"]
+
+
+def test_supervision_gets_the_masks_of_outlines() -> None:
+    pytest.importorskip("supervision", reason="the extra `supervision` is not installed")
+    square = "M 0 0 L 1 0 L 1 1 L 0 1 Z"
+    parts = [Outline("dog", square, (0.25, 0.5, 0.75, 1.0), True), Outline("cat", "", (0.0, 0.0, 0.0, 0.0), False)]
+    out = Result.of(parts, 8, 4, Timings()).segments_to_supervision()
+    assert out.xyxy[0].tolist() == [2, 2, 6, 4]
+    assert out.mask is not None
+    assert [int(mask.sum()) for mask in out.mask] == [8, 0]
+    assert (out.class_id.tolist(), out.data["class_name"].tolist()) == ([1, 0], ["dog", "cat"])
+    assert len(Result.of([], 8, 4, Timings()).segments_to_supervision()) == 0
 
 
 def test_supervision_takes_an_empty_image() -> None:
