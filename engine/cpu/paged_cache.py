@@ -2,7 +2,7 @@
 
 Whole rows of a matrix are copied four times as fast as what an index of several dimensions picks (`paged_cache`), and a
 step reads only as far as its sequences reach. Knows tensors and page numbers; reference counts are
-`resources.PagePool`'s.
+`core.resources.PagePool`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The detector of a tower on CUDA: a kernel a convolution, with its bias and its activation.
 
-`packed_picodet` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to choose a
+`cpu.detector` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to choose a
 plan before the first: with 117 layers, half a minute of capturing. Needs Triton.
 """
 

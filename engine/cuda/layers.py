@@ -1,6 +1,6 @@
 """A decoder's blocks on CUDA as kernels read them: joined matrices, experts, temperatures, FP8 if wanted.
 
-Needs Triton. Knows nothing of what a step consists of: `packed.runner` and `packed.prefill` run them.
+Needs Triton. Knows nothing of what a step consists of: `decoder` and `prefill` run them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The paged KV cache: keys and values of all sequences, and what a step reads of it through page tables.
 
-Knows tensors and page numbers; reference counts of pages are `resources.PagePool`'s.
+Knows tensors and page numbers; reference counts of pages are `core.resources.PagePool`'s.
 """
 
 from __future__ import annotations

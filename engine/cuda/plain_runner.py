@@ -1,7 +1,7 @@
 """What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay: the plain form.
 
 A *runner* feeds tokens, prefills images and samples. `PlainRunner` does it with the model's own modules;
-`packed.runner.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
+`decoder.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
 """
 
 from __future__ import annotations

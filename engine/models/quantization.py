@@ -2,7 +2,7 @@
 
 The linear layers of the text decoder's and the vision encoder's blocks, experts too, are rounded so, and kernels read 8
 bits for each weight instead of 16. Rounding a model leaves the numbers in bfloat16, with which its own modules compute
-the same; packing it replaces these where a GPU multiplies FP8 by FP8 (`supports_fp8_gemm`, `packed.layers`), and
+the same; packing it replaces these where a GPU multiplies FP8 by FP8 (`supports_fp8_gemm`, `cuda.layers`), and
 elsewhere, as on Ada, whose prefills multiply in bfloat16, keeps both, but of experts, whose kernels widen FP8 as they
 read it. The rest (embeddings, norms, biases, routers, temperatures, region heads, output head) is small or delicate and
 stays.

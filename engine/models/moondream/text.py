@@ -1,7 +1,7 @@
 """The text decoder: parallel attention and MLP from one norm, partial rotary positions, bidirectional over the prefix.
 
 `run_blocks` is the one definition of what a decoder is; this module's `TextDecoder` runs it with the weights' own
-modules, and backends with faster forms of its parts. Moondream 3 adds a temperature to attention and experts in the
+modules, and devices with faster forms of its parts. Moondream 3 adds a temperature to attention and experts in the
 MLP's place. Knows nothing of images, prompts or sampling: embeddings in, hidden states out.
 Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream), of the
 temperature after vLLM's moondream3.py (Apache-2.0).
