@@ -1,0 +1,40 @@
+"""`saccade doctor --model`: which published model a folder holds, and what is unusual about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from saccade.pipeline.cli.commands.doctor import examine_model
+from tests.engine.models.moondream.test_moondream_3_1 import CONFIG, as_3_1, fp8, write_3_1
+from tests.support.engine import random_model, write_model
+
+
+def test_the_family_and_the_types_of_a_file_are_named(tmp_path: Path) -> None:
+    newer = write_3_1(tmp_path / "3.1", fp8(as_3_1(random_model(CONFIG))))
+    found = {one.what: one for one in examine_model(str(newer))}
+    assert found["model file"].detail == (
+        "Moondream 3.1: stored as F32 and F8_E4M3, experts in FP8, which dtype fp8 keeps and others dequantize, "
+        "context 32768"
+    )
+    assert "reads ln" in found
+
+
+def test_an_unknown_tensor_is_one_line(tmp_path: Path) -> None:
+    held = as_3_1(random_model(CONFIG))
+    held["text_model.transformer.h.0.other"] = held["text_model.lm_head.ln.weight"].clone()
+    (found,) = examine_model(str(write_3_1(tmp_path / "3.1", held)))
+    assert not found.ok
+    assert "'model.text_model.transformer.h.0.other' [32] has no place" in found.detail
+    assert "\n" not in found.detail
+
+
+@pytest.mark.parametrize(("reads", "unusual"), [("ln", False), ("post_ln_ln", True)])
+def test_an_unusual_reading_is_named(tmp_path: Path, reads: str, unusual: bool) -> None:
+    config = dataclasses.replace(CONFIG, region=dataclasses.replace(CONFIG.region, reads=reads))
+    folder = write_model(tmp_path / "3.0", config)
+    detail = {one.what: one for one in examine_model(str(folder))}["model file"].detail
+    assert detail.startswith("Moondream 3 (preview)")
+    assert ("region heads read post_ln_ln, not as published" in detail) == unusual
