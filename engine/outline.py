@@ -109,7 +109,7 @@ def placed(polygons: Sequence[Polygon], box: tuple[float, float, float, float]) 
 
 def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
     """The mask of polygons by the even-odd rule: pixels whose centres lie inside."""
-    flips = np.zeros((height, width + 1), np.int32)
+    flips = np.zeros((height, width + 1), np.uint8)
     for corners in polygons:
         x, y = corners[:, 0] * width - 0.5, corners[:, 1] * height - 0.5
         for x0, y0, x1, y1 in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
@@ -121,8 +121,8 @@ def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
                 continue
             rows = np.arange(first, last)
             crossed = x0 + (rows - y0) * ((x1 - x0) / (y1 - y0))
-            np.add.at(flips, (rows, np.clip(np.ceil(crossed), 0, width).astype(np.int64)), 1)
-    mask: Mask = (flips.cumsum(axis=1)[:, :width] & 1).astype(bool)
+            flips[rows, np.clip(np.ceil(crossed), 0, width).astype(np.int64)] ^= 1  # a side crosses a row once
+    mask: Mask = (flips.cumsum(axis=1, dtype=np.uint8)[:, :width] & 1).view(bool)  # only whether it is odd
     return mask
 
 
